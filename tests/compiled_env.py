@@ -110,8 +110,10 @@ def _become_python(module: str, arguments: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compiled_env", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="build the cached package; at once if it is there")
-    command = commands.add_parser("run", help="run a module with it: run epp serve --config epp.yaml")
+    commands.add_parser("build", help="build the cached package unless it exists")
+    command = commands.add_parser(
+        "run", help="run a module with the compiled package: run epp serve --config epp.yaml"
+    )
     command.add_argument("module")
     command.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()

@@ -135,13 +135,16 @@ def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
     print(f"== {part.name}: {part.about}", flush=True)
     outcome.status = built.result() if built is not None else 0
     if outcome.status:
-        print(f"== {part.name}: `make {part.needs}` failed: see its message above", flush=True)
+        print(f"== {part.name}: `make {part.needs}` failed; its message is above", flush=True)
         return outcome
     outcome.status, first = _pytest(part, "first", "--cache-clear")
     outcome.tests, outcome.skipped, outcome.files_s = first.tests, first.skipped, first.files_s
     outcome.failed = failed = list(first.failed)
     if outcome.status == _FAILED and failed:
-        print(f"== {part.name}: what failed runs once more; what fails twice has failed", flush=True)
+        print(
+            f"== {part.name}: failed tests run once more; a test that fails twice counts as failed",
+            flush=True,
+        )
         outcome.status, second = _pytest(part, "second", "--last-failed", "--last-failed-no-failures", "none")
         outcome.failed = list(second.failed)
         outcome.second_run = sorted(set(failed) - set(outcome.failed))

@@ -101,7 +101,7 @@ def _copy(module: Module, *, go: Path, folder: Path) -> None:
     said = json.loads(done.stdout or b"{}")
     if done.returncode or said.get("Sum") != module.go_sum:
         raise BuildFailedError(
-            f"{module.name} could not be had as pinned: {said.get('Error') or said.get('Sum')}"
+            f"{module.name} could not be fetched as pinned: {said.get('Error') or said.get('Sum')}"
         )
     for name in module.files:
         shutil.copyfile(Path(said["Dir"]) / name, folder / Path(name).name)

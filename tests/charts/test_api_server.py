@@ -146,7 +146,7 @@ async def test_an_upgrade_changes_what_was_asked_for_and_a_rollback_takes_it_bac
         "new pods read the new file"
     )
     assert secret() == password, "the old pods still know the password"
-    assert replicas() == 4, "an upgrade does not undo what was scaled"
+    assert replicas() == 4, "an upgrade does not undo the scaling"
     config = cluster.get("configmap/gateway-prefix-gateway-config", *where)["data"]["config.yaml"]
     assert yaml.safe_load(config)["log"] == {"level": "debug"}
 
@@ -259,7 +259,7 @@ async def test_the_crd_is_upgraded_with_the_chart_kept_on_uninstall_and_shared_b
     await emptied(plane, "two")
     left = listed(plane, "one") - OF_THE_CLUSTER
     assert left == {"prefixroutingpolicy/gateway-prefix-gateway"}, (
-        "what the user made stays, and the CRD with it"
+        "the objects of the user and their CRD stay"
     )
 
     notes = plane.helm("install", "other", GATEWAY, "--namespace", "two")

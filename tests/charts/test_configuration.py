@@ -240,7 +240,7 @@ def test_tracing_reaches_the_picker_and_envoy_and_costs_nothing_while_it_is_off(
     }
     behind = config_of(helm.render(GATEWAY, {**values, "shape": "gateway"}), tmp_path)
     assert behind.tracing
-    assert behind.envoy.tracing is None, "that Envoy is somebody else's"
+    assert behind.envoy.tracing is None, "the chart does not write the configuration of that Envoy"
 
 
 @pytest.mark.envoy
@@ -268,14 +268,14 @@ def test_envoy_starts_with_the_bootstrap_that_the_init_container_makes(helm: Hel
     assert [port["containerPort"] for port in spec["containers"][0]["ports"]] == ports
     assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
     for name in (sds.GATEWAY_IDENTITY, sds.CLIENT_TRUST):
-        assert sds.path(config, name).startswith("/run/prefix-gateway/"), "where both containers see it"
+        assert sds.path(config, name).startswith("/run/prefix-gateway/"), "both containers see this folder"
 
 
 def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> None:
     values = {"config": {"envoy": {"maxBodyBytes": 70000}, "admin": {"keepDecisions": 5}, "drainSeconds": 1}}
     config = config_of(helm.render(GATEWAY, values), tmp_path)
     assert (config.envoy.max_body_bytes, config.admin.keep_decisions, config.drain_seconds) == (70000, 5, 1)
-    assert config.envoy.eds_file == "/run/prefix-gateway/eds.json", "what was not set stays"
+    assert config.envoy.eds_file == "/run/prefix-gateway/eds.json", "values that were not set stay"
 
 
 def test_a_field_that_the_program_lacks_is_found_by_its_own_check(helm: Helm, tmp_path: Path) -> None:

@@ -51,13 +51,15 @@ def test_bases_are_pinned_and_processes_are_nobody(path: Path) -> None:
     )
     assert build
     assert run
-    assert build[1] == run[1], "one Python"
-    assert (build[2], run[2]) == ("bookworm", "slim-bookworm"), "one C library; a compiler in the first alone"
+    assert build[1] == run[1], "both stages have the same Python"
+    assert (build[2], run[2]) == ("bookworm", "slim-bookworm"), (
+        "both stages have the same C library, and only the first has a compiler"
+    )
     last = stages[-1]
     (user,) = last.all("USER")
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number: runAsNonRoot cannot judge a name"
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "runAsNonRoot needs a number and cannot judge a name"
     after = [instruction for instruction, _ in last.steps][[i for i, _ in last.steps].index("USER") :]
-    assert not {"RUN", "COPY"} & set(after), "nothing is written by the user that runs"
+    assert not {"RUN", "COPY"} & set(after), "the user that runs the program wrote none of its files"
     assert last.all("ENTRYPOINT")[0].startswith("["), "no shell between the kubelet's signals and the program"
 
 

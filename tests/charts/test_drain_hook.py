@@ -115,7 +115,7 @@ async def test_the_hook_waits_for_an_envoy_that_does_not_say_how_many_requests_i
     async with accepting(answer) as port:
         command: list[str | Path] = ["bash", HOOK, str(port), "0", str(FOREVER)]
         async with managed_process("hook", command, directory=tmp_path) as hook:
-            await wait_until(lambda: asked > 5, what="it asks again and again")
+            await wait_until(lambda: asked > 5, what="the hook asks again and again")
             assert hook.status is None
             says = b"HTTP/1.1 200 OK\r\n\r\nhttp.gateway.downstream_rq_active: 0\n"
             assert await hook.wait() == 0

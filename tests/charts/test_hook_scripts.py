@@ -29,7 +29,7 @@ async def test_the_hook_waits_until_nothing_runs_and_nothing_waits(tmp_path: Pat
         server.metrics[metric] = 2.0
         command: list[str | Path] = [sys.executable, "-I", DRAIN, str(server.address.port), "0", FOREVER]
         async with managed_process("hook", command, directory=tmp_path) as hook:
-            await wait_until(lambda: len(server.received) > 3, what="it asks again and again")
+            await wait_until(lambda: len(server.received) > 3, what="the hook asks again and again")
             assert hook.status is None
             server.metrics[metric] = 0.0
             assert await hook.wait() == 0
@@ -44,7 +44,7 @@ async def test_the_hook_of_a_worker_waits_for_its_leader_and_goes_with_it(tmp_pa
         command: list[str | Path] = [sys.executable, "-I", DRAIN, str(leader.address.port), "0", FOREVER]
         named = {**os.environ, "DRAIN_HOST": "localhost"}
         async with managed_process("worker", command, directory=tmp_path, env=named) as hook:
-            await wait_until(lambda: len(leader.received) > 3, what="it asks again and again")
+            await wait_until(lambda: len(leader.received) > 3, what="the hook asks again and again")
             assert hook.status is None
             leader.metrics["vllm:num_requests_running"] = 0.0
             assert await hook.wait() == 0
@@ -81,7 +81,7 @@ async def test_the_hook_waits_for_a_server_that_is_too_busy_to_answer(tmp_path: 
     async with accepting(answer) as port:
         command: list[str | Path] = [sys.executable, "-I", DRAIN, str(port), "0", FOREVER]
         async with managed_process("hook", command, directory=tmp_path) as hook:
-            await wait_until(lambda: asked > 3, what="it asks again and again")
+            await wait_until(lambda: asked > 3, what="the hook asks again and again")
             assert hook.status is None
             idle = True
             assert await hook.wait() == 0

@@ -84,7 +84,7 @@ def test_the_picker_has_its_c_extensions(built_images: Images) -> None:
 def test_the_picker_is_compiled(built_images: Images) -> None:
     packages = packages_in(built_images["picker"])
     assert list(packages.glob("epp/http2/connection.*.so"))
-    assert not list(packages.glob("mypy*")), "what compiles it stays outside"
+    assert not list(packages.glob("mypy*")), "mypyc, which compiles the picker, is not in the image"
 
 
 @EACH

@@ -31,7 +31,9 @@ async def test_a_picker_that_ends_by_itself_is_started_again(tmp_path: Path) -> 
     script = f"echo x >> {runs}; n=$(wc -l < {runs}); [[ $n -lt 3 ]] && exit $((n + 2)); sleep 1000"
     async with managed_process("keep", run(script), directory=tmp_path) as keep:
         await wait_until(
-            lambda: runs.exists() and runs.read_text().count("x") == 3, what="third run", timeout_s=PATIENCE_S
+            lambda: runs.exists() and runs.read_text().count("x") == 3,
+            what="the third run",
+            timeout_s=PATIENCE_S,
         )
         assert keep.status is None
     said = (tmp_path / "keep.err").read_text().splitlines()
@@ -50,7 +52,9 @@ async def test_a_configuration_that_cannot_be_used_ends_the_keeper_only_in_the_f
     script = f"echo x >> {runs}; [[ $(wc -l < {runs}) -eq 1 ]] && exit 1; exit 2"
     async with managed_process("later", run(script), directory=tmp_path) as keep:
         await wait_until(
-            lambda: runs.exists() and runs.read_text().count("x") == 3, what="third run", timeout_s=PATIENCE_S
+            lambda: runs.exists() and runs.read_text().count("x") == 3,
+            what="the third run",
+            timeout_s=PATIENCE_S,
         )
         assert keep.status is None
 
@@ -59,7 +63,7 @@ async def test_the_keeper_passes_a_signal_to_end_on_and_waits(tmp_path: Path) ->
     ready = tmp_path / "ready"
     script = f"trap 'sleep 0.2; exit 7' TERM; touch {ready}; while :; do sleep 0.05; done"
     async with managed_process("keep", run(script), directory=tmp_path) as keep:
-        await wait_until(ready.exists, what="it runs", timeout_s=PATIENCE_S)
+        await wait_until(ready.exists, what="the picker runs", timeout_s=PATIENCE_S)
         keep.signal(signal.SIGTERM)
         assert await keep.wait() == 7, "as the picker ended"
 
@@ -68,7 +72,7 @@ async def test_a_signal_to_end_between_two_runs_ends_the_keeper(tmp_path: Path) 
     error = tmp_path / "keep.err"
     async with managed_process("keep", run("exit 3"), directory=tmp_path) as keep:
         await wait_until(
-            lambda: "again in 5 s" in error.read_text(), what="a long pause", timeout_s=PATIENCE_S
+            lambda: "again in 5 s" in error.read_text(), what="the keeper waits for 5 s", timeout_s=PATIENCE_S
         )
         keep.signal(signal.SIGTERM)
         assert await keep.wait() == 0

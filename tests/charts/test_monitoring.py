@@ -161,7 +161,7 @@ def test_every_alert_says_what_to_do() -> None:
         "envoy_http_ext_proc_failure_mode_allowed",
         "envoy_cluster_upstream_rq_pending_overflow",
         "envoy_cluster_upstream_rq_retry_overflow",
-    } <= asked, "what shows that requests bypass the picker"
+    } <= asked, "these counters show that requests bypass the picker"
 
 
 @pytest.mark.cluster
@@ -184,7 +184,7 @@ def test_the_dashboard_on_disk_is_plain_json_that_grafana_imports() -> None:
     assert DASHBOARD["schemaVersion"] >= 36
     kinds: set[Any] = {panel["type"] for panel in DASHBOARD["panels"]}
     assert kinds <= {"row", "stat", "timeseries", "heatmap"}, (
-        "panels that every Grafana of the last years has"
+        "every Grafana of the last years has these panels"
     )
 
 

@@ -63,7 +63,7 @@ def test_keda_follows_the_pools_saturation_in_place_of_an_autoscaler_of_its_own(
     (scaled,) = [each for each in objects if each["kind"] == "ScaledObject"]
     (deployment,) = [each for each in objects if each["kind"] == "Deployment"]
     assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    assert "replicas" not in deployment["spec"], "or helm and KEDA would take turns"
+    assert "replicas" not in deployment["spec"], "otherwise helm and KEDA would overwrite each other"
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metricType"] == "Value"
     assert trigger["metadata"]["threshold"] == "0.5"

@@ -60,7 +60,9 @@ async def test_objects_outlive_the_change_of_version(own_cluster: ControlPlane) 
 
     apply(crd())
     await applied(policy("v1alpha1", "old"))
-    assert read("v1alpha1", "old")["spec"]["gain"] == {"minMatchTokens": 128}, "it stores what was set"
+    assert read("v1alpha1", "old")["spec"]["gain"] == {"minMatchTokens": 128}, (
+        "the stored object has the values that were set"
+    )
 
     apply(serving("v1alpha1", served=("v1alpha1", "v1")))
     await applied(policy("v1", "new"))

@@ -69,7 +69,7 @@ async def test_the_images_carry_requests_by_prefix(
         assert await answers(site, node) == {200: 48}, "two releases, two models, one pool label, one gateway"
         (pod,) = await site.pods("gateway", component="gateway")
         log = node.log(f"{namespace}/{pod['metadata']['name']}", "picker")
-        assert "without a C compiler" not in log, "the picker says when it has none"
+        assert "without a C compiler" not in log, "the picker answers if no server has the model"
         assert await told(site, node, "picker", TELLING_PICKER) == "65532 read-only True"
         assert await told(site, node, "model-server", TELLING) == "65532 read-only"
         load = {"enabled": True, "image": {"repository": "prefix-gateway/load"}, "args": LOAD}

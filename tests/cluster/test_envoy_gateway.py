@@ -232,7 +232,7 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
     assert cached > 0.7 * tokens, said
     assert abs(foretold - cached / tokens) < 0.1, said
     sampled = [d for d in await decisions(site, node) if d["cached_tokens"] is not None]
-    assert len(sampled) >= 8 * TENANTS, "the picker has asked for answers, and not got them"
+    assert len(sampled) >= 8 * TENANTS, "the picker asked for the bodies of answers and did not get them"
     return said
 
 
@@ -305,7 +305,7 @@ async def full_duplex_and_closed_without_the_picker(site: Installed, node: Runni
             return bool((await ask(session, url, "is anybody there", model=MODEL)).fault)
 
     await wait_until(refused, what="a request fails while no picker is there", timeout_s=120)
-    assert all([await refused() for _ in range(6)]), "a request went round the picker"
+    assert all([await refused() for _ in range(6)]), "a request bypassed the picker"
     await site.kubectl("scale", f"deployment/{GATEWAY}", "--replicas=2")
     await site.rolled_out(GATEWAY)
     await wait_until(routed, what="requests are answered again", timeout_s=120)

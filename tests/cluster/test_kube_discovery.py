@@ -124,7 +124,7 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
         async with simulated_pool(cluster, namespace) as pool:
             await pool.create(ports=[8000])
             await pool.add({"a": "10.0.0.1", "b": "10.0.0.2"})
-            await wait_until(lambda: len(picker.endpoints()) == 2, what="both endpoints")
+            await wait_until(lambda: len(picker.endpoints()) == 2, what="the picker has both endpoints")
             for n in range(20):
                 prompt = random.Random(n).randbytes(2000).hex().encode()
                 inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
@@ -137,9 +137,9 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
             assert picker.table.mirrors[b].entries == kept
 
             await pool.report({"b": "10.0.0.2"}, ready=False)
-            await wait_until(lambda: [e.name for e in picker.endpoints()] == [a], what="b is out")
+            await wait_until(lambda: [e.name for e in picker.endpoints()] == [a], what="pod b has left")
             await pool.report({"b": "10.0.0.2"})
-            await wait_until(lambda: len(picker.endpoints()) == 2, what="b is back")
+            await wait_until(lambda: len(picker.endpoints()) == 2, what="pod b is back")
             assert picker.table.mirrors[b].entries == kept, "the same process, a moment later"
             watch.check_integrity()
     finally:
@@ -276,15 +276,17 @@ async def follow_from_the_distant_past(pool: SimulatedPool) -> None:
     )
     task = asyncio.create_task(reflector.run())
     try:
-        await wait_until(lambda: late.lists == 2, what="it lists anew")
+        await wait_until(lambda: late.lists == 2, what="the picker lists the pods again")
         before = set(names)
         await pool.add({"late": "10.0.0.2"})
-        await wait_until(lambda: names == before | {"late"}, what="it follows from there")
+        await wait_until(
+            lambda: names == before | {"late"}, what="the picker follows the changes after the list"
+        )
         await pool.remove(["late"])
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert states == [True], "nothing to complain of"
+    assert states == [True], "the list never failed"
     reflector.check_integrity()
 
 

@@ -74,7 +74,7 @@ async def a_pool_with_policies(site: Site) -> None:
                 await one.respond()
     site.servers.growth = (1000.0, 620.0)
     for name in ("chat", "trial"):
-        await wait_until(lambda name=name: counted(site, name), what=f"the numbers of {name} are told")  # type: ignore[misc]  # mypy knows no type for such a lambda
+        await wait_until(lambda name=name: counted(site, name), what=f"the status of {name} has its numbers")  # type: ignore[misc]  # mypy knows no type for such a lambda
 
 
 async def counted(site: Site, name: str) -> bool:

@@ -201,16 +201,22 @@ async def test_the_status_of_each_object_says_whether_it_is_in_use(
     ) as site:
         for document in documents:
             cluster.kubectl("apply", "-f", "-", stdin=document)
-        await wait_until(lambda: said("a-first") == "Accepted=True/Accepted@1", what="the first is accepted")
-        await wait_until(lambda: said("b-second") == "Accepted=False/Conflicted@1", what="the second is told")
+        await wait_until(
+            lambda: said("a-first") == "Accepted=True/Accepted@1", what="the first object is accepted"
+        )
+        await wait_until(
+            lambda: said("b-second") == "Accepted=False/Conflicted@1", what="the second object is in conflict"
+        )
         await wait_until(
             lambda: said("no-name") == "Accepted=False/Invalid@1", what="the nameless is refused"
         )
         assert said("elsewhere") == "", "another picker has 20 s to judge it"
         cluster.kubectl("delete", "-n", namespace, _PLURAL, "a-first")
-        await wait_until(lambda: said("b-second") == "Accepted=True/Accepted@1", what="the second is in use")
+        await wait_until(
+            lambda: said("b-second") == "Accepted=True/Accepted@1", what="the second object is in use"
+        )
         await wait_until(
             lambda: said("elsewhere") == "Accepted=Unknown/TargetNotFound@1",
-            what="nobody judges the stranger",
+            what="no picker writes a status for the object of another pool",
         )
         assert "cannot be written" not in site.picker.process.stderr.read_text()

@@ -93,7 +93,7 @@ async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
             delays.append(time.monotonic() - applied)
         with capsys.disabled():
             shown = ", ".join(f"{delay:.2f}" for delay in delays)
-            print(f"\na changed policy routes so many seconds after kubectl apply: {shown}")
+            print(f"\nseconds from kubectl apply until a changed policy routes: {shown}")
         assert sum(e["table_entries"] for e in (await site.endpoints()).values()) == entries, "kept"
 
         await site.policies.wait_told("p", "Accepted=True/Accepted@4", "Programmed=True/Programmed@4")
@@ -201,7 +201,7 @@ async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_th
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=1) as site, site.replica("second") as second:
-        await wait_until(lambda: holder(site) != "", what="somebody holds the lease")
+        await wait_until(lambda: holder(site) != "", what="a replica holds the lease")
         await wait_until(lambda: holds(site.picker, second), what="the holder knows")
         first_holder = holder(site)
         held = [await p.metric("epp_kubernetes_lease_held") for p in (site.picker, second)]
@@ -243,7 +243,7 @@ async def test_of_several_workers_of_one_pod_only_one_writes_status(
         async def both() -> bool:
             return await site.picker.metric("epp_policy_info", policy="p", rule="affinity") == 2
 
-        await wait_until(both, what="both workers route by it")
+        await wait_until(both, what="both workers route by the policy")
         assert await site.picker.metric("epp_kubernetes_lease_held") == 1
         assert await site.picker.metric("epp_endpoint_ready") == 4
 
@@ -279,14 +279,20 @@ async def test_events_of_the_pool_report_endpoints_and_policies(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=0) as site:
-        await wait_until(lambda: "NoEndpoints" in events(site), what="an Event says that there is nobody")
+        await wait_until(
+            lambda: "NoEndpoints" in events(site), what="an Event says that there are no endpoints"
+        )
         site.policies.apply("p", rule="affinity")
         await site.pool.add(site.hosts(2))
-        await wait_until(lambda: "EndpointsReady" in events(site), what="an Event says that there are some")
+        await wait_until(
+            lambda: "EndpointsReady" in events(site), what="an Event says that endpoints are ready"
+        )
         await wait_until(lambda: "PolicyApplied" in events(site), what="an Event says that the policy routes")
         # One pod moves to an address where no server answers the picker's scrapes.
         await site.pool.report({"pod-0001": "127.2.0.1"})
-        await wait_until(lambda: "EndpointEjected" in events(site), what="an Event says that it is ejected")
+        await wait_until(
+            lambda: "EndpointEjected" in events(site), what="an Event says that the endpoint is ejected"
+        )
         assert "pod-0001" in events(site)["EndpointEjected"]
         await site.pool.report(site.hosts(1, start=1))
         described = site.plane.kubectl("describe", "inferencepool", POOL, "-n", namespace)

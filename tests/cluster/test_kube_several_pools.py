@@ -138,7 +138,7 @@ async def test_two_releases_with_two_models_under_one_pool_label_route_48_of_48_
         await site.pool.add(releases[0])
         async with grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel:
             client = Client(channel)
-            await wait_until(lambda: _is(client, ["one"]), what="the first release")
+            await wait_until(lambda: _is(client, ["one"]), what="requests reach the first release")
             await site.pool.add(releases[1])
             while await client.models() != ["one", "two"]:
                 assert await client.where("one") in places[0], "while the second release comes"

@@ -140,7 +140,7 @@ def test_a_mounted_config_map_follows_the_object_in_one_step(pods: Pods, node: R
     pods.wait_ready("reader")
     pods.plane.kubectl("apply", "-f", "-", stdin=second)
     log = f"{pods.namespace}/reader"
-    eventually(lambda: "a c = a c" in node.log(log, "main"), what="the new state is seen")
+    eventually(lambda: "a c = a c" in node.log(log, "main"), what="the container sees the new state")
     assert node.log(log, "main").startswith("a b = a b")
 
 

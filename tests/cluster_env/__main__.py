@@ -18,7 +18,7 @@ _say = sayer("cluster-env")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster_env", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="build the cached tools; at once if they are there")
+    commands.add_parser("build", help="build the cached tools unless they exist")
     commands.add_parser("lock", help="write requirements/cluster*.txt and the indirect part of go.mod anew")
     commands.add_parser("up", help="run a control plane until interrupted, and say how to reach it")
     command: str = parser.parse_args().command

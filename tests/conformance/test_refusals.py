@@ -172,4 +172,4 @@ async def test_row_06_an_endpoint_that_stops_answering_scrapes_is_not_picked(tmp
         async def both() -> bool:
             return len((await picker.route(BUFFERED, BODY)).destinations) == 2
 
-        await wait_until(both, what="both are picked again")
+        await wait_until(both, what="both endpoints are picked again")

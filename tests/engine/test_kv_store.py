@@ -109,18 +109,18 @@ async def test_blocks_that_the_cache_lost_are_loaded_and_give_the_same_answer(se
     async with serve() as server:
         first, cached = await server.ask(FIRST)
         assert cached == 0
-        assert (await server.ask(SECOND))[1] == 0, "it takes the blocks of the first"
+        assert (await server.ask(SECOND))[1] == 0, "the second prompt takes the blocks of the first"
         again, cached = await server.ask(FIRST)
         assert again == first
         assert cached > 300
         loaded = await server.metric("vllm:external_prefix_cache_hits_total")
         left = await server.metric("vllm:prefix_cache_hits_total")
         assert loaded >= 16 * 10
-        assert left + loaded == cached, "what the blocks still had is not loaded"
+        assert left + loaded == cached, "blocks that were still cached are not loaded"
         assert await server.metric("vllm:kv_offload_tiering_write_bytes_total") > 0
         assert await server.ask(FIRST) == (first, cached)
         assert await server.metric("vllm:prefix_cache_hits_total") == left + cached, (
-            "the blocks have it again"
+            "the loaded prefix is in the cache again"
         )
         assert await server.metric("vllm:external_prefix_cache_hits_total") == loaded
 
@@ -193,7 +193,9 @@ async def test_answers_are_stored_too_and_prompts_share_their_common_beginning(s
         assert server.tiers.status().stored_blocks == (tokens + 33) // 16
         half = FIRST[: len(FIRST) // 2] + SECOND[: len(SECOND) // 10]
         answer, _ = await server.ask(half)
-        assert len(server.tiers.store.segments()) >= 3, "the first is split where the other one leaves it"
+        assert len(server.tiers.store.segments()) >= 3, (
+            "the first prompt is split where the other one differs"
+        )
     async with serve() as server:
         again, found = await server.ask(half)
         assert again == answer
@@ -214,11 +216,11 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
         more, found = await server.ask(longer, max_tokens=12)
         assert found == cached
         assert await server.ask(longer, max_tokens=12) == (more, found + 16), (
-            "what was computed after it is found"
+            "blocks that were computed after the loaded prefix are found"
         )
         status = server.tiers.status()
         assert status.selective_loads == 4
-        assert status.exact_loads == status.stored_blocks == 0, "what is approximate is not stored"
+        assert status.exact_loads == status.stored_blocks == 0, "approximate blocks are not stored"
         async with asyncio.timeout(120):
             while not server.tiers.status().reordered_nodes:  # noqa: ASYNC110 - the thread has no event for it
                 await asyncio.sleep(0.01)

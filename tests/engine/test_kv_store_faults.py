@@ -70,10 +70,10 @@ async def test_a_full_disk_is_left_alone_and_requests_go_on(serve: Serve, tmp_pa
         assert answers == expected
         status = server.tiers.status()
         assert (status.write_failures, status.stored_blocks, status.usable) == (1, 0, False)
-        assert status.dropped_blocks >= 40, "the second was not even tried"
+        assert status.dropped_blocks >= 40, "no write of the second prompt was tried"
         assert await server.metric("vllm:kv_offload_tiering_cascade_job_failures_total") == 1
         assert await server.metric("kv_store:usable") == 0
-        assert not list((tmp_path / "store").glob("*.kv*")), "the room is given back"
+        assert not list((tmp_path / "store").glob("*.kv*")), "the reserved room is free again"
 
 
 async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_selective_loads_too(

@@ -53,7 +53,7 @@ def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: fl
     assert run(kept, ask("first", prompt, temperature=temperature, seed=1))[0] == 21
     again = ask("again", prompt, temperature=temperature, seed=2)
     beside = ask("beside", other, temperature=temperature, seed=3)
-    assert run(kept, again, beside)[0] == len(other), "of the kept prompt nothing is computed"
+    assert run(kept, again, beside)[0] == len(other), "no token of the kept prompt is computed"
     for request, asked, seed in ((again, prompt, 2), (beside, other, 3)):
         alone = ask("alone", asked, temperature=temperature, seed=seed)
         run(fresh, alone)

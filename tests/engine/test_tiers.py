@@ -193,7 +193,7 @@ def test_a_prefix_tells_how_much_of_it_is_only_on_disk_before_it_is_read(make: A
     assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=whole)
     later = system.reader.where(prefix, first_token=PREFIX // 2)
     system.ask(token_ids)
-    assert system.store.disk.counts.bytes == whole, "what was told is what was read"
+    assert system.store.disk.counts.bytes == whole, "as many bytes were read as the prefix said"
     assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=0, held_bytes=whole)
     held = system.reader.where(prefix, first_token=PREFIX // 2)
     assert held.held_bytes == later.disk_bytes < whole

@@ -14,8 +14,10 @@ _say = sayer("engine-env")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine_env", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="build the cached environment; at once if it is there")
-    run = commands.add_parser("run", help="run a module with its Python: run pytest tests/engine")
+    commands.add_parser("build", help="build the cached environment unless it exists")
+    run = commands.add_parser(
+        "run", help="run a module with the Python of the environment: run pytest tests/engine"
+    )
     run.add_argument("module")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     commands.add_parser("lock", help="write requirements/engine.txt from pyproject.toml")

@@ -54,7 +54,7 @@ def main() -> int:
                 )
             except FindingError as error:
                 print(
-                    f"{error}\nkept in {FOUND}; move it to tests/fuzz/seeds/{name}/ once it is mended",
+                    f"{error}\nkept in {FOUND}; move it to tests/fuzz/seeds/{name}/ once the fault is repaired",
                     file=sys.stderr,
                 )
                 return 1

@@ -81,7 +81,9 @@ async def sharing(
     finally:
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=60)
-        assert done, f"it does not end: {[(t.get_name(), t.get_stack()) for t in asyncio.all_tasks()]}"
+        assert done, (
+            f"the replica does not end: {[(t.get_name(), t.get_stack()) for t in asyncio.all_tasks()]}"
+        )
         replica.check()
 
 

@@ -61,7 +61,7 @@ class Site:
             return seen == set(addresses)
 
         try:
-            await wait_until(so, what="the endpoints")
+            await wait_until(so, what=f"the picker has endpoints at {addresses}")
         except AssertionError as error:
             raise AssertionError(f"the endpoints are at {seen}, not at {addresses}") from error
 

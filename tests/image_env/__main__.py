@@ -16,7 +16,7 @@ _say = sayer("image-env")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.image_env", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="build the images; at once if they are there")
+    commands.add_parser("build", help="build the images unless they exist")
     commands.add_parser("lock", help="write requirements/images.txt anew")
     command: str = parser.parse_args().command
     return exit_status("image-env", {"build": build, "lock": environment.lock}[command])

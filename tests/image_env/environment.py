@@ -135,7 +135,7 @@ def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
     _unmount(folder)
     whole = all((folder / f"{name}.tar").is_file() for name in ("run", "build"))
     if folder.is_dir() and (not whole or folder_bytes(folder) > _STORAGE_LIMIT_BYTES):
-        progress("the layers of earlier builds have grown too many, or are not whole: starting anew")
+        progress("the layers of earlier builds are too many or incomplete: starting from nothing")
         # The folder gets a temporary name first, so that nobody takes a half removed folder for the engine.
         shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}{UNFINISHED}old")))
     if not folder.is_dir():

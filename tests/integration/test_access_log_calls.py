@@ -48,7 +48,7 @@ async def test_calls_over_the_bound_are_refused_and_ended_calls_leave_room() -> 
     async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         first = [call(channel) for _ in range(MOST_CALLS)]
         await asyncio.gather(*(asked.write(message(entry(host=E1, port=80))) for asked in first))
-        await wait_until(lambda: share(rig) > 0.99, what="all are open")
+        await wait_until(lambda: share(rig) > 0.99, what="all calls are open")
         one_more = call(channel)
         await one_more.write(message())
         assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

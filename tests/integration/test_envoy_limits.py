@@ -104,7 +104,7 @@ async def test_unfinished_bodies_are_cut_off_at_the_limit_and_the_others_live_on
             backend.behaviour.before_headers.shut()
         begun = asyncio.create_task(bench.client.complete())
         await wait_until(
-            lambda: sum(len(b.prompts) for b in bench.backends) == 1, what="one request is under way"
+            lambda: sum(len(b.prompts) for b in bench.backends) == 1, what="one request has reached a server"
         )
         async with AsyncExitStack() as stack:
             await unfinished_bodies(gateway, stack, count=40)

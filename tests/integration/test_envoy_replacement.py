@@ -55,7 +55,7 @@ async def test_a_second_envoy_on_the_same_port_takes_over_without_a_lost_request
             await bench.envoy.process.terminate()
             served = await second.stat("http.gateway.downstream_rq_completed")
             after = len(statuses)
-            await wait_until(lambda: len(statuses) > after + 20, what="the second serves alone")
+            await wait_until(lambda: len(statuses) > after + 20, what="the second Envoy serves alone")
             over.set()
             await asyncio.gather(*clients)
             assert await second.stat("http.gateway.downstream_rq_completed") > served

@@ -106,7 +106,7 @@ async def test_answers_that_servers_cut_are_counted_and_named_and_clients_that_l
         with pytest.raises(aiohttp.ClientError):
             await answer.rest()
     await bench.envoy.wait_stat_is(cut, 1)
-    await wait_until(lambda: len(bench.envoy.access_log()) == 2, what="both are in the log")
+    await wait_until(lambda: len(bench.envoy.access_log()) == 2, what="both requests are in the log")
     entry = bench.envoy.access_log()[1]
     assert (entry["flags"] in ("UC", "UPE"), entry["served_by"]) == (True, str(backend.address))
 

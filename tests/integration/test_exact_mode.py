@@ -165,7 +165,7 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
         await running.chat(text("first"), only=a)
         await running.chat(text("first"), only=b)
         await wait_until(
-            lambda: running.held(a) > 0 and running.held(b) > 0, what="both servers tell what they store"
+            lambda: running.held(a) > 0 and running.held(b) > 0, what="both servers report blocks"
         )
         await wait_until(lambda: running.model_state() == "on", what="the prompts turn up")
         assert running.believed(text("first")).keys() == {a, b}
@@ -192,7 +192,10 @@ async def test_blocks_from_before_the_pickers_start_count_once_their_prompt_is_r
             assert response.status == 200
         assert running.believed(text("old")) == {}
         await running.chat(text("old"), only=b)
-        await wait_until(lambda: running.believed(text("old")).keys() == {a, b}, what="both are credited")
+        await wait_until(
+            lambda: running.believed(text("old")).keys() == {a, b},
+            what="the table has the chunks of both servers",
+        )
         chunks = running.believed(text("old"))
         assert chunks[a] >= chunks[b] - 1  # This is the part up to the block in which the two prompts differ.
 
@@ -201,12 +204,12 @@ async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
     a = EndpointName("a")
     async with following() as running:
         await running.chat(text("gone"), only=a)
-        await wait_until(lambda: running.held(a) > 0, what="it tells what it stores")
+        await wait_until(lambda: running.held(a) > 0, what="the server reports blocks")
         assert running.believed(text("gone"))
         async with running.http[a].post("/reset_prefix_cache") as response:
             assert response.status == 200
         await wait_until(lambda: not running.believed(text("gone")), what="the reset is seen")
-        await wait_until(lambda: running.held(a) == 0, what="it holds nothing")
+        await wait_until(lambda: running.held(a) == 0, what="the server holds no block")
 
 
 async def test_exact_mode_is_off_with_a_reason_for_a_server_that_names_blocks_in_another_way() -> None:
@@ -215,7 +218,7 @@ async def test_exact_mode_is_off_with_a_reason_for_a_server_that_names_blocks_in
         await running.chat(text("named"), only=a)
         await wait_until(
             lambda: (s := running.service.status.servers.get(a)) is not None and s.state == "off",
-            what="the server is said to be off",
+            what="exact mode is off for the server",
         )
         reason = running.service.status.servers[a].reason
         assert "sha256" in reason

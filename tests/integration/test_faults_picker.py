@@ -36,7 +36,7 @@ async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
     async with AsyncExitStack() as stack:
         opening = (stack.enter_async_context(gateway.client.stream(f"prompt {n}")) for n in range(STREAMS))
         answers = await asyncio.gather(*opening)
-        await wait_until(lambda: gateway.held == STREAMS, what="all are in flight")
+        await wait_until(lambda: gateway.held == STREAMS, what="all answers are in flight")
         yield answers
 
 
@@ -53,7 +53,7 @@ async def new_requests(gateway: Gateway, count: int = STREAMS) -> list[Reply]:
     """Start requests. They are held like the others when they reach a backend."""
     before = gateway.held
     tasks = [asyncio.create_task(gateway.client.complete(f"new {n}")) for n in range(count)]
-    await wait_until(lambda: gateway.held == before + count, what="the new ones are in flight")
+    await wait_until(lambda: gateway.held == before + count, what="the new requests are in flight")
     for backend in gateway.backends:
         backend.behaviour.before_last.open()
     return await asyncio.gather(*tasks)
@@ -161,7 +161,7 @@ async def test_pings_of_the_data_plane_and_of_clients_lose_no_stream(tmp_path: P
             backend.behaviour.before_last.shut()
         async with http2_client(gateway.config.envoy.listen) as client:
             streams = [client.complete(f"{n}", stream=True) for n in range(STREAMS)]
-            await wait_until(lambda: gateway.held == STREAMS, what="all are in flight")
+            await wait_until(lambda: gateway.held == STREAMS, what="all answers are in flight")
             pinging = asyncio.create_task(client.ping_every(0.1))
             await wait_until(lambda: client.pongs >= 20, what="twenty pings are answered")
             assert await gateway.picker.metric("epp_in_flight") == STREAMS

@@ -34,7 +34,7 @@ async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_
         await gateway.backends[0].stop()
         assert "s0" not in await distinct_prompts(gateway)
         dead = str(gateway.backends[0].address)
-        await wait_until(lambda: len(gateway.envoy.access_log()) == 24, what="all are logged")
+        await wait_until(lambda: len(gateway.envoy.access_log()) == 24, what="all requests are in the log")
         picked_first = [e for e in gateway.envoy.access_log() if e["picked"].startswith(dead)]
         assert picked_first, "no request was meant for the dead server, so the test shows nothing"
         assert await gateway.envoy.bypassed() == 0
@@ -46,7 +46,7 @@ async def test_requests_that_a_killed_server_had_taken_are_served_by_others(tmp_
             backend.behaviour.before_headers.shut()
         pending = asyncio.create_task(distinct_prompts(gateway))
         gates = [b.behaviour.before_headers for b in gateway.backends]
-        await wait_until(lambda: sum(g.waiting for g in gates) == 24, what="all are taken")
+        await wait_until(lambda: sum(g.waiting for g in gates) == 24, what="servers have taken all requests")
         assert gates[0].waiting > 0
         await gateway.backends[0].stop()
         for gate in gates:
@@ -62,7 +62,7 @@ async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
         odd = gateway.backends[0]
         odd.metrics_page = page
         seen = len(odd.received)
-        await wait_until(lambda: len(odd.received) >= seen + 5, what="it was scraped some more")
+        await wait_until(lambda: len(odd.received) >= seen + 5, what="the server was scraped five more times")
         await distinct_prompts(gateway)
         assert await gateway.envoy.bypassed() == 0
         odd.metrics_page = "normal"
@@ -70,7 +70,7 @@ async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
         async def serves_again() -> bool:
             return "s0" in await distinct_prompts(gateway, 6)
 
-        await wait_until(serves_again, what="it serves again")
+        await wait_until(serves_again, what="the server serves again")
 
 
 async def test_without_endpoints_it_is_503_and_with_them_again_it_serves(gateway: Gateway) -> None:

@@ -61,7 +61,7 @@ async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_com
             )
             while 500 not in statuses:  # the rule may prefer other servers of an idle fleet for a while
                 statuses.append((await ask(gateway)).status)
-            await wait_until(lambda: left_out(gateway, "s0"), what=f"it is left out by {rule}")
+            await wait_until(lambda: left_out(gateway, "s0"), what=f"{rule} leaves s0 out")
             after = [(await ask(gateway)).status for _ in range(50)]
             assert after.count(500) <= 1, f"{rule}: trials only"
             failed = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
@@ -117,13 +117,15 @@ async def test_requests_for_a_model_that_one_server_lacks_go_to_those_that_have_
         await wait_until(
             lambda: said in gateway.picker.process.stderr.read_text(), what="the log names server and model"
         )
-        assert "s0" in {(await ask(gateway)).served_by for _ in range(6)}, "others still go there"
+        assert "s0" in {(await ask(gateway)).served_by for _ in range(6)}, (
+            "requests for other models still go there"
+        )
         gateway.backends[0].behaviour.lacks = ""
 
         async def comes_back() -> bool:
             return "s0" in {(await ask(gateway, model="adapter")).served_by for _ in range(6)}
 
-        await wait_until(comes_back, what="it is asked for the adapter again")
+        await wait_until(comes_back, what="the server gets requests for the adapter again")
 
 
 async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tm
         for backend in gateway.backends[:3]:
             backend.behaviour.status = 503
         first = [(await ask(gateway)).status for _ in range(20)]
-        assert first.count(503) <= 2, "before it is known who fails"
+        assert first.count(503) <= 2, "before the picker knows which servers fail"
         names = {"s0", "s1", "s2"}
 
         async def known() -> bool:
@@ -167,7 +169,7 @@ async def test_pickers_over_redis_agree_on_who_fails_and_on_its_recovery(tmp_pat
         async def both() -> bool:
             return await out() == 2
 
-        await wait_until(both, what="both leave it out")
+        await wait_until(both, what="both pickers leave the server out")
         statuses = [(await client.complete(next(prompts))).status for _ in range(100)]
         assert statuses.count(500) <= 4, "the trials of two pickers"
         backends[0].behaviour.status = 200
@@ -176,7 +178,7 @@ async def test_pickers_over_redis_agree_on_who_fails_and_on_its_recovery(tmp_pat
             await asyncio.gather(*(client.complete(next(prompts)) for _ in range(16)))
             return await out() == 0
 
-        await wait_until(neither, what="both take it back")
+        await wait_until(neither, what="both pickers use the server again")
 
 
 async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
             pending.update(asyncio.create_task(ask(gateway)) for _ in range(4))
             return await left_out(gateway, "s0")
 
-        await wait_until(noticed, what="it is left out")
+        await wait_until(noticed, what="the server is left out")
         await wait_until(
             lambda: (
                 "s0 gets only trial requests: its requests hang" in gateway.picker.process.stderr.read_text()
@@ -208,7 +210,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
             await asyncio.gather(*(ask(gateway) for _ in range(4)))
             return not await left_out(gateway, "s0")
 
-        await wait_until(back, what="it is back")
+        await wait_until(back, what="the server gets requests again")
 
 
 async def test_a_server_that_gives_headers_and_then_nothing_is_left_out_and_comes_back(
@@ -227,7 +229,7 @@ async def test_a_server_that_gives_headers_and_then_nothing_is_left_out_and_come
             pending.update(asyncio.create_task(ask(gateway, stream=True)) for _ in range(4))
             return await left_out(gateway, "s0")
 
-        await wait_until(noticed, what="it is left out")
+        await wait_until(noticed, what="the server is left out")
         seen = len(sick.prompts)
         replies = [await ask(gateway, stream=True) for _ in range(60)]
         assert {reply.status for reply in replies} == {200}

@@ -91,7 +91,7 @@ async def test_a_picker_without_time_to_drain_still_picks_for_all_that_wait(tmp_
         replies = await asyncio.gather(*tasks)
         assert [reply.status for reply in replies] == [200] * 600
         log = gateway.envoy.access_log
-        await wait_until(lambda: len(log()) == 600, what="all are in the log")
+        await wait_until(lambda: len(log()) == 600, what="all requests are in the log")
         assert {entry["picked"] for entry in log()} == {str(gateway.backends[0].address)}
         assert await gateway.envoy.bypassed() <= 1  # the request that is being answered may add one
 

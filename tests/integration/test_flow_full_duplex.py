@@ -84,7 +84,7 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
             say_running(picker, 1)
             body = completion(150_000, tag="b")
             task = asyncio.create_task(post(rig, mode, body))
-            await wait_until(lambda: gate.waiting == 1, what="the second waits")
+            await wait_until(lambda: gate.waiting == 1, what="the second request waits")
             await asyncio.sleep(1.3 * PATIENCE_S)  # The test is that nothing happens in this time.
             assert not task.done()
             await asyncio.sleep(0.01)

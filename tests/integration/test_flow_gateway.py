@@ -57,7 +57,7 @@ async def test_clients_that_leave_in_great_number_take_no_place_from_those_that_
         assert await gateway.picker.metric("epp_refused_total") == 0
         free(gateway)
         assert [reply.status for reply in await asyncio.gather(*tasks)] == [200, 200]
-        assert len(gateway.backends[0].prompts) == 3, "what was given up reached no server"
+        assert len(gateway.backends[0].prompts) == 3, "requests whose clients left reached no server"
         assert await gateway.envoy.bypassed() == 0
 
 

@@ -103,7 +103,7 @@ async def test_a_drain_without_time_ends_only_when_every_waiting_request_is_answ
         assert gate.waiting == 0
         answered, last = exchanges[:-1], exchanges[-1]
         assert all([(await exchange.respond()).HasField("response_headers") for exchange in answered])
-        assert server.streams == 2, "the last one, and the one that did not wait"
+        assert server.streams == 2, "the last one that waited, and the first one, which did not wait"
         assert not drain.done()
         await last.respond()
         await asyncio.wait_for(drain, 10)

@@ -193,7 +193,7 @@ async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path,
             refused = sum(task.done() for task in tasks)
             return abs(waiting - bound) <= 0.1 * bound and waiting + refused == asked
 
-        await wait_until(bounded, what="what is too much is refused")
+        await wait_until(bounded, what="requests over the bound are refused")
         refused = [task for task in tasks if task.done()]
         assert abs(len(refused) - (asked - bound)) <= 0.1 * bound
         tasks = [task for task in tasks if not task.done()]

@@ -155,4 +155,4 @@ async def a_huge_entry_ends_nothing(client: aredis.Redis, picker: PickerProcess)
     async def so() -> bool:
         return await picker.metric("epp_sharing_tables_total", what="stored") > stored
 
-    await wait_until(so, what="it shares again")
+    await wait_until(so, what="the picker stores its table again")

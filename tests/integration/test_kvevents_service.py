@@ -185,7 +185,7 @@ async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Pu
             publisher.send(removed(1))
             return next(made, None) is None and parts.events(A) > 0 and parts.state(A) != "off"
 
-        await wait_until(follows_again, what="it follows the server again")
+        await wait_until(follows_again, what="exact mode follows the server again")
         parts.pick("held for the thread " * 20)
         await wait_until(lambda: not parts.queue.held_bytes, what="the prompts are looked at again")
         parts.picker.check_integrity()
@@ -217,12 +217,12 @@ async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(pu
             publisher.send(removed(1))
             return parts.events(A) > 0
 
-        await wait_until(a_is_heard, what="the other one is followed")
+        await wait_until(a_is_heard, what="the other server is followed")
         assert parts.state(B) == "off"
         reason = parts.service.status.servers[B].reason
         assert reason == "cannot receive events: tcp://127.0.0.1: Invalid argument"
         parts.service.set_endpoints([])
-        await wait_until(lambda: parts.service.status.servers == {}, what="both have gone")
+        await wait_until(lambda: parts.service.status.servers == {}, what="both servers have gone")
 
 
 async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_counted(
@@ -234,7 +234,7 @@ async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_
             publisher.send(removed(1))
             return parts.events(A) > 0
 
-        await wait_until(a_is_heard, what="it is followed")
+        await wait_until(a_is_heard, what="the server is followed")
         for _ in range(3):
             publisher.send_frames(b"kv-other", bytes(8), b"of a process with numbers of its own")
         publisher.send_frames(b"kv")
@@ -246,7 +246,7 @@ async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_
             publisher.send(removed(1))
             return parts.events(A) > heard + 1 and parts.service.status.malformed >= 3
 
-        await wait_until(more_is_heard, what="what follows is heard")
+        await wait_until(more_is_heard, what="later messages are received")
         assert parts.service.status.malformed == 3
         assert parts.service.status.gaps == {"found": 0, "lost": 0}
 
@@ -260,14 +260,16 @@ async def test_a_message_over_the_limit_is_not_received_and_its_server_is_still_
             publisher.send(removed(1))
             return parts.events(A) > after
 
-        await wait_until(lambda: a_is_heard(0), what="it is followed")
+        await wait_until(lambda: a_is_heard(0), what="the server is followed")
         largest = bytes(MOST_MESSAGE_BYTES)
         publisher.send_frames(b"kv", bytes(8), b"", largest)
-        await wait_until(lambda: parts.service.status.malformed == 1, what="one of the limit's size was read")
+        await wait_until(
+            lambda: parts.service.status.malformed == 1, what="a message as large as the limit was read"
+        )
         heard = parts.events(A)
         publisher.send_frames(b"kv", bytes(8), b"", largest + b"x")
-        await wait_until(lambda: a_is_heard(heard + 2), what="what follows is heard")
+        await wait_until(lambda: a_is_heard(heard + 2), what="later messages are received")
         assert parts.service.status.malformed == 1
         assert parts.service.status.gaps["found"] >= 1, (
-            "what was sent until it listened again is known to be missing"
+            "the messages that were sent before it listened again are known to be missing"
         )

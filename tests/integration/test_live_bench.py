@@ -46,4 +46,4 @@ async def test_the_same_requests_run_live_with_pickers_and_with_a_rule_without_a
         run = await exact.run(with_events, servers=servers, session=session, directory=folder)
         assert (run.failures, run.row.completed) == (0, 1)
         assert run.row.hit_ratio > 0
-        assert run.followed > 0, "what the servers tell names the prompts' blocks"
+        assert run.followed > 0, "the servers' events name the blocks of the prompts"

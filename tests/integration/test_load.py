@@ -116,7 +116,7 @@ async def one_load_counts_what_the_servers_counted(fleet: Fleet, out: Path) -> N
     sent = read([out / "trace.jsonl"])
     assert len(sent.calls) == 30
     assert {call.output_tokens for call in sent.calls} == {12}
-    assert len({call.pieces[0] for call in sent.calls}) < 30, "some of them begin alike"
+    assert len({call.pieces[0] for call in sent.calls}) < 30, "some prompts share their beginning"
     by_picker = read([out / "recording.jsonl"])
     assert len(by_picker.calls) == 30, ended.said
     assert "(30 requests)" in ended.said

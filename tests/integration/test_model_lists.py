@@ -102,7 +102,7 @@ async def test_every_server_is_asked_and_bad_ones_hold_nobody_up() -> None:
         }
         async with asking(heard, **addresses) as lists:
             await wait_until(lambda: len(heard.lists) == 2, what="the good ones have answered")
-            await wait_until(lambda: EndpointName("d") in heard.silent, what="one does not say")
+            await wait_until(lambda: EndpointName("d") in heard.silent, what="one server has no list")
             assert not lists.asked_all, "one hangs"
             await lists.wait_asked_all()
             assert lists.asked_all, "a start waits for it no longer"
@@ -113,9 +113,9 @@ async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_wi
     heard = Heard()
     async with a_server(listing("m")) as good, a_server(locked) as bad, asking(heard, a=good, b=bad) as lists:
         await lists.wait_asked_all()
-        assert (set(heard.lists), heard.silent) == ({"a"}, {"b"}), "and what came of it is in use"
+        assert (set(heard.lists), heard.silent) == ({"a"}, {"b"}), "and the lists are in use"
     async with asking(Heard()) as lists:
-        await wait_until(lambda: lists.asked_all, what="nobody has to be asked")
+        await wait_until(lambda: lists.asked_all, what="no server has to be asked")
 
 
 async def test_a_new_process_is_asked_at_once_and_its_list_replaces_the_old_one() -> None:

@@ -63,7 +63,7 @@ async def test_what_the_command_writes_can_be_replayed(tmp_path: Path) -> None:
         for number in range(20):
             serve(picker, ask(text(f"{number % 4}"), stream=True), now=float(number))
         counts = await recording
-        assert not tap.on, "it has said that it is done"
+        assert not tap.on, "the command has said that it is done"
         tap.read("somebody", False)
         with pytest.raises(ConfigError, match="another"):
             await asyncio.to_thread(record, options(url, file))

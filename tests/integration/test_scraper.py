@@ -374,7 +374,7 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
         scraper.set_endpoints([endpoint("a", server.address), endpoint("b", server.address)])
         task = asyncio.create_task(scraper.run())
         try:
-            await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped on")
+            await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped again and again")
             assert not task.done()
             assert sources.failures["scrape"] >= 2
             scraper.check_integrity()

@@ -65,7 +65,9 @@ async def test_events_that_wait_for_redis_are_bounded_and_counted(tmp_path: Path
         speaker = one.replica.exchange.speaker
         await wait_until(lambda: speaker.dropped > 0, what="the oldest were dropped")
         assert speaker.waiting_bytes <= 2**16
-        await wait_until(lambda: one.service.warm, what="nobody waits for a Redis that is away", timeout_s=60)
+        await wait_until(
+            lambda: one.service.warm, what="the picker no longer waits for a Redis that is away", timeout_s=60
+        )
         async with running_redis(tmp_path, port=port), sharing_over(redis) as other:
             await met(one, other)
             await both_ways(one, other, name="after")
@@ -76,9 +78,13 @@ async def test_a_picker_that_dies_does_not_count_for_long(tmp_path: Path) -> Non
         async with sharing_over(Redis(url=server.url)) as dying:
             await met(other, dying)
             dying.pick(text("p"))
-            await wait_until(lambda: other.replica.in_flight_of_peers() != {}, what="its load is known")
+            await wait_until(
+                lambda: other.replica.in_flight_of_peers() != {}, what="the load of the other picker is known"
+            )
         await wait_until(
-            lambda: other.replica.in_flight_of_peers() == {}, what="it is given up", timeout_s=60
+            lambda: other.replica.in_flight_of_peers() == {},
+            what="the load of the dead picker is dropped",
+            timeout_s=60,
         )
         assert other.replica.undone(now=time.monotonic()) == 0
         assert other.peers == 0
@@ -93,10 +99,10 @@ async def test_a_picker_that_joins_has_the_table_of_the_others_at_once(tmp_path:
         await other.learns(prompts[-2])
         await one.learns(prompts[-1])
         async with sharing_over(Redis(url=server.url)) as joined:
-            await wait_until(lambda: joined.service.warm, what="it says it is ready", timeout_s=60)
+            await wait_until(lambda: joined.service.warm, what="the new picker is ready", timeout_s=60)
             await wait_until(
                 lambda: joined.replica.picker.table.entries >= 0.9 * one.replica.picker.table.entries,
-                what="it has nine tenths of the table",
+                what="the new picker has nine tenths of the table",
                 timeout_s=60,
             )
 
@@ -116,7 +122,7 @@ async def test_a_picker_that_joins_does_not_stop_at_a_table_that_was_stored_for_
         async with sharing_over(Redis(url=server.url)) as joined:
             await wait_until(
                 lambda: joined.replica.picker.table.entries >= 0.9 * one.replica.picker.table.entries,
-                what="it has nine tenths of the table",
+                what="the new picker has nine tenths of the table",
                 timeout_s=60,
             )
 
@@ -125,12 +131,12 @@ async def test_a_lone_picker_that_starts_again_finds_what_it_left(tmp_path: Path
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)
         async with sharing_over(redis) as first:
-            await wait_until(lambda: first.service.warm, what="it has started")
+            await wait_until(lambda: first.service.warm, what="the picker has started")
             for n in range(100):
                 first.serve(text(f"conversation {n}"))
             entries = first.replica.picker.table.entries
         async with sharing_over(redis) as second:
-            await wait_until(lambda: second.service.warm, what="it has started")
+            await wait_until(lambda: second.service.warm, what="the picker has started")
             assert second.replica.picker.table.entries >= 0.9 * entries
 
 
@@ -140,7 +146,7 @@ async def test_invalid_entries_are_counted_and_skipped(tmp_path: Path) -> None:
         await server.do("XADD", stream.decode(), "*", "b", "nonsense")
         await server.do("XADD", stream.decode(), "*", "other", "field")
         # A picker that sets its position back while it joins reads both again.
-        await wait_until(lambda: one.service.counts.malformed >= 2, what="they are counted")
+        await wait_until(lambda: one.service.counts.malformed >= 2, what="both entries are counted")
         await both_ways(one, other, name="p")
 
 
@@ -152,10 +158,12 @@ async def test_a_key_of_another_type_is_an_error_and_sharing_goes_on_without_it(
         await server.do("DEL", stream)
         await server.do("SET", stream, "in the way")
         async with sharing_over(redis) as two:
-            await wait_until(lambda: two.service.counts.errors["refused"] > 0, what="it is noticed")
+            await wait_until(
+                lambda: two.service.counts.errors["refused"] > 0, what="the picker counts the error"
+            )
             assert two.serve(text("p")).decision.chosen
             await server.do("DEL", stream)
-            await wait_until(lambda: two.service.connected, what="it goes on")
+            await wait_until(lambda: two.service.connected, what="the picker is connected")
 
 
 async def test_a_picker_joins_although_the_stored_table_is_invalid(tmp_path: Path) -> None:
@@ -171,6 +179,8 @@ async def test_a_picker_joins_although_the_stored_table_is_invalid(tmp_path: Pat
 async def _joins_all_the_same(redis: Redis) -> None:
     async with sharing_over(redis) as late:
         counts = late.service.counts
-        await wait_until(lambda: counts.errors["refused"] + counts.malformed > 0, what="it is noticed")
-        await wait_until(lambda: late.service.connected and late.service.warm, what="it goes on")
+        await wait_until(
+            lambda: counts.errors["refused"] + counts.malformed > 0, what="the picker counts the error"
+        )
+        await wait_until(lambda: late.service.connected and late.service.warm, what="the picker is connected")
         assert late.serve(text("p")).decision.chosen

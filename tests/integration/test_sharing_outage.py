@@ -121,7 +121,11 @@ async def test_a_picker_that_was_killed_and_starts_again_has_the_table_and_no_re
         before = await usual(site)
         with site.load.phase("one of three killed") as meanwhile:
             await site.replicas.kill(1)
-            await wait_until(lambda: len(meanwhile.outcomes) >= ENOUGH // 2, what="two go on", timeout_s=240)
+            await wait_until(
+                lambda: len(meanwhile.outcomes) >= ENOUGH // 2,
+                what="requests end while two pickers run",
+                timeout_s=240,
+            )
         with site.load.phase("and started again") as after:
             began_at = time.monotonic()
             again = await site.replicas.start_again(1)
@@ -131,7 +135,7 @@ async def test_a_picker_that_was_killed_and_starts_again_has_the_table_and_no_re
                 entries = [await p.metric("epp_table_size_entries") for p in site.replicas.pickers]
                 return entries[1] >= 0.9 * max(entries) > 0
 
-            await wait_until(knows, what="it has nine tenths of the table", timeout_s=120)
+            await wait_until(knows, what="the restarted picker has nine tenths of the table", timeout_s=120)
             known_s = time.monotonic() - began_at
             assert await again.metric("epp_sharing_tables_total", what="loaded") > 0
             await hits_again(after, usual_hits=before.hit_ratio)

@@ -40,7 +40,7 @@ async def test_pickers_learn_from_each_other_over_one_server(tmp_path: Path, kin
             pick = one.pick(text("long"))
             await wait_until(
                 lambda: other.replica.in_flight_of_peers() == {pick.decision.chosen: 1},
-                what="its load is known",
+                what="the load of the other picker is known",
             )
             assert not one.service.counts.errors
 
@@ -64,7 +64,7 @@ async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_
             sharers[number % 3].pick(text(f"p{number}", 160_000))
         first = seen_pool(sharers[0], now=began)
         sent_s = 3 * first.waiting_s["servers"]
-        assert sent_s > 40, "more than drains while the test waits"
+        assert sent_s > 40, "more tokens than the servers compute while the test waits"
 
         def agree() -> bool:
             now = time.monotonic()
@@ -74,7 +74,9 @@ async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_
             whole = min(told) >= 0.95 * (sent_s - (now - began))
             return whole and max(told) <= 1.05 * min(told) and max(gauges) <= 1.05 * min(gauges)
 
-        await wait_until(agree, what="all tell of the whole pool's undone work", timeout_s=sent_s / 2)
+        await wait_until(
+            agree, what="all pickers report the undone work of the whole pool", timeout_s=sent_s / 2
+        )
 
 
 async def test_pools_on_one_server_never_mix(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ async def test_the_stream_is_bounded_and_a_channel_that_nobody_uses_goes_away(tm
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url, stream_entries=100)
         async with sharing_over(redis, snapshot_interval_seconds=1.0) as one:
-            await wait_until(lambda: one.service.connected, what="it joins")
+            await wait_until(lambda: one.service.connected, what="the picker joins")
             link = RedisLink(redis)
             await link.join(one.replica.exchange.channel("p"))
             for n in range(600):
@@ -126,11 +128,13 @@ async def test_a_password_and_an_acl_user_are_read_from_files(tmp_path: Path) ->
             await both_ways(one, other, name="p")
         for bad in (Redis(url=server.url), Redis(url=server.url, password_file=str(wrong))):
             async with sharing_over(bad) as refused:
-                await wait_until(lambda s=refused: s.service.counts.errors["auth"] > 0, what="it is refused")  # type: ignore[misc]  # as above
+                await wait_until(
+                    lambda s=refused: s.service.counts.errors["auth"] > 0, what="Redis refuses the picker"
+                )  # type: ignore[misc]  # as above
                 assert refused.serve(text("p")).decision.chosen
         wrong.write_text("s3cret")
         async with sharing_over(Redis(url=server.url, password_file=str(wrong))) as corrected:
-            await wait_until(lambda: corrected.service.connected, what="it is let in")
+            await wait_until(lambda: corrected.service.connected, what="Redis lets the picker in")
 
 
 async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         running_redis(tmp_path, password="old") as server,
         sharing_over(Redis(url=server.url, password_file=str(secret))) as one,
     ):
-        await wait_until(lambda: one.service.connected, what="it is let in")
+        await wait_until(lambda: one.service.connected, what="Redis lets the picker in")
         secret.write_text("new")
         await server.do("CONFIG", "SET", "requirepass", "new")
         server.password = "new"
@@ -148,7 +152,7 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         said = one.service.counts.said_batches
         await wait_until(
             lambda: one.service.counts.said_batches > said + 1 and one.service.connected,
-            what="it is let in again",
+            what="Redis lets the picker in again",
             timeout_s=60,
         )
 
@@ -172,7 +176,7 @@ async def test_tls_is_verified_and_a_certificate_shown_where_one_is_asked_for(tm
             async with sharing_over(bad) as refused:
                 await wait_until(
                     lambda s=refused: s.service.counts.errors.total() > 0,  # type: ignore[misc]  # as above
-                    what="it does not connect",
+                    what="the picker does not connect",
                 )
                 assert refused.service.counts.said_batches == 0
 
@@ -269,8 +273,14 @@ async def test_pickers_whose_given_hash_secrets_differ_notice_and_share_nothing(
             await met(one, same)  # The two pickers use the pool's secret from now on.
             other = await stack.enter_async_context(sharing_over(redis, secret=derived(b"other")))
             third = await stack.enter_async_context(sharing_over(redis, secret=made(b"a")))
-            await wait_until(lambda: bool(other.service.counts.errors["secret"]), what="it is noticed")
-            await wait_until(lambda: bool(third.service.counts.errors["secret"]), what="it is noticed")
+            await wait_until(
+                lambda: bool(other.service.counts.errors["secret"]),
+                what="the picker notices the other secret",
+            )
+            await wait_until(
+                lambda: bool(third.service.counts.errors["secret"]),
+                what="the picker notices the other secret",
+            )
             one.serve(text("p"))
             await same.learns(text("p"))
             assert (other.peers, third.peers) == (0, 0)
@@ -282,7 +292,7 @@ async def test_a_given_hash_secret_does_not_stand_in_redis(tmp_path: Path) -> No
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)
         async with sharing_over(redis, secret=derived(b"one")) as one:
-            await wait_until(lambda: one.service.connected, what="it joins")
+            await wait_until(lambda: one.service.connected, what="the picker joins")
             link = RedisLink(redis)
             told = await link.agree("p", b"mine")
             await link.close()

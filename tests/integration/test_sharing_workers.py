@@ -50,7 +50,9 @@ async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_p
         await met(one, other)
         await hub.close()
         path.unlink(missing_ok=True)
-        await wait_until(lambda: not one.service.connected, what="it is noticed", timeout_s=60)
+        await wait_until(
+            lambda: not one.service.connected, what="the worker notices that the hub is gone", timeout_s=60
+        )
         one.serve(text("meanwhile"))
         hub = Hub(path)
         hub.start()
@@ -76,22 +78,28 @@ async def test_two_workers_hit_as_one_does_and_one_that_was_killed_starts_warm(t
                 )
                 assert (await client.complete(prompt)).status == 200
             await wait_until(
-                functools.partial(_all_heard, picker), what="each heard what the other did", timeout_s=60
+                functools.partial(_all_heard, picker),
+                what="each worker has heard of the requests of the other",
+                timeout_s=60,
             )
         asked = await picker.metric("epp_prompt_tokens_total")
         matched = await picker.metric("epp_matched_tokens_total")
-        assert matched / asked > 0.55, "one picker comes to 0.69, two that share nothing to less than half"
+        assert matched / asked > 0.55, (
+            "one picker reaches 0.69, two pickers that share nothing reach less than half"
+        )
 
         victim = picker.worker_pids()[0]
         os.kill(victim, signal.SIGKILL)
-        await wait_until(lambda: victim not in picker.worker_pids(), what="it is gone", timeout_s=60)
+        await wait_until(
+            lambda: victim not in picker.worker_pids(), what="the killed worker is gone", timeout_s=60
+        )
         await wait_until(met_again, what="the workers have met again", timeout_s=60)
 
         async def warm() -> bool:
             entries = await _entries(picker)
             return min(entries) >= 0.9 * max(entries) > 0
 
-        await wait_until(warm, what="both have the table", timeout_s=60)
+        await wait_until(warm, what="both workers have the table", timeout_s=60)
 
 
 async def _entries(picker: PickerProcess) -> list[float]:

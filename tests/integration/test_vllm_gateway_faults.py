@@ -95,7 +95,7 @@ class Load:
             return ended + sum(int(endpoint["in_flight"]) for endpoint in shown) >= len(self.calls)
 
         await wait_until(lambda: all(call.body for call in streamed), what="all streams began", timeout_s=60)
-        await wait_until(all_sent, what="all have reached a server", timeout_s=60)
+        await wait_until(all_sent, what="all requests have reached a server", timeout_s=60)
 
     async def _run(self, call: Call) -> None:
         body: dict[str, Any] = {
@@ -162,7 +162,9 @@ async def test_a_server_killed_under_load_costs_no_request_whose_answer_had_not_
 
         await asyncio.to_thread(restart, dead)
         await gateway.wait_endpoint(dead.name, ready=True, what="the restarted server is taken back")
-        await gateway.wait_endpoint(dead.name, table_entries=0, what="its cache is believed empty")
+        await gateway.wait_endpoint(
+            dead.name, table_entries=0, what="the picker believes that its cache is empty"
+        )
         again = await gateway.complete(known)
         shown = {c["name"]: c["matched_tokens"] for c in again.decision["candidates"]}
         assert shown[dead.name] == 0

@@ -15,11 +15,9 @@ _say = sayer("vllm-env")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vllm_env", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser(
-        "build", help="build the cached environment and the tiny model; at once if they are there"
-    )
+    commands.add_parser("build", help="build the cached environment and the tiny model unless they exist")
     commands.add_parser("lock", help="write requirements/vllm.txt from vllm.in and vllm-overrides.txt")
-    commands.add_parser("record", help="start a vLLM and write tests/contract/data anew from what it says")
+    commands.add_parser("record", help="start a vLLM and write its messages to tests/contract/data")
     command: str = parser.parse_args().command
     chosen = {"build": build, "lock": environment.lock, "record": record}[command]
     return exit_status("vllm-env", chosen)

@@ -132,7 +132,7 @@ def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callabl
     run(*uv(), "pip", "install", *options, "--python", python, "-r", lock_file)
     progress("compiling stand-ins for the CUDA libraries that torch links to")
     standins = cuda_standins.build(_site_packages(python))
-    progress(f"compiled {len(standins)}; checking what was installed")
+    progress(f"compiled {len(standins)}; checking the installation")
     run(python, "-W", "ignore", "-c", smoke_test)
 
 

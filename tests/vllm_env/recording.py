@@ -231,7 +231,7 @@ def _refuse_paths(files: Mapping[str, str], *, private: tuple[Path, ...]) -> Non
         for path in private:
             for spelling in (str(path), str(path).encode().hex()):
                 if spelling in text:
-                    raise ValueError(f"{file} would name {path}")
+                    raise ValueError(f"{file} would contain the path {path}")
 
 
 def _one_item_a_line(value: Mapping[str, object]) -> str:

@@ -123,7 +123,7 @@ class VllmServer:
         """Start the server. `port`: the port of a restarted server, which keeps its address; None means any
         free port.
         """
-        assert not self.running, f"{self.name} runs already"
+        assert not self.running, f"{self.name} is running already"
         self.kill()  # This kills what a dead leader left of its group.
         self.port = _free_port(self.host) if port is None else port
         self.ready_after_s = None
