@@ -1,5 +1,5 @@
-"""Rules for every test: its folder decides in which part it runs, and Hypothesis never judges how fast this
-machine was.
+"""Rules for every test. The folder of a test decides in which part it runs, and Hypothesis fails no test for
+being slow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """A collection of garbage, which many tests ask for, need not look at the modules of all tests."""
+    """Garbage collections, which many tests cause, then need not look at the modules of all tests."""
     gc.collect()
     gc.freeze()
 

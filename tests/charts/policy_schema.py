@@ -1,8 +1,7 @@
-"""`python -m tests.charts.policy_schema`:
-writes `policy` and `config` in the chart's values.schema.json anew.
+"""`python -m tests.charts.policy_schema` writes `policy` and `config` in the chart's values.schema.json anew.
 
-`policy` comes from the CRD of the policy: helm then refuses what the API server would refuse of a policy
-object, before anything is installed. The names of the fields of `config` come from the picker. `make docs`
+`policy` comes from the CRD of the policy. So helm refuses every policy that the API server would refuse,
+before anything is installed. The names of the fields of `config` come from the picker. `make docs`
 runs this.
 """
 

@@ -26,7 +26,7 @@ class HelmError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class ValueSet:
-    """One way to install a chart, as a user would write it."""
+    """The values of one installation of a chart, as a user would write them."""
 
     name: str
     chart: Path

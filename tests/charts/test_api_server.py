@@ -1,5 +1,5 @@
-"""The charts against a real API server, which validates every object.
-The real helm installs, upgrades, rolls back and uninstalls them.
+"""The charts against a real API server, which validates every object. The real helm installs, upgrades, rolls
+back and uninstalls them.
 """
 
 from __future__ import annotations

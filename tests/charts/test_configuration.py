@@ -1,5 +1,5 @@
-"""The programs accept the configuration that the charts write.
-The tests let the programs read the configuration and do not compare its text.
+"""The programs accept the configuration that the charts write. The tests let the programs read the
+configuration and do not compare its text.
 """
 
 from __future__ import annotations

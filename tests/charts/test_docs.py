@@ -1,4 +1,4 @@
-"""docs/kubernetes.md is true: its commands run, and commands that cannot run here name things that exist."""
+"""Checks docs/kubernetes.md: its commands run, and commands that cannot run here name things that exist."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_commands_of_the_page_run_in_their_order(own_cluster: ControlPlane) 
     scripts = [text for language, text in BLOCKS if language == "sh"]
     assert len(scripts) >= 5
     for script in scripts:
-        if "uninstall" in script:  # until then the things that an operator looks at exist
+        if "uninstall" in script:  # the objects that these commands show exist until then
             for command in in_tables():
                 if not NEEDS_PODS & set(command.split()):
                     run(plane, command)

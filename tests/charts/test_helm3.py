@@ -1,5 +1,5 @@
-"""The charts under helm 3, which many clusters still use.
-helm 3 renders the same objects as helm 4, and its upgrades do not touch what others own.
+"""The charts under helm 3, which many clusters still use. helm 3 renders the same objects as helm 4, and its
+upgrades do not touch what others own.
 """
 
 from __future__ import annotations

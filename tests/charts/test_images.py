@@ -1,5 +1,5 @@
-"""The contents of the images that buildah built from deploy/docker.
-The tests also check that no image is made if something is missing.
+"""The contents of the images that buildah built from deploy/docker. The tests also check that no image is
+made if something is missing.
 """
 
 from __future__ import annotations

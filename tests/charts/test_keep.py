@@ -1,4 +1,4 @@
-"""The script that keeps the picker running in Envoy's pod, run as a process. The tests check who ends the
+"""The script that keeps the picker running in Envoy's pod, run as a process. The tests check what ends the
 picker, and how the script's probe answers.
 """
 

@@ -1,5 +1,5 @@
-"""Dashboard and alerts ask only for metrics and labels that exist.
-The picker's catalogue and the metrics page of the real Envoy say which exist.
+"""Dashboard and alerts ask only for metrics and labels that exist. The picker's catalogue and the metrics
+page of the real Envoy say which exist.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ def lost(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
 
 
 def test_grafanas_own_schema_knows_every_field_of_the_dashboard() -> None:
-    """Grafana Labs' types of dashboards, panels and queries read the dashboard and write it again.
-    Fields that Grafana would not read are missing from the second text.
+    """Grafana Labs' types of dashboards, panels and queries read the dashboard and write it again. Fields
+    that Grafana would not read are missing from the second text.
     """
     register_default_plugins()
     read = Dashboard.from_json(copy.deepcopy(DASHBOARD))

@@ -1,4 +1,4 @@
-"""The properties that operators expect of charts: who owns a replica count, names and labels, routes,
+"""The properties that operators expect of charts: owners of replica counts, names and labels, routes,
 certificates, claims.
 """
 

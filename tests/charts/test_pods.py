@@ -1,5 +1,5 @@
-"""Each shape of the gateway as pods. The stand-in kubelet runs the real commands as a user installs them side
-by side.
+"""Each shape of the gateway as pods, installed beside the model servers as a user does it. The stand-in
+kubelet runs the real commands.
 """
 
 from __future__ import annotations

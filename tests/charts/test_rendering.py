@@ -1,5 +1,5 @@
-"""What the charts render: snapshots for people to read, lint, and the properties that every pod shares.
-CHART_SNAPSHOTS_REWRITE=1 writes the snapshots anew: read the diff.
+"""The rendered charts: snapshots for people to read, lint, and the properties that every pod shares.
+CHART_SNAPSHOTS_REWRITE=1 writes the snapshots anew. Read the diff afterwards.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_no_container_has_more_rights_than_it_needs(helm: Helm, wanted: ValueSet
             assert container["resources"]["limits"], where
             if of_vllm and container["name"] == "server":
                 assert "runAsUser" not in security, where
-                continue  # its image is not ours, and may write to more than its caches
+                continue  # the image is not ours, and it may write to more folders than its caches
             assert security["readOnlyRootFilesystem"] is True, where
             assert {**spec["securityContext"], **security}["runAsNonRoot"] is True, where
             assert {**spec["securityContext"], **security}["runAsUser"] > 0, where
@@ -154,7 +154,7 @@ def test_ports_and_volumes_that_are_named_exist(helm: Helm, wanted: ValueSet) ->
     ]
     for service in (each for each in objects if each["kind"] == "Service"):
         if service["metadata"]["name"].endswith("-servers"):
-            continue  # of the model servers, which another chart makes
+            continue  # this Service belongs to the model servers, which another chart makes
         selector = service["spec"]["selector"].items()
         ports = set().union(*(ports for labels, ports in selected if selector <= labels.items()))
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports, service["metadata"]["name"]

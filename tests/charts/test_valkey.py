@@ -1,5 +1,5 @@
-"""The bundled Valkey: the real server accepts what the chart renders.
-The tests also check who sets the password and what happens after it changes.
+"""The bundled Valkey: the real server accepts the configuration that the chart renders. The tests also check
+who sets the password and what happens after it changes.
 """
 
 from __future__ import annotations

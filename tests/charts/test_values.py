@@ -1,4 +1,4 @@
-"""Values: each is explained and is in the schema. A value that makes no sense is refused with advice."""
+"""The values of the charts. Each is explained and is in the schema, and senseless values are refused."""
 
 from __future__ import annotations
 

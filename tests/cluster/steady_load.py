@@ -1,8 +1,7 @@
 """Keeps a fixed number of requests in flight. For each phase of a test it reports how the requests ended that
-began in this phase.
-Clients open a connection for each request, as many small clients would: the test checks whether new
-connections are refused and whether answers are cut. Prompts share long prefixes, so that prefix caches
-matter. Half of the answers are streamed.
+began in this phase. Clients open a connection for each request, as many small clients would: the test checks
+whether new connections are refused and whether answers are cut. Prompts share long prefixes, so that prefix
+caches matter. Half of the answers are streamed.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class SteadyLoad:
         self.phases: list[Phase] = []
         self.in_flight = 0
         self.least_in_flight: int | None = None
-        """Of the samples taken between the first moment and the last."""
+        """Counted over the samples between the first moment and the last."""
         self._session = session
         self._url = url
         self._model = model
@@ -107,7 +106,7 @@ class SteadyLoad:
             self._finished.set()
 
     async def sample(self) -> None:
-        """Note how many are in flight, ten times a second."""
+        """Note the number of requests in flight, ten times a second."""
         while True:
             await asyncio.sleep(0.1)
             least = self.in_flight if self.least_in_flight is None else self.least_in_flight

@@ -1,5 +1,5 @@
-"""Both charts on the images that buildah built.
-The images use only their own files, nothing of this machine. They run as their own user, read-only.
+"""Both charts on the images that buildah built. The images use only their own files, nothing of this machine.
+They run as their own user, read-only.
 """
 
 from __future__ import annotations

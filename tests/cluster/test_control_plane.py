@@ -1,5 +1,5 @@
-"""The control plane that the cluster tests run on. It is a real control plane, and nothing of it stays when
-something goes wrong.
+"""The control plane that the cluster tests run on. It is a real control plane. After a fault none of its
+processes stays.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A picker process follows a pool on a real API server.
-Pods come, go, restart and move, and the API server is away for a while.
+"""A picker process follows a pool on a real API server. Pods come, go, restart and move, and the API server
+is away for a while.
 """
 
 from __future__ import annotations

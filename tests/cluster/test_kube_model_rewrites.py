@@ -179,8 +179,8 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
 async def test_the_status_of_each_object_says_whether_it_is_in_use(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """The statuses are: in use, refused, younger than another of the same name.
-    Then the older object goes and the younger is in use.
+    """One object is in use, one is refused, and one is younger than another object for the same name. Then
+    the older object is deleted, and the younger object is in use.
     """
     install_crd(cluster)
     documents = [

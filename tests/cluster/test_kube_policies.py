@@ -210,13 +210,14 @@ async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_th
         site.policies.apply("p", rule="affinity")
         await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
 
-        holding.process.kill()  # It leaves without a word, so the lease runs out.
+        holding.process.kill()  # The killed replica does not give the lease back, so the lease runs out.
         site.policies.apply("p", rule="random")
         await site.policies.wait_told("p", "Accepted=True/Accepted@2", "Programmed=True/Programmed@2")
         assert await waiting.metric("epp_kubernetes_lease_held") == 1
         assert holder(site) != first_holder
 
-        os.kill(waiting.process.pid, signal.SIGTERM)  # It leaves in good order, so the lease is given back.
+        # The replica stops in order, so it gives the lease back.
+        os.kill(waiting.process.pid, signal.SIGTERM)
         await waiting.process.wait()
         assert holder(site) == ""
 

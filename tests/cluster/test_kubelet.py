@@ -272,8 +272,8 @@ time.sleep(1000)
 def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_holds_it_back(
     pods: Pods, node: RunningNode
 ) -> None:
-    """The first life never becomes alive and the second does, because the file that the probe asks for
-    outlives the container.
+    """The first run of the container never passes its liveness probe. The second run passes, because the file
+    for which the probe looks outlives the container.
     """
     mount = [{"name": "shared", "mountPath": "/shared"}]
     script = "if [ -e /shared/lives ]; then touch /shared/alive; fi; touch /shared/lives; trap 'exit 7' TERM; while true; do sleep 0.1; done"

@@ -124,7 +124,8 @@ async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str)
     await site.wait_policy("routing", "Programmed", status="True")
     seen: list[int] = []
 
-    async def by_turns() -> bool:  # the second picker applies the policy by itself, and its picks show it
+    async def by_turns() -> bool:
+        # The second picker applies the policy at its own time. Its picks show when.
         seen.append(await cold_answers(node, url, f"turn {len(seen)} " * 200, count=12))
         return seen[-1] == 3
 

@@ -1,5 +1,5 @@
-"""A real Kubernetes control plane for the tests:
-its binaries, kubectl and helm, and how it is started and stopped.
+"""A real Kubernetes control plane for the tests: its binaries, kubectl and helm, and the code that starts and
+stops it.
 
 `python -m tests.cluster_env build` prepares what `tests.cluster_env.fixtures` starts.
 Nothing in `epp` or `model_server` imports this package.

@@ -1,5 +1,6 @@
-"""`python -m tests.cluster_env build|lock|up`:
-prepare the control plane of the tests, or run one to look at."""
+"""`python -m tests.cluster_env build|lock|up`: prepare the control plane of the tests, or run a control plane
+by hand.
+"""
 
 from __future__ import annotations
 

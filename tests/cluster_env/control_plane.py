@@ -1,6 +1,6 @@
 """Starts, breaks and stops one real control plane: etcd, API server, controller manager, scheduler.
 
-Everything listens on free ports of 127.0.0.1, no process outlives the one that started it, and authorization
+Everything listens on free ports of 127.0.0.1. No process outlives the process that started it. Authorization
 and admission are those of a real cluster (Node and RBAC, service-account tokens, the default admission
 plug-ins and NodeRestriction). Users are bearer tokens. There is no kubelet: pods stay where the scheduler put
 them until `tests.harness.kubelet` or a test reports on them. The fixtures and the command line call this
@@ -58,9 +58,7 @@ class CommandFailedError(AssertionError):
 
 
 class ControlPlane:
-    """One control plane. To make the object is cheap, `start` takes some 10 s, and `stop` forgets
-    everything.
-    """
+    """One control plane. The object is cheap to make. `start` takes some 10 s, and `stop` drops all data."""
 
     def __init__(self, tools: ClusterTools, *, folder: Path) -> None:
         """`folder` receives data, logs and kubeconfigs."""
@@ -219,7 +217,7 @@ class ControlPlane:
         return [
             *("--etcd-servers", f"http://{_HOST}:{etcd}", "--cert-dir", str(pki)),
             *("--bind-address", _HOST, "--advertise-address", _HOST, "--secure-port", str(port)),
-            "--endpoint-reconciler-type=none",  # it would refuse an address of the loopback network
+            "--endpoint-reconciler-type=none",  # a reconciler would refuse a loopback address
             *("--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction"),
             *("--token-auth-file", str(pki / "tokens.csv"), "--allow-privileged"),
             *("--service-account-issuer", "https://kubernetes.default.svc.cluster.local"),

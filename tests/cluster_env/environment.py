@@ -1,9 +1,9 @@
-"""Owns the cached cluster tools: etcd, the Kubernetes control plane, kubectl, helm,
-and the InferencePool CRDs.
+"""Owns the cached cluster tools: etcd, the Kubernetes control plane, kubectl, helm, and the InferencePool
+CRDs.
 
-The control plane is compiled from its Go modules (`go/`, versions and hashes in go.mod and go.sum); kubectl
-and helm come out of a Python package that carries them; the CRDs are read from their Go module. All of it
-stands in one folder of the cache (`tests.harness.cached_builds`). Called by the command line, `control_plane`
+The control plane is compiled from its Go modules (`go/`, versions and hashes in go.mod and go.sum). kubectl
+and helm come from a Python package that contains them. The CRDs are read from their Go module. All files are
+in one folder of the cache (`tests.harness.cached_builds`). Called by the command line, `control_plane`
 and the fixtures.
 """
 
@@ -48,7 +48,7 @@ _CRD_FILES: Final = ("inference.networking.k8s.io_inferencepools.yaml",)
 _GO_NEEDED: Final = (1, 26)
 _KUBERNETES: Final = re.compile(r"^\tk8s\.io/kubernetes (v1\.(\d+)\.\d+)$", re.MULTILINE)
 _RECIPE: Final = b"1"
-"""Raise this number when a change to `_fill` changes the files that it leaves."""
+"""Raise this number when a change to `_fill` changes the files that it writes."""
 
 
 class ClusterToolsError(BuildFailedError):

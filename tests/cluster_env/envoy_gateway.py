@@ -36,7 +36,7 @@ _MODULE_HASH: Final = "h1:vAVp6/AlBXJ1aOhp1mxL7fNEzVEfjADUguUhm2wzxQY="
 them.
 """
 _RECIPE: Final = b"1"
-"""Raise this number when a change to `_fill` changes the files that it leaves."""
+"""Raise this number when a change to `_fill` changes the files that it writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Fixtures that hand a real control plane to tests; a test module asks for them with
+"""Fixtures that give a real control plane to tests. A test module asks for them with
 `pytest_plugins = ["tests.cluster_env.fixtures"]` and marks its tests `cluster`.
 
-One control plane starts once a run, some 10 s after the first test asks, and all tests share it: each works
-in a namespace of its own. A test that breaks the control plane, or that needs one without CRDs, takes
-`own_cluster`. Where the tools are not built the tests are skipped with the command that builds them, or fail
-if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
+One control plane starts once a run, some 10 s after the first test asks. All tests share it, and each test
+works in a namespace of its own. A test that breaks the control plane, or that needs one without CRDs, takes
+`own_cluster`. If the tools are not built, the tests are skipped and name the command that builds them, or
+fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
 from __future__ import annotations

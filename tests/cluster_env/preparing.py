@@ -1,5 +1,5 @@
-"""The steps that prepare a fresh control plane for tests.
-The fixtures call them, and so do tests with their own control plane.
+"""The steps that prepare a fresh control plane for tests. The fixtures and the tests with their own control
+plane call them.
 """
 
 from __future__ import annotations

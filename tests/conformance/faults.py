@@ -1,7 +1,6 @@
-"""A picker with one fault, to check that the suite notices it: our own picker behind a proxy that spoils
-messages.
-Each fault changes the requests, the answers or the health service as pickers really go wrong. Only
-`test_suite` uses this module.
+"""A picker with one fault, to check that the suite notices the fault. It is our own picker behind a proxy
+that changes messages. Each fault changes the requests, the answers or the health service as pickers really go
+wrong. Only `test_suite` uses this module.
 """
 
 from __future__ import annotations

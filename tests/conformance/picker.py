@@ -1,7 +1,6 @@
 """The picker under test: its address, the options that are on, and, for our own picker, the switches that
-some rows need.
-A row may use only `PickerUnderTest` of a picker that it did not start.
-`OwnPicker` adds the pages of our admin address and the files that steer the picker.
+some rows need. For a picker that the run did not start, a row may use only `PickerUnderTest`. `OwnPicker`
+adds the pages of our admin address and the files that steer the picker.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 
 BODY: Final = b'{"model": "m", "prompt": "hello"}'
-"""A completion like any other."""
+"""An ordinary completion request."""
 
 UNMARKED: Mapping[str, Any] = {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0}
 """Settings of `failures` with which a server's failures in one test do not matter in the next."""
@@ -35,8 +34,8 @@ CALM: Mapping[str, Any] = {
     "scrape": {"failuresToEject": 100},
     "failures": UNMARKED,
 }
-"""A policy under which the picker does nothing without being asked: it samples no answers, and no endpoint
-leaves while the test's loop is busy elsewhere.
+"""A policy under which the picker does nothing by itself. It samples no answers, and it drops no endpoint
+while the test's loop is busy elsewhere.
 """
 ALIAS: Final = "gpt"
 """The name that `picker_of_models` replaces by `m`."""

@@ -1,6 +1,5 @@
 """Rows through the real Envoy, configured as a Gateway does: full duplex both ways, failing closed, a subset
-hint.
-The picker gets the whole body of requests and answers in pieces and has to send both back.
+hint. The picker gets the whole body of requests and answers in pieces and has to send both back.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ async def test_row_02_bodies_pass_through_the_picker_unchanged(duplex: Gateway, 
 
 
 async def test_row_02_a_streamed_answer_passes_through_the_picker_unchanged(duplex: Gateway) -> None:
-    """Server-sent events arrive in order and whole."""
+    """Server-sent events arrive whole and in order."""
     async with duplex.client.stream("stream it") as answer:
         pieces = (await answer.rest()).split(b"\n\n")
     assert answer.status == 200

@@ -175,7 +175,7 @@ async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicke
 
 
 async def test_row_07_the_prompt_is_expected_where_it_was_served(picker: PickerUnderTest) -> None:
-    """The test looks from outside: after another endpoint served a prompt, the same prompt goes to that
+    """The test sees only picks: after another endpoint served a prompt, the same prompt goes to that
     endpoint.
     """
     for n in range(3):

@@ -151,7 +151,7 @@ async def test_row_14_a_drain_ends_streams_with_ok_after_response_headers(tmp_pa
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
-    """For gateways that fail closed the picker holds no streams open: its death then cuts no answer."""
+    """For gateways that fail closed the picker holds no streams open. So its death cuts no answer."""
     async with own_picker(tmp_path, holdStreams=False, envoy={"failOpen": False}) as picker:
         for mode in (BUFFERED, EARLY, DUPLEX_REQUEST):
             async with picker.exchange(mode) as exchange:

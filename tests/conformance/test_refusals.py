@@ -87,8 +87,8 @@ async def test_row_12_a_body_over_the_limit_is_413(
 async def test_row_13_requests_that_are_not_understood_are_routed(
     picker: PickerUnderTest, mode: Mode, case: str
 ) -> None:
-    """APIs that the picker does not know are the servers' business: it chooses a server by load and changes
-    nothing.
+    """The picker does not judge requests of APIs that it does not know. It chooses a server by load and
+    changes nothing.
     """
     method, path, body = PASSED[case]
     routed = await picker.route(mode, body, method=method, path=path)

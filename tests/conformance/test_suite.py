@@ -1,5 +1,6 @@
-"""The suite itself: every row has tests and a line in the reference page,
-and each fault of a picker is noticed."""
+"""The suite itself: every row has tests and a line in the reference page, and the tests notice each fault of
+a picker.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Stored(Running):
         answer = await self.complete(prompt, **body)
         thread = self.server.backend.step_thread
         assert thread is not None
-        await asyncio.wrap_future(thread.submit(int))  # the writer has received its work
+        await asyncio.wrap_future(thread.submit(int))  # by then the writer has received its work
         assert await asyncio.to_thread(self.tiers.writer.drain, timeout_s=60)
         self.server.engine.check_integrity()
         self.tiers.store.check_integrity()

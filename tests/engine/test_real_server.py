@@ -1,5 +1,6 @@
-"""A server over a real (tiny, random) model, by its HTTP API:
-text, sampling, log probabilities, stops, counters."""
+"""A server over a real (tiny, random) model, by its HTTP API: text, sampling, log probabilities, stops,
+counters.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 
 
 def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept_on_a_real_model() -> None:
-    """Half of a prefix's requests decide the order, and the others read. Once with the defaults, once with
-    only the document's rule.
+    """Half of a prefix's requests decide the order, and the others read. One run has the defaults, and one
+    run has only the document's rule.
     """
     recorded = record(
         Recipe(kind="few-shot", prefix_tokens=256, prefixes=1, requests=12, new_tokens=24),
@@ -104,8 +104,8 @@ def test_each_system_serves_prefixes_from_each_disk(
 def test_002_5_with_small_tiers_less_than_half_of_the_strongest_rivals_bytes_are_read(
     made_up: Patterns, tmp_path: Path
 ) -> None:
-    """The rival is the document's: importance of all heads, LFU. Times need a disk: `make bench-tiers`,
-    docs/tiers.md.
+    """The strongest rival is the document's system: importance of all heads, and LFU. Times need a disk, so
+    `make bench-tiers` measures them (docs/tiers.md).
     """
     rows = rows_of(made_up, ["--disk", "counted", "--folder", str(tmp_path)])
     read = {row["system"]: row["bytes"] for row in rows}
@@ -115,8 +115,8 @@ def test_002_5_with_small_tiers_less_than_half_of_the_strongest_rivals_bytes_are
 
 
 def test_thin_records_count_the_same_bytes_as_wide_ones(made_up: Patterns, tmp_path: Path) -> None:
-    """Thin records, multiplied, stand for wide ones. Tiers hold shares, so the same chunks are in the same
-    places.
+    """The bench uses thin records and multiplies their bytes. Each tier holds a share of all bytes, so the
+    same chunks are in the same tiers.
     """
     wide, thin = (
         {

@@ -1,9 +1,10 @@
-"""Owns the cached engine environment: the pinned packages of the extra `engine`, with what runs tests/engine.
+"""Owns the cached engine environment: the pinned packages of the extra `engine`, and the packages that run
+tests/engine.
 
-As with the vLLM environment, whose builder does the work, the folder is named after a hash of what decides
-its content, a folder under its final name is complete, and one process builds at a time. Torch comes without
-its CUDA packages. The environment is for tests and for `make run` on machines without a GPU. On other
-machines users install `prefix-gateway[engine]` in the usual way.
+The builder of the vLLM environment does the work, with the same rules. The folder is named after a hash of
+everything that decides its content, a folder under its final name is complete, and one process builds at a
+time. Torch comes without its CUDA packages. The environment is for tests and for `make run` on machines
+without a GPU. On other machines users install `prefix-gateway[engine]` in the usual way.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 bfloat16 ends the process there.
 """
 _RECIPE = b"1"
-"""Raise this number when a change to `build` changes the files that it leaves."""
+"""Raise this number when a change to `build` changes the files that it writes."""
 _SMOKE_TEST = (
     "import torch, transformers, gguf; (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
     "print('torch', torch.__version__, 'and transformers', transformers.__version__, 'work')"

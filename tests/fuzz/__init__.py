@@ -1,5 +1,5 @@
-"""Generated input at every entry of the picker: errors are typed, the picker's state stays valid, and
-nothing grows.
+"""Generated input at every entry of the picker. Errors are typed, the picker's state stays valid, and its
+memory does not grow.
 
 `entries` and `listening` list the entries, `mutating` makes inputs from valid examples, and `run` feeds
 and checks them. CI feeds ten million bytes to each entry (`test_fuzz.py`); `make fuzz ARGS="--entry policy

@@ -19,7 +19,7 @@ MOST_ENTRIES = 2_000
 SMALL = msgspec.structs.replace(
     DEFAULT_POLICY, spec=msgspec.structs.replace(DEFAULT_POLICY.spec, table=Table(max_entries=MOST_ENTRIES))
 )
-"""A table that is full soon, so that growth would show."""
+"""A small table. It is soon full, so that the tests notice growth."""
 A = EndpointName("a")
 
 

@@ -73,9 +73,8 @@ class KvEvents:
     async def check(self) -> None:
         self._messages.check_integrity()
         self._exact.check_integrity()
-        if (
-            self._exact.servers()[A].state == "off"
-        ):  # as for a server that sends too much; the next process is followed again
+        if self._exact.servers()[A].state == "off":
+            # The server sent too much. Exact mode follows its next process again.
             self._exact.drop(A)
             self._exact.add(A, model="m")
         one_pick(self._picker, now=next(self._now))

@@ -105,7 +105,7 @@ def spoken() -> list[bytes]:
 
 
 def hand_made(replica: Replica) -> list[bytes]:
-    """Return batches that fit together, with every kind of event."""
+    """Return batches of two speakers in their order, with every kind of event."""
     identity = identity_of(next(iter(replica.picker.fleet.states())))
     chain, last = pack_hashes([1, 2, 3]), pack_hashes([3])
     events: list[Event] = [

@@ -1,5 +1,5 @@
 """Generated input at all entries, ten million bytes each. Errors are typed, the state stays valid, and
-nothing grows.
+the memory does not grow.
 """
 
 from __future__ import annotations

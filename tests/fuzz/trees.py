@@ -66,7 +66,7 @@ _ODD: Final[tuple[Any, ...]] = (
     *(list, dict, lambda: [[]], lambda: [None], lambda: [1, "x"], lambda: {"a": None}, lambda: {"": ""}),
     *(lambda: _nested(60), *(lambda: _nested(_DEEP),) * 4, lambda: _chained(_DEEP)),
 )
-"""Collections are made anew each time: what stands in a document is changed later."""
+"""Each function makes a new collection, because values in a document are changed later."""
 _TAGS: Final = {"@bool": "!!bool x", "@int": "!!int ''", "@time": "!!timestamp x", "@float": "!!float x"}
 
 

@@ -1,4 +1,4 @@
-"""A connection that arrives while a server stops: no socket may be lost, whatever the order."""
+"""Checks that no socket is lost if a connection arrives while a server stops, in whatever order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def connect_and_stop(place: Address | Path, stop: Callable[[], Awaitable[N
             async with asyncio.timeout(30):  # until the server has ended the connection
                 while await loop.sock_recv(client, 2**16):
                     pass
-    await asyncio.sleep(0)  # A protocol hears in the next turn that its connection is closed.
+    await asyncio.sleep(0)  # asyncio tells a protocol in the next turn that its connection is closed.
     assert errors == []
 
 

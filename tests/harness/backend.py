@@ -43,7 +43,7 @@ MetricsPage = Literal["normal", "hang", "garbage", "huge", "error"]
 
 
 class Gate:
-    """A shut gate holds everyone who passes. An open gate holds nobody."""
+    """A shut gate holds everything that passes it. An open gate holds nothing."""
 
     def __init__(self, *, shut: bool = False) -> None:
         self._open = asyncio.Event()
@@ -99,7 +99,7 @@ class Behaviour:
     headers_pause_s: float = 0.0
     chunk_pause_s: float = 0.0
     reset: bool = False
-    """Cut the connection once the request was read, before any answer."""
+    """Cut the connection after the request was read, without an answer."""
     cuts: Literal["", "chunked", "length"] = ""
     """Cut the connection after the headers and a part of the body. The body is chunked or has a stated
     length.
@@ -118,8 +118,9 @@ class Behaviour:
 
 
 class Backend:
-    """One scriptable model server.
-    Made by `running_backend`; it can be stopped and started on the same port."""
+    """One scriptable model server. Made by `running_backend`. A test can stop it and start it again on the
+    same port.
+    """
 
     def __init__(self, name: str, *, address: Address) -> None:
         self.name = name

@@ -33,8 +33,8 @@ def exit_status(name: str, command: Callable[[], None]) -> int:
 
 
 def build_and_tell(folder: Path, *, ready: bool, build: Callable[[], object], say: Say) -> None:
-    """Build the content of `folder`, and say how large it is and how long it took. ready: it was already
-    there.
+    """Build the content of `folder`. Print its size and how long the build took. ready: the content is
+    already there.
     """
     started_at = time.monotonic()
     build()

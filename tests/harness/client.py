@@ -125,7 +125,8 @@ class Client:
 @asynccontextmanager
 async def http_client(url: str) -> AsyncIterator[Client]:
     connector = aiohttp.TCPConnector(limit=0, ssl=False)
-    timeout = aiohttp.ClientTimeout(total=240)  # with two thousand held at once, the first waits for the last
+    # A test holds two thousand answers until the last one has begun.
+    timeout = aiohttp.ClientTimeout(total=240)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield Client(session, url=url)
 

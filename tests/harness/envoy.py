@@ -37,7 +37,7 @@ class EnvoyProcess:
         self._session = session
 
     async def stats(self, prefix: str = "") -> dict[str, int]:
-        """Return the counters and gauges whose names begin in this way."""
+        """Return the counters and gauges whose names begin with this text."""
         document = await self._get_json("/stats", format="json", type="All")
         found: dict[str, int] = {}
         for stat in document["stats"]:

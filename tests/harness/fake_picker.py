@@ -54,9 +54,9 @@ class FakePicker:
         self.sample = False
         """Whether to ask for the body of every answer."""
         self.gate = Gate()
-        """If shut, it hangs, for requests and health checks."""
+        """While this gate is shut, the picker answers neither requests nor health checks."""
         self.serving = True
-        """The health that it reports."""
+        """The health that the picker reports."""
         self._server: grpc.aio.Server | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The part of a Redis client with which a stored table is read."""
+"""The part of a Redis client that the reader of a stored table calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class FakeRedis:
-    """Holds one value, which may differ from call to call: the last of `values` stays."""
+    """Holds one value. Each call reads the next of `values`. After the last one the value stays the same."""
 
     def __init__(self, *values: bytes) -> None:
         self.values = values
@@ -14,7 +14,8 @@ class FakeRedis:
         """The sizes that were asked for, in bytes."""
 
     async def getrange(self, _: str, start: int, end: int) -> bytes:
-        await asyncio.sleep(0)  # as over a network; the loop forgets cancelled timers only when it runs
+        # A network takes time too. The loop forgets cancelled timers only when it runs.
+        await asyncio.sleep(0)
         value = self.values[min(len(self.asked), len(self.values) - 1)]
         self.asked.append(end + 1 - start)
         return value[start : end + 1]

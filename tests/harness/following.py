@@ -1,5 +1,5 @@
-"""A picker in exact mode on the test's event loop. It follows servers that publish KV events, and picks
-nothing by itself.
+"""A picker in exact mode on the test's event loop. It follows servers that publish KV events. Only
+the test asks it for picks.
 """
 
 from __future__ import annotations

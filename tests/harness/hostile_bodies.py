@@ -1,5 +1,5 @@
-"""Bodies that look for the most CPU and memory that one byte can cause: a piece of JSON, repeated at some
-place of a body.
+"""Bodies with which tests search for the most CPU and memory that one byte can cause. Each body repeats a
+piece of JSON at one place.
 
 `WORST` are the most expensive ones, now or in the past. Each is a case of the tests. `shapes` makes more of
 them at random.

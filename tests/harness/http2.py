@@ -49,7 +49,7 @@ class Http2Client:
         self._streams: dict[int, Http2Stream] = {}
         self.pongs = 0
         self.goaway = ""
-        """What the other side said when it closed. Empty: it did not close."""
+        """The last message of the other side when it closed. Empty: it did not close."""
         self._connection.initiate_connection()
         self._flush()
 
@@ -78,7 +78,7 @@ class Http2Client:
         self._flush()
 
     async def ping_every(self, interval_s: float) -> None:
-        """Send pings for ever."""
+        """Send pings without end."""
         while True:
             self.ping()
             await asyncio.sleep(interval_s)

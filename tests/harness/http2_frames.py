@@ -28,7 +28,7 @@ CALL: Final = (
     ("te", "trailers"),
 )
 NO_TABLE: Final = b"\x20"
-"""Goes before a header block. It says that the sender's table has size 0 from now on."""
+"""The first byte of a header block. It says that the sender's table has size 0 from now on."""
 
 
 def block(fields: Iterable[tuple[str, str]] = CALL, *, replace: Iterable[tuple[str, str]] = ()) -> bytes:
@@ -56,7 +56,7 @@ def data(number: int, payload: bytes = b"", *, ends: bool = False, padding: int 
 
 
 def messages_in(part: bytes) -> list[bytes] | None:
-    """Return the messages in a frame, or None if they are not whole."""
+    """Return the messages in a frame, or None if the last message is not whole."""
     found = []
     while part:
         size = int.from_bytes(part[1:5])
@@ -143,7 +143,7 @@ class CallerSide:
         return events
 
     def tick(self, seconds: float) -> list[Event]:
-        """Let time pass."""
+        """Move the time of the connection forward."""
         self.now += seconds
         events = self.connection.tick(now=self.now)
         self.connection.check_integrity()

@@ -1,8 +1,8 @@
 """Servers in a test's event loop that close without losing a connection.
 
 Python 3.11 has a gap: asyncio takes a connection from the kernel in one turn of the loop and gives it to the
-server in the next turn. If the server is closed between the two, nobody owns the connection, and Python warns
-about its socket when the garbage collector finds it, which may be in any later test.
+server in the next turn. If the server is closed between these two turns, nobody owns the connection, and
+Python warns about its socket when the garbage collector finds it, which may be in any later test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WebServer:
     """Serves an aiohttp application, from its first `listen` to `stop`."""
 
     def __init__(self, app: web.Application) -> None:
-        # A timeout of 0 is none at all: `stop` cuts the connections, which cancels the handlers.
+        # A timeout of 0 would mean no timeout. `stop` cuts the connections, which cancels the handlers.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0, handler_cancellation=True)
         self._listening: list[asyncio.Server] = []
 

@@ -37,7 +37,7 @@ _SLOTS: Final = 16384
 
 
 def server_binary(kind: Kind) -> Path:
-    """Return the binary. It is never missing, because the development packages are pinned."""
+    """Return the path of the binary. The pinned development packages contain it."""
     package, inside = _BINARIES[kind]
     spec = importlib.util.find_spec(package)
     assert spec is not None, f"no package {package}: make .venv/.dev"
@@ -181,7 +181,7 @@ async def tls_in_front(
     server: RedisServer, *, cert: Path, key: Path, mutual: bool = False
 ) -> AsyncIterator[int]:
     """Open a port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server. With `mutual`, clients must
-    show this very certificate.
+    show exactly this certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

@@ -1,4 +1,4 @@
-"""Pickers that share for real: each with its service, in the test's event loop."""
+"""Pickers that really share: each has its sharing service, in the test's event loop."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def met(*sharers: Sharer, timeout_s: float = 60.0) -> None:
 
 
 async def both_ways(one: Sharer, other: Sharer, *, name: str) -> None:
-    """Check that each of two pickers soon knows what the other does."""
+    """Check that each of two pickers soon knows the requests of the other."""
     one.serve(text(f"{name} of one"))
     other.serve(text(f"{name} of the other"))
     await other.learns(text(f"{name} of one"))

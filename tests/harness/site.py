@@ -1,4 +1,4 @@
-"""A picker process in a cluster, with the rights that the chart gives it, beside pods that a test plays.
+"""A picker process in a cluster, with the rights that the chart gives to it. A test plays the pods.
 
 `running_site` starts everything in one namespace, and `Site.replica` starts further replicas.
 """

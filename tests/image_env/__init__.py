@@ -1,6 +1,6 @@
-"""Builds the images of deploy/docker with a real engine, buildah, for the tests,
-and keeps them in the cache folder.
+"""Builds the images of deploy/docker with a real engine, buildah, for the tests, and keeps them in the cache
+folder.
 
-No daemon and no registry: the bases are made from Debian's packages,
-and stand in for the official Python images.
+There is no daemon and no registry. The bases are made from Debian's packages, in place of the official Python
+images.
 """

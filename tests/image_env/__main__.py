@@ -1,5 +1,6 @@
-"""`python -m tests.image_env build|lock`:
-build the images of deploy/docker into the cache, and say how large they are."""
+"""`python -m tests.image_env build|lock`: build the images of deploy/docker into the cache, and print their
+sizes.
+"""
 
 from __future__ import annotations
 

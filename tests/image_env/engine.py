@@ -43,7 +43,7 @@ class Engine:
                 driver,
             ),
         )
-        """As the Makefile's ENGINE takes it."""
+        """The command, in the form that the Makefile's ENGINE has."""
 
     def import_base(self, tarball: Path, name: str) -> None:
         """Import an image of one layer, unless it exists."""

@@ -1,5 +1,5 @@
-"""Owns the built images of deploy/docker:
-for each a root folder, its settings and its bills of materials, in the cache.
+"""Owns the built images of deploy/docker. The cache has the root folder of each image, its settings and its
+bills of materials.
 
 mmdebstrap makes the bases from Debian's packages, and the key of a base is its recipe. An image's key is its
 base's recipe and every file that its Dockerfile copies. So an unchanged image is not built again. After a
@@ -136,7 +136,7 @@ def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
     whole = all((folder / f"{name}.tar").is_file() for name in ("run", "build"))
     if folder.is_dir() and (not whole or folder_bytes(folder) > _STORAGE_LIMIT_BYTES):
         progress("the layers of earlier builds are too many or incomplete: starting from nothing")
-        # The folder gets a temporary name first, so that nobody takes a half removed folder for the engine.
+        # The folder gets a temporary name first, so that no process uses a half removed folder as the engine.
         shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}{UNFINISHED}old")))
     if not folder.is_dir():
         with built_elsewhere(folder) as made:

@@ -1,4 +1,4 @@
-"""Connections fail after they were accepted, over real sockets."""
+"""Connections that fail after they were accepted, over real sockets."""
 
 from __future__ import annotations
 

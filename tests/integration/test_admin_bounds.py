@@ -1,4 +1,4 @@
-"""How much of the admin address clients can hold with requests that they never finish, over real sockets."""
+"""Clients that never finish their requests hold only a part of the admin address, over real sockets."""
 
 from __future__ import annotations
 

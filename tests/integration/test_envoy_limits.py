@@ -1,6 +1,4 @@
-"""How much of the real Envoy clients can hold that never finish a request, on our bootstrap: little, and not
-for long.
-"""
+"""Clients that never finish a request hold little of the real Envoy, and not for long, on our bootstrap."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
         await wait_until(lambda: running.model_state() == "on", what="the prompts turn up")
         assert running.believed(text("first")).keys() == {a, b}
 
-        for n in range(4):  # more than the capacity of a, and less than that of b
+        for n in range(4):  # more than a can hold, less than b can hold
             await running.chat(text(f"other {n}"), only=a)
         await wait_until(lambda: a not in running.believed(text("first")), what="the eviction is seen")
         assert running.believed(text("first")).keys() == {b}
@@ -227,7 +227,7 @@ async def test_exact_mode_is_off_with_a_reason_for_a_server_that_names_blocks_in
 
 
 class Deaf(Exact):
-    """Counts the removals that it is told of. Each message removes one block, by its number."""
+    """Counts the removals that it receives. Each message removes one block, by its number."""
 
     def __init__(self) -> None:
         super().__init__({}, max_blocks=1000, max_chunks=1000)
@@ -333,7 +333,7 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
         await said("epp_exact_model", state="on")
         await said("epp_exact_endpoint", state="following")
         await said("epp_exact_endpoint_chunks", at_least=9)
-        for seed in range(2, 6):  # This is more than the capacity.
+        for seed in range(2, 6):  # The prompts are more than the cache can hold.
             await complete(seed)
         await said("epp_exact_corrections_total", kind="forgotten")
         assert await picker.metric("epp_exact_prompts_total", result="missed") == 0

@@ -42,14 +42,14 @@ SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
 
 class BrokenPicker(Picker):
-    """Fails in calls that no real picker fails in."""
+    """Fails in calls in which no real picker fails."""
 
     def on_response_headers(self, *_: Any, **__: Any) -> bool:
         raise RuntimeError("a bug")
 
 
 class TidyPicker(Picker):
-    """Notes when it was asked to tidy up."""
+    """Notes each call of `tidy`."""
 
     tidied = 0
 

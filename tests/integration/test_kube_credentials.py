@@ -1,5 +1,5 @@
-"""Credentials that expire. The client reads them from the kubeconfig again when they are refused, but not at
-every refusal.
+"""Credentials that expire. If they are refused, the client reads them from the kubeconfig again, but not
+after every refusal.
 """
 
 from __future__ import annotations

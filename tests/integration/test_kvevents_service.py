@@ -192,10 +192,10 @@ async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Pu
 
 
 class Lying(Exact):
-    """Reports findings that no picker can take in."""
+    """Reports findings that no picker can add to its table."""
 
     def findings(self, *, now: float) -> list[KvReport]:
-        return [ServerReport(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # that is what is wrong with it
+        return [ServerReport(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # the fault
 
 
 async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(publisher: Publisher) -> None:

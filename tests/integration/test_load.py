@@ -166,7 +166,7 @@ async def the_same_trace_goes_by_both_rules(fleet: Fleet, out: Path) -> None:
     assert len(read([out / "least-cost" / "recording.jsonl"]).calls) == 24
 
 
-# -- a server of bad manners ---------------------------------------------------------------------------------
+# -- a server that misbehaves --------------------------------------------------------------------------------
 
 MODELS: Final = json.dumps({"data": [{"id": "m", "parent": None}]}).encode()
 TOKEN: Final = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -183,7 +183,9 @@ def chunk(body: bytes) -> bytes:
 
 
 CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-"""It says that the connection ends. Otherwise the client may send its next request there, which is cut."""
+"""The answer says that the connection ends. Otherwise the client may send its next request on this
+    connection, which is cut.
+    """
 ANSWERS: Final = (
     whole(GOOD),
     CHUNKED + chunk(GOOD) + b"0\r\n\r\n",
@@ -234,7 +236,7 @@ async def test_every_kind_of_failure_has_its_class_and_fails_the_command(tmp_pat
 
     async def handle(writer: asyncio.StreamWriter) -> None:
         if writer_is_last():
-            server.close()  # This is before the client has its answer and comes again.
+            server.close()  # The client does not have its answer yet, so it has not sent its next request.
         writer.write(next(answers))
 
     left = len(ANSWERS)

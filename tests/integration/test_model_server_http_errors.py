@@ -191,7 +191,7 @@ async def test_a_text_that_is_far_too_long_is_refused_without_being_cut_into_tok
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert "100000 characters" in answer["error"]["message"]
     _, tokens = await server.post("/tokenize", {"prompt": text})
-    assert tokens["count"] > 100  # that page may count requests
+    assert tokens["count"] > 100  # the server may count requests of that page
 
 
 async def test_an_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_the_log(

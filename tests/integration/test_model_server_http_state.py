@@ -42,7 +42,7 @@ async def test_an_adapter_comes_and_goes_at_run_time(start: Start) -> None:
     assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "new"}))[0] == 200
     assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "new"}))[0] == 404
     await server.post("/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "/v2"})
-    assert await server.cached(model="new") == 0  # other weights, other cache
+    assert await server.cached(model="new") == 0  # other weights need another cache
 
 
 async def test_reset_empties_the_prefix_cache(start: Start) -> None:

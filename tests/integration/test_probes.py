@@ -1,4 +1,4 @@
-"""The picker's own requests for one token, over real HTTP, to servers that are well, ill or behave oddly."""
+"""The picker's own requests for one token, over real HTTP, to servers that work, fail or behave oddly."""
 
 from __future__ import annotations
 

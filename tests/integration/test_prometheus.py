@@ -69,7 +69,7 @@ BY_WHAT_BREAKS: Final = {
     "PrefixGatewayFirstChoiceFails",
 }
 AFTER_A_FAULT: Final = {"epp_sharing_errors_total", "epp_refused_total"}
-"""Counted by reason, so that they have no series before the first."""
+"""Counters by reason. They have no series before the first event."""
 _MAX_CONNECTIONS: Final = 150
 _ROUND_ROBIN: Final = {"rule": "round-robin", "sampling": {"share": 1.0}, "chunks": {"sizeBytes": 64}}
 
@@ -181,7 +181,7 @@ async def too_many_connections(gateway: Gateway) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def too_many_requests(gateway: Gateway) -> AsyncIterator[None]:
-    """Send so many requests at once that the narrow breaker refuses some of them, but fewer than Envoy's
+    """Send so many requests at once that the lowered limit refuses some of them, but fewer than Envoy's
     limit of connections.
     """
 

@@ -1,4 +1,4 @@
-"""`epp record` reads a picker's admin address and writes a recording. `epp replay` can read the recording."""
+"""`epp record` reads a picker's admin address and writes a recording that `epp replay` can read."""
 
 from __future__ import annotations
 

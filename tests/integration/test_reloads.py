@@ -28,7 +28,7 @@ async def decided(gateway: Gateway, request_id: str) -> dict[str, Any]:
 
 
 async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
-    """Wait until the newest content of the file is (1) or is not (0) in use."""
+    """Wait until the newest content of the file is in use (1) or is refused (0)."""
 
     async def told() -> bool:
         series = f'epp_reload_ok{{source="{source}"}} {expected}'

@@ -36,7 +36,7 @@ async def test_001_7s_load_hits_37_5_percent_and_every_token_is_timed(
 
 
 async def test_by_the_cpus_clock_idle_time_is_skipped_and_tokens_come_in_order(start: Start) -> None:
-    """There are five requests, an hour apart. By the clock on the wall the test would not end."""
+    """There are five requests, an hour apart. With a wall clock the test would take hours."""
     load = Load(requests=5, shared_tokens=0, own_tokens=32, answer_tokens=3, rate_per_s=1 / 3600)
     server = await start(costs=FAST)
     async with server.http.get("/health") as response:
@@ -91,7 +91,8 @@ def test_at_once_each_repeat_has_its_start_and_both_sides_of_a_rate_follow_each_
         [(False, 2, 0.1), (True, 2, 0.1), (False, 2, 0.3), (True, 2, 0.3)],
     ]
     wanted = starts[0]
-    before = {name: value for name, value in wanted[0].items() if name != "sides"}  # says nothing: in turns
+    # This is a row of an earlier version. Rows without `sides` were made in turns.
+    before = {name: value for name, value in wanted[0].items() if name != "sides"}
     assert not turns.made(before, wanted[0])
     assert turns.made(before, next(turns.in_turns(args, "ours"))[0])
     assert turns.made(wanted[0] | {"row": {"TTFT ms": 1.0}}, wanted[0])

@@ -150,7 +150,7 @@ def shape(value: Any, *, known: Any) -> Any:
 
 
 def told(answer: str) -> list[Any]:
-    """Return what a client reads of an answer, whole or streamed, without its words."""
+    """Return the fields of an answer that a client reads, whole or streamed, without the text."""
     whole = json.loads(answer)
     told = [(choice["index"], choice["finish_reason"], choice["stop_reason"]) for choice in whole["choices"]]
     return [whole["object"], whole["model"], told, whole["usage"]["completion_tokens"]]

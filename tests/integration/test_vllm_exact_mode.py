@@ -67,7 +67,7 @@ class Following:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 - nothing there tells when
+            while not condition():  # noqa: ASYNC110 - the service has no event for it
                 await asyncio.sleep(0.05)
 
 

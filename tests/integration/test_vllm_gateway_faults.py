@@ -133,7 +133,7 @@ async def test_a_server_killed_under_load_costs_no_request_whose_answer_had_not_
 
         decisions = {call: await gateway.closed_decision(call.request_id) for call in load.calls}
         on_dead = [call for call in before if decisions[call]["chosen"] == dead.name]
-        # What the killed server did answer, it answered before it was killed.
+        # All answers of the killed server are from before it was killed.
         unbegun = [call for call in on_dead if not call.stream and decisions[call]["served"] != dead.address]
         cut = [call for call in load.calls if not call.complete]
         sent_to = Counter(decisions[call]["chosen"] for call in after)

@@ -1,5 +1,5 @@
-"""What the router relies on in a real vLLM: which requests share cached tokens, and which counters report
-them. The caches live as long as the run, so each test sends its own text.
+"""The facts about a real vLLM on which the picker relies: which requests share cached tokens, and which
+counters report the cached tokens. The caches live as long as the run, so each test sends its own text.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`python -m tests.vllm_env build|lock|record`:
-prepare the real vLLM of the tests, or what was recorded from it."""
+"""`python -m tests.vllm_env build|lock|record`: prepare the tests' real vLLM, or record its messages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Owns the cached vLLM environment: a virtual environment with vLLM for the CPU,
-and the tiny model beside it.
+"""Owns the cached vLLM environment: a virtual environment with vLLM for the CPU, and the tiny model beside
+it.
 
-Each lives in a folder of the user's cache that is named after a hash of everything that decides its content,
-so a changed pin makes a new folder and checkouts with equal pins share one. Invariants: a folder under its
-final name is complete (built elsewhere, checked, renamed), and one process builds at a time (a file lock).
-Called by the command line, the server launcher and the fixtures.
+Each has a folder in the user's cache. The folder is named after a hash of everything that decides its
+content. So a changed pin makes a new folder, and checkouts with equal pins share one. Invariants: a folder
+under its final name is complete (built elsewhere, checked, renamed), and one process builds at a time (a file
+lock). The command line, the server launcher and the fixtures call this module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOCK_INPUT = REQUIREMENTS / "vllm.in"
 LOCK_OVERRIDES = REQUIREMENTS / "vllm-overrides.txt"
 
 _RECIPE = b"1"
-"""Raise this number when `install` leaves other files behind than before."""
+"""Raise this number when a change to `install` changes the files that it writes."""
 _SMOKE_TEST = (
     "import logging; logging.disable(); import torch, vllm; assert not torch.cuda.is_available(); (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
     "print('torch', torch.__version__, 'and vllm', vllm.__version__, 'work')"
@@ -45,7 +45,7 @@ _SMOKE_TEST = (
 
 
 class VllmEnvironmentError(BuildFailedError):
-    """The environment is missing, or this machine cannot build it; the message says what to do."""
+    """The environment is missing, or this machine cannot build it. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def require() -> VllmEnvironment:
 
 
 def build(*, progress: Callable[[str], None]) -> VllmEnvironment:
-    """Build the missing parts of the environment, and tell `progress` each step; return at once if nothing is
+    """Build the missing parts of the environment, and tell `progress` each step. Return at once if nothing is
     missing.
     """
     environment = locate()
@@ -116,7 +116,7 @@ def lock() -> None:
 
 
 def others() -> list[Path]:
-    """Return the environments of other pins or other Pythons in the cache; another checkout may use them."""
+    """Return the environments of other pins or other Pythons in the cache. Other checkouts may use them."""
     complete = {python.parents[1] for python in cache_folder().glob("vllm-*/bin/python")}
     return sorted(path for path in complete - {locate().folder} if UNFINISHED not in path.name)
 

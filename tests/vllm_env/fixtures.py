@@ -1,8 +1,8 @@
-"""Fixtures that hand real vLLM servers to tests; a test module asks for them with
+"""Fixtures that give real vLLM servers to tests. A test module asks for them with
 `pytest_plugins = ["tests.vllm_env.fixtures"]` and marks its tests `vllm`.
 
-Two servers start once a run, about a minute after the first test asks. Where the environment is not built the
-tests are skipped with the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_VLLM=1.
+Two servers start once a run, about a minute after the first test asks. If the environment is not built, the
+tests are skipped and name the command that builds it, or fail if PREFIX_GATEWAY_REQUIRE_VLLM=1.
 """
 
 from __future__ import annotations

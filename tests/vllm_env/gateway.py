@@ -1,8 +1,7 @@
 """The gateway over real vLLM servers: Envoy and `epp serve` as processes, and the requests and pages that
-tests use.
-`running_vllm_gateway` starts both on free ports before servers that run already. Each request carries its own
-id, so that a reply comes with the picker's decision about it. The tests of the whole gateway on vLLM use this
-module.
+tests use. `running_vllm_gateway` starts both on free ports before servers that run already. Each request has
+its own id, so that a reply comes with the picker's decision about the request. The tests of the whole gateway
+on vLLM use this module.
 """
 
 from __future__ import annotations

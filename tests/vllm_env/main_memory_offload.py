@@ -1,10 +1,10 @@
 """vLLM's own offload tier with a worker for its CPU backend, which has no worker of its own. The worker
 copies between main memory and main memory.
 
-vLLM's connector, scheduler side, manager and cache policy are the real ones; only the copies, which vLLM
-makes with CUDA streams, are plain ones here. So a test can see a real server use a cache policy on a machine
-without a GPU. vLLM itself loads this module (`spec_module_path`) in the vLLM environment. Nothing else
-imports it.
+vLLM's connector, scheduler side, manager and cache policy are the real ones. Only the copies, which vLLM
+makes with CUDA streams, are plain copies here. So a test can see a real server use a cache policy on a
+machine without a GPU. vLLM itself loads this module (`spec_module_path`) in the vLLM environment. Nothing
+else imports it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
-class MainMemoryWorker(OffloadingWorker):  # type: ignore[misc] # vLLM is not where types are checked
+class MainMemoryWorker(OffloadingWorker):  # type: ignore[misc] # vLLM is not installed where types are checked
     """The worker copies between main memory and main memory. One chunk is one block, and all layers are in
     one group, as in the tiny model.
     """

@@ -1,5 +1,6 @@
-"""Prompts for the tests: English words in an order that a seed decides,
-so that equal seeds share a prefix."""
+"""Prompts for the tests: English words in an order that a seed decides. So prompts of equal seeds share a
+prefix.
+"""
 
 from __future__ import annotations
 

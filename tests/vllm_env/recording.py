@@ -1,7 +1,6 @@
-"""Writes tests/contract/data: the messages of a real vLLM on the wire, for tests that run without vLLM.
-All prompts are fixed; times, ids and timestamps come from the server, so a second recording differs in them.
-The recorder refuses to write anything that names a path of the machine. `python -m tests.vllm_env record`
-calls it.
+"""Writes tests/contract/data: the messages of a real vLLM, for tests that run without vLLM. All prompts are
+fixed. Times, ids and timestamps come from the server, so they differ in a second recording. The recorder
+refuses to write anything that names a path of the machine. `python -m tests.vllm_env record` calls it.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[s
     requests: list[dict[str, object]] = []
     with _tap(environment, address=f"ipc://{server.options.kv_events_socket}") as events:
         _wait_for_subscriber(server, events)
-        # Empties the cache, so that the recording starts from nothing. vLLM sends the event that says so,
+        # Empties the cache, so that the recording starts from nothing. vLLM sends the event about the reset,
         # and every other, only with the next request's.
         assert server.post("/reset_prefix_cache", b"").status == 200
         conversation = prose("first turn", words=200)

@@ -1,7 +1,7 @@
 """Prints every route that this vLLM can serve, as patterns of its own router. It runs inside the vLLM
 environment, not in ours. It builds vLLM's application with every task and mode on, without an engine, and
-prints a JSON list of {path, pattern} on its last line.
-`tests/contract/data/routes.json` is that list, for runs without vLLM. Called by `recording`.
+prints a JSON list of {path, pattern} on its last line. `tests/contract/data/routes.json` is that list, for
+runs without vLLM. `recording` calls this program.
 """
 
 from __future__ import annotations

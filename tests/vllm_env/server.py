@@ -1,8 +1,8 @@
 """Starts, watches and kills one real vLLM server on the CPU.
 
-A server is a process group of its own, listening on 127.0.0.1, and never outlives the process that started
-it: a guard that reads from a pipe kills the group when the pipe closes. Called by the fixtures and the
-recorder.
+A server is a process group of its own and listens on 127.0.0.1. It never outlives the process that started
+it, because a guard that reads from a pipe kills the group when the pipe closes. The fixtures and the recorder
+call this module.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ REQUEST_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.2
 
 _PORTS = range(18000, 28000)
-"""The ports below the range from which Linux takes ports by itself: a server binds seconds after its port was
-chosen.
+"""These ports are below the range from which Linux takes ports by itself, because a server binds its port
+seconds after the port was chosen.
 """
 
 
 class VllmServerError(Exception):
-    """The server did not start, or died; the message ends with the tail of its log."""
+    """The server did not start, or died. The message ends with the tail of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ServerOptions:
     """
     adapters: tuple[str, ...] = tiny_model.ADAPTERS
     arguments: tuple[str, ...] = ()
-    """Of two equal flags vLLM takes the last."""
+    """Further flags. If a flag comes twice, vLLM takes the last one."""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,7 +78,7 @@ class Answer:
 
 
 class VllmServer:
-    """One server. `start` returns at once, so that several can start side by side; `wait_ready` waits."""
+    """One server. `start` returns at once, so that several can start side by side. `wait_ready` waits."""
 
     def __init__(
         self, environment: VllmEnvironment, *, name: str, folder: Path, options: ServerOptions | None = None
@@ -120,17 +120,17 @@ class VllmServer:
         self.stop()
 
     def start(self, *, port: int | None = None) -> None:
-        """Start the server. `port`: the port of a restarted server, which keeps its address; None means any
+        """Start the server. `port`: the port of a restarted server, which keeps its address. None means any
         free port.
         """
         assert not self.running, f"{self.name} is running already"
-        self.kill()  # This kills what a dead leader left of its group.
+        self.kill()  # A dead leader may have left processes of its group. This kills them.
         self.port = _free_port(self.host) if port is None else port
         self.ready_after_s = None
         self._started_at = time.monotonic()
         self._sockets = tempfile.TemporaryDirectory(
             prefix="vllm-", ignore_cleanup_errors=True
-        )  # short: 107 bytes
+        )  # the path of a socket may have only 107 bytes
         own = {
             "VLLM_RPC_BASE_PATH": self._sockets.name
         }  # a killed server leaves the sockets between its processes
@@ -171,7 +171,7 @@ class VllmServer:
         return False
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Stop the server in order; kill the processes that have not ended by then."""
+        """Stop the server in order. Then kill the processes that have not ended."""
         if self._process is not None and self.running:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -273,7 +273,7 @@ class VllmServer:
 
 
 def start_all(servers: Sequence[VllmServer]) -> None:
-    """Start all servers side by side and wait for them; on failure none is left running."""
+    """Start all servers side by side and wait for them. After a failure none is left running."""
     try:
         for server in servers:
             server.start()
@@ -298,7 +298,7 @@ def _variables(environment: VllmEnvironment) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    # Nothing of the caller's Python or vLLM settings reaches the server:
+    # None of the caller's Python or vLLM settings reaches the server:
     # PYTHONHASHSEED alone changes every block hash.
     return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VLLM_"))} | own
 

@@ -103,7 +103,7 @@ class Kubelet:
         name = self.config.node
         labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **self.config.labels}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        with contextlib.suppress(ApiError):  # the file may be left from an earlier life
+        with contextlib.suppress(ApiError):  # an earlier process may have created the node
             await self.api.create("/api/v1/nodes", node)
         stamp = _micro_time().partition(".")[0] + "Z"
         good = {"reason": "KubeletReady", "lastHeartbeatTime": stamp, "lastTransitionTime": stamp}
@@ -167,7 +167,7 @@ class Kubelet:
         task.add_done_callback(over)
 
     async def _forget(self, namespace: str, name: str) -> None:
-        """Remove everything that an earlier life of this node left."""
+        """Remove everything that an earlier process of this node left."""
         with contextlib.suppress(ApiError):
             await self.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
 

@@ -88,7 +88,7 @@ class Api:
 
     async def _watch(self, path: str, version: str, params: Mapping[str, str]) -> AsyncIterator[JsonObject]:
         query = {**params, "watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}
-        # Neither a silent connection nor a server that stops slowly may be trusted for ever.
+        # A connection may be silent without end, and a server may stop slowly. So both waits have a limit.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_WATCH_S + 30)
         async with self._session.get(path, params=query, timeout=timeout) as response:
             if response.status != 200:

@@ -1,8 +1,8 @@
 """One container of a pod: its process, its probes, its restarts, its hooks, and its status.
 
-Invariants: at most one process at a time; a stop is final; the report is always current (`status`), and
-`changed` is called after each change of it. Times are wall-clock times, because the API shows them. Called by
-`pod`.
+Invariants: there is at most one process at a time. A stop is final. The report (`status`) is always current,
+and `changed` is called after each change of the report. Times are wall-clock times, because the API shows
+them. Called by `pod`.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Pod:
             self._spawn(container)
         for container in self._main:
             await container.over.wait()
-        if not self._terminating.is_set():  # a pod that ran to its end takes its sidecars along
+        if not self._terminating.is_set():  # all other containers have ended, so the sidecars end too
             await self._stop_sidecars(until=time.monotonic() + self._grace_s())
 
     async def _prepare_volumes(self) -> None:
