@@ -277,6 +277,8 @@ async def faulty(picker: PickerUnderTest, fault: Fault) -> AsyncIterator[PickerU
     await server.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            yield PickerUnderTest(channel=channel, endpoints=picker.endpoints, has=picker.has)
+            yield PickerUnderTest(
+                channel=channel, endpoints=picker.endpoints, has=picker.has, pace=picker.pace
+            )
     finally:
         await server.stop(None)

@@ -128,6 +128,7 @@ async def test_row_10_a_conformance_run_steers_and_hears_who_served(duplex: Gate
 
 async def test_row_12_a_bad_request_is_refused_before_any_server_sees_it(duplex: Gateway) -> None:
     """The client gets the error as JSON with the error's status, in full duplex too."""
+    await duplex.picker.reads_bodies()
     before = sum(len(b.prompts) for b in duplex.backends)
     reply = await duplex.client.request("POST", "/v1/chat/completions", body=b"{}")
     assert (reply.status, reply.json()["error"]["type"]) == (400, "invalid_request_error")

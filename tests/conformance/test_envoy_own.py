@@ -79,9 +79,10 @@ async def test_row_05_the_next_of_the_list_serves_when_the_first_is_dead(through
 
 
 async def test_row_07_envoy_tells_who_served_after_a_retry(through: Gateway) -> None:
-    """Envoy itself tells the picker that another endpoint served, and the picker remembers the
-    prompt there.
+    """Envoy itself tells the picker that another endpoint served, and the picker expects the prompt in the
+    cache of that endpoint.
     """
+    await through.picker.reads_bodies()
     first = through.backend_at((await decided(through, await through.client.complete(long("y"))))[0])
     first.behaviour.fail_next = 1
     reply = await through.client.complete(long("y"))
@@ -90,6 +91,11 @@ async def test_row_07_envoy_tells_who_served_after_a_retry(through: Gateway) -> 
     decision = await through.picker.decision(reply.headers["x-request-id"])
     assert decision is not None
     assert through.backend_at(decision["served"]).name == reply.served_by
+    again = await through.client.complete(long("y"))
+    decision = await through.picker.decision(again.headers["x-request-id"])
+    assert decision is not None
+    matched = {candidate["name"]: candidate["matched_tokens"] for candidate in decision["candidates"]}
+    assert matched[reply.served_by] > 0.8 * decision["prompt_tokens"], "only whole chunks match"
 
 
 async def test_row_06_no_endpoint_is_503_and_recovers(through: Gateway) -> None:
@@ -123,6 +129,7 @@ async def test_row_11_a_client_does_not_name_its_server(through: Gateway) -> Non
 
 async def test_row_12_refusals_reach_the_client_as_json(through: Gateway) -> None:
     """Refusals of the picker and of Envoy have the shape that OpenAI's clients parse."""
+    await through.picker.reads_bodies()
     bad = await through.client.request("POST", "/v1/chat/completions", body=b'{"model": "m"')
     large = await through.client.request("POST", "/v1/chat/completions", body=b" " * (33 * 2**20))
     for reply, status in ((bad, 400), (large, 413)):

@@ -31,7 +31,7 @@ from tests.harness.processes import wait_until
 
 CALM: Final[Mapping[str, Any]] = {
     "sampling": {"share": 0},
-    "scrape": {"intervalSeconds": 0.2, "failuresToEject": 15},
+    "scrape": {"intervalSeconds": 0.2, "idleIntervalSeconds": 0.2, "failuresToEject": 15},
     "failures": {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0},
 }
 """A policy under which nothing that one test does to a server counts against the server in the next test."""
@@ -116,21 +116,14 @@ class Setup:
         await wait_until(follows, what=f"the picker holds {wanted}")
         await self.listed()
 
-    async def policy(self, name: str, *, refuses: bool = False, **more: Any) -> None:
-        """Wait until the picker routes by the policy, or refuses it."""
-        before = await self._refused()
+    async def policy(self, name: str, **more: Any) -> None:
+        """Wait until the picker routes by the policy."""
         write_policy(self.config, {**CALM, **more}, name=name)
 
         async def used() -> bool:
-            await self.client.complete("by which", headers={"x-request-id": f"policy-{name}"})
-            if refuses:
-                return await self._refused() > before
-            return (await self.picker.decision(f"policy-{name}") or {}).get("policy") == name
+            return await self.picker.metric("epp_policy_info", policy=name) == 1
 
-        await wait_until(used, what=f"the picker goes by {name}")
-
-    async def _refused(self) -> float:
-        return await self.picker.metric("epp_refused_total", reason="saturated")
+        await wait_until(used, what=f"the picker uses the policy {name}")
 
     def ideal_hit_ratio(self, marker: str) -> float:
         """Of the prompts with `marker` in them, return the share that the chosen server had seen, as if its

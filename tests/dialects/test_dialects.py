@@ -38,10 +38,12 @@ async def test_prompts_go_where_their_prefix_is_and_hits_are_as_predicted(setup:
     prompts = [f"prefix of user {n % 4}: {WORDS * 120} question {n}" for n in range(24)]
     predicted = total = 0
     for n, prompt in enumerate(prompts):
+        if n % 12 == 0:
+            await setup.picker.reads_bodies()
         reply = await setup.client.complete(prompt, headers={"x-request-id": f"hit-{n}"})
         assert reply.status == 200
         decision = await setup.decision(f"hit-{n}")
-        assert decision["kind"] == "completions"
+        assert (decision["kind"], decision["unread"]) == ("completions", "")
         predicted += decision["matched_tokens"]
         total += decision["prompt_tokens"]
     ideal = setup.ideal_hit_ratio("prefix of user")
@@ -50,6 +52,7 @@ async def test_prompts_go_where_their_prefix_is_and_hits_are_as_predicted(setup:
 
 
 async def test_a_chat_is_known_by_its_path_or_its_body(setup: Setup) -> None:
+    await setup.picker.reads_bodies()
     body = {"model": "m", "messages": [{"role": "user", "content": WORDS * 60}]}
     reply = await setup.client.request(
         "POST",
@@ -58,7 +61,8 @@ async def test_a_chat_is_known_by_its_path_or_its_body(setup: Setup) -> None:
         headers={"content-type": "application/json", "x-request-id": "chat"},
     )
     assert reply.status == 200
-    assert (await setup.decision("chat"))["kind"] == "chat"
+    decision = await setup.decision("chat")
+    assert (decision["kind"], decision["unread"]) == ("chat", "")
 
 
 async def test_a_request_without_a_body_is_served(setup: Setup) -> None:
@@ -75,7 +79,7 @@ async def test_the_list_of_models_is_that_of_all_servers_where_the_gateway_shows
         assert [card["id"] for card in reply.json()["data"]] == [ALIAS, "m", ADAPTER]
 
 
-async def test_a_model_goes_to_who_lists_it(setup: Setup) -> None:
+async def test_a_request_goes_to_the_server_that_lists_its_model(setup: Setup) -> None:
     for n in range(3):
         reply = await setup.client.complete(f"who has it {n}", model=ADAPTER)
         assert (reply.status, reply.served_by) == (200, "s2")
@@ -141,6 +145,7 @@ async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_name
             return any(each["running"] == 8 for each in await setup.endpoints())
 
         await wait_until(busy, what="the decode server is known to be busy")
+        await setup.picker.reads_bodies()
         reply = await setup.client.complete(f"computed elsewhere {WORDS * 200}", headers=own)
         assert (reply.status, reply.served_by) == (200, "s1")
         await setup.client.complete("too short to move", headers=own)
@@ -167,11 +172,12 @@ async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setu
     assert len(named) == (3 if setup.shape.reads_list else 1)
 
 
-async def test_a_dead_first_choice_is_passed_over_at_once_or_once_scrapes_have_told(setup: Setup) -> None:
+async def test_a_dead_first_choice_is_passed_over_at_once_or_after_failed_scrapes(setup: Setup) -> None:
     """A gateway that reads a list turns to the next endpoint.
     A gateway that reads one address fails until the picker knows of the death.
     """
     prompt = f"who dies {WORDS * 120}"
+    await setup.picker.reads_bodies()
     dead = setup.backend((await setup.client.complete(prompt)).served_by)
     await dead.stop()
     try:
@@ -194,7 +200,7 @@ async def test_a_dead_first_choice_is_passed_over_at_once_or_once_scrapes_have_t
     await wait_until(all_back, what="the server is back")
 
 
-async def test_nobody_to_send_it_to_is_a_503_where_the_gateway_shows_it(setup: Setup) -> None:
+async def test_a_fleet_without_endpoints_is_a_503_where_the_gateway_shows_it(setup: Setup) -> None:
     await setup.use(())
     try:
         reply = await setup.client.complete("to nobody")
@@ -209,10 +215,14 @@ async def test_nobody_to_send_it_to_is_a_503_where_the_gateway_shows_it(setup: S
 async def test_a_full_fleet_is_a_429_where_the_gateway_shows_it(setup: Setup) -> None:
     for backend in setup.backends:
         backend.metrics["vllm:num_requests_waiting"] = 9
-    await setup.policy(
-        "full", refuses=True, load={"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7}
-    )
+    await setup.policy("full", load={"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7})
+
+    async def full() -> bool:
+        return all(each["waiting"] == 9 for each in await setup.endpoints())
+
     try:
+        await wait_until(full, what="the picker knows that every server has a queue")
+        await setup.picker.reads_bodies()
         reply = await setup.client.complete("too much")
     finally:
         for backend in setup.backends:
@@ -270,9 +280,11 @@ async def test_a_body_that_ends_in_trailers_is_read_and_passed_on(setup: Setup) 
         + b"%x\r\n%s\r\n0\r\nx-sum: 1\r\n\r\n"
         % (len(body), body)
     )
+    await setup.picker.reads_bodies()
     reply = await raw_http.ask(Address.parse(setup.client.url.removeprefix("http://")), sent)
     assert reply.status == 200
-    assert (await setup.decision("trailing"))["kind"] == "completions"
+    decision = await setup.decision("trailing")
+    assert (decision["kind"], decision["unread"]) == ("completions", "")
     assert any(received.body == body for backend in setup.backends for received in backend.prompts)
 
 
@@ -300,6 +312,7 @@ async def test_an_adapter_goes_where_it_is_loaded(setup: Setup) -> None:
             return any(name in (each["adapters"] or ()) for each in await setup.endpoints())
 
         await wait_until(known, what="the adapter is known")
+        await setup.picker.reads_bodies()
         for n in range(3):
             reply = await setup.client.complete(f"{n}", model=name)
             assert (reply.status, reply.served_by) == (200, holder.name)
@@ -327,7 +340,7 @@ async def test_the_picker_hears_who_served_where_the_gateway_tells(setup: Setup)
         assert decision["served"] is None
 
 
-async def test_a_killed_picker_is_as_the_gateway_has_it_and_is_found_again(setup: Setup) -> None:
+async def test_the_gateway_fails_open_or_closed_without_the_picker_and_finds_it_again(setup: Setup) -> None:
     """If answers do not pass the picker, they go on, and new requests are served too. If they pass the
     picker, the gateway fails closed.
     """

@@ -127,21 +127,49 @@ class PickerProcess:
 
     async def metrics(self) -> str:
         """Return the metrics pages of all workers, one after the other."""
+        return "\n".join(await self._pages())
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric's samples with these labels, over all workers."""
+        return _total(await self.metrics(), name, **labels)
+
+    async def reads_bodies(self) -> None:
+        """Wait until each worker is sure to read the bodies of its next 15 requests.
+
+        On a busy machine every request may be late. After 16 late requests in a row a picker routes late
+        requests without reading them, until half a second has passed without a late request
+        (docs/operations.md, "When the picker has too much to do"). A pause of more than 0.1 s ends the row.
+        A picker measures its event loop every 0.1 s. So the row has ended after two more measurements.
+        """
+        measured = "epp_loop_lag_seconds_count"
+        before = [_total(page, measured) for page in await self._pages()]
+
+        async def calm() -> bool:
+            pages = await self._pages()
+            return all(
+                _total(page, "epp_overload_ratio") == 0 and _total(page, measured) >= count + 2
+                for page, count in zip(pages, before, strict=True)
+            )
+
+        await wait_until(calm, what="the picker reads every body")
+
+    async def _pages(self) -> list[str]:
         pages = []
         for url in self.admin_urls:
             async with self._session.get(f"{url}/metrics") as response:
                 pages.append(await response.text())
-        return "\n".join(pages)
+        return pages
 
-    async def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's samples with these labels, over all workers."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        total = 0.0
-        for line in (await self.metrics()).splitlines():
-            series, _, value = line.rpartition(" ")
-            if series.partition("{")[0] == name and all(label in series for label in wanted):
-                total += float(value)
-        return total
+
+def _total(page: str, name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples with these labels on a metrics page."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    total = 0.0
+    for line in page.splitlines():
+        series, _, value = line.rpartition(" ")
+        if series.partition("{")[0] == name and all(label in series for label in wanted):
+            total += float(value)
+    return total
 
 
 @asynccontextmanager

@@ -72,6 +72,7 @@ async def test_two_workers_hit_as_one_does_and_one_that_was_killed_starts_warm(t
 
         await wait_until(met_again, what="the workers have met", timeout_s=60)
         for turn in range(4):
+            await picker.reads_bodies()
             for user in range(12):
                 prompt = text(f"user {user}", 4000).decode() + "".join(
                     text(f"{user} {n}", 600).decode() for n in range(turn)
