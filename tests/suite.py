@@ -161,7 +161,7 @@ def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
     kept = (
         "-o",
         f"cache_dir={(_FOLDER / part.name).resolve()}",
-    )  # which tests failed; another part runs at the same time
+    )  # the list of failed tests, one for each part, since two parts run at a time
     status = _run([*part.command, *written, *kept, *arguments], name=part.name)
     return status, read_report(report) if report.exists() else Report()
 

@@ -1,4 +1,4 @@
-"""The Dockerfiles, checked without building an image; `test_images` checks the built images."""
+"""The Dockerfiles, checked without building an image. `test_images` checks the built images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.image_env.dockerfiles import FOLDER, read, sources
 
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 OPTIONAL = {
-    "model_server",  # this is the simulator; `epp replay` reports that it is missing
+    "model_server",  # the simulator; `epp replay` reports that it is missing
     "jinja2",
     "tokenizers",
     "torch",

@@ -69,7 +69,7 @@ class Installed:
         return await asyncio.to_thread(self.plane.helm, *arguments, "-n", self.namespace)
 
     async def upgrade(self, release: str, chart: str, **values: Any) -> None:
-        """Install or upgrade; return once everything is ready."""
+        """Install or upgrade. Return once everything is ready."""
         sets = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in values.items()]
         waiting = ("--wait", "--timeout", f"{DEADLINE_S:.0f}s")
         await self.helm("upgrade", "--install", release, CHARTS / chart, *sets, *waiting)

@@ -79,7 +79,7 @@ class SteadyLoad:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Requests that begin in the block belong to this phase; requests that were under way belong to the
+        """Requests that begin in the block belong to this phase. Requests that were under way belong to the
         phase before.
         """
         phase = Phase(name)

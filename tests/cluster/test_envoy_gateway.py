@@ -1,6 +1,6 @@
 """A real Envoy Gateway in front of the picker, installed by its chart and ours. The test installs it, uses
 it, and kills and replaces its picker under load. The control plane, Envoy Gateway, Envoy, both charts and the
-picker are real; a stand-in kubelet runs the pods.
+picker are real. A stand-in kubelet runs the pods.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Gateway:
         self._asked = 0
 
     async def set_objective(self, priority: int | None, *, group: str = NEW) -> None:
-        """Set the priority of the object `people`; None deletes the object."""
+        """Set the priority of the object `people`. None deletes the object."""
         site = self.site
         if priority is None:
             site.plane.kubectl("delete", "-n", site.namespace, plural(group), "people")
@@ -159,7 +159,7 @@ class Gateway:
         return tasks
 
     async def _begin(self, stack: AsyncExitStack, *, named: bool, group: str = NEW) -> asyncio.Task[Exchange]:
-        """Begin a request; the task ends with the picker's answer. The client leaves when the stack ends."""
+        """Begin a request. The task ends with the picker's answer. The client leaves when the stack ends."""
         self._asked += 1
         one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX, patience_s=120))
         body = json.dumps({"model": "m", "prompt": f"{self._asked} " * 80}).encode()

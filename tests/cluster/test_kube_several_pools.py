@@ -153,7 +153,7 @@ async def _is(client: Client, models: list[str]) -> bool:
 async def _one_policy_routes_for_all(
     policies: Policies, picker: PickerProcess, cluster: ControlPlane, namespace: str
 ) -> None:
-    """The oldest policy of all pools applies; the status of the other names the policy in its place."""
+    """The oldest policy of all pools applies. The status of the other names the policy in its place."""
     for name, pool in (("first", "mistral"), ("second", "llama")):
         document = json.loads(policy_document(name, rule="affinity"))
         document["spec"]["targetRef"]["name"] = pool

@@ -1,7 +1,7 @@
 """The gateway's life in a cluster, by the charts, under load: it is installed and used, its policy changes,
 it is scaled, harmed and upgraded, its API server goes away, and it is removed.
-The control plane, helm, kubectl, Envoy, the picker and the model servers are real; a stand-in kubelet runs
-the pods. This is one test, because each chapter continues from the one before; each chapter is a function.
+The control plane, helm, kubectl, Envoy, the picker and the model servers are real. A stand-in kubelet runs
+the pods. This is one test, because each chapter continues from the one before. Each chapter is a function.
 No request may fail in any of them.
 """
 
@@ -119,7 +119,7 @@ async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
 
 
 async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str) -> None:
-    """Round robin shows every prompt to all three servers; then the old policy comes back."""
+    """Round robin shows every prompt to all three servers. Then the old policy comes back."""
     await site.apply(await site.policy("routing", rule="round-robin"))
     await site.wait_policy("routing", "Programmed", status="True")
     seen: list[int] = []

@@ -89,7 +89,7 @@ class ControlPlane:
         return self.folder / "pki" / "apiserver.crt"
 
     def start(self) -> None:
-        """Start everything; return once the scheduler and every controller can work.
+        """Start everything. Return once the scheduler and every controller can work.
         Raise ControlPlaneError if the control plane cannot be started.
         """
         started_at = time.monotonic()
@@ -133,7 +133,7 @@ class ControlPlane:
         self._port_held.bind((_HOST, self._ports[2]))
 
     def start_api_server(self) -> None:
-        """Start the API server again on the same port, with the same data; return once it is ready."""
+        """Start the API server again on the same port, with the same data. Return once it is ready."""
         if self._port_held is not None:
             self._port_held.close()
             self._port_held = None

@@ -40,7 +40,7 @@ class Fault:
 
 
 def _mutation(answer: Any) -> Any:
-    """Return the header mutation of any answer; None if the answer cannot have one."""
+    """Return the header mutation of any answer. None if the answer cannot have one."""
     kind = answer.WhichOneof("response")
     part = getattr(answer, kind)
     return part.response.header_mutation if hasattr(part, "response") else None

@@ -52,7 +52,7 @@ async def _at_once() -> None:
 
 @dataclass(slots=True)
 class PickerUnderTest:
-    """A picker by its address. `endpoints` are the `ip:port` from which it may choose; all of
+    """A picker by its address. `endpoints` are the `ip:port` from which it may choose. All of
     them are ready.
     """
 
@@ -70,7 +70,7 @@ class PickerUnderTest:
             yield exchange
 
     async def route(self, mode: Mode = BUFFERED, body: Any = BODY, **request: Any) -> Exchange:
-        """Route one request from start to end; the picked server answers 200."""
+        """Route one request from start to end. The picked server answers 200."""
         async with self.exchange(mode) as exchange:
             await exchange.send(body, **request)
             if exchange.immediate is None:

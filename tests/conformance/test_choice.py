@@ -31,7 +31,7 @@ def with_and_without_body() -> pytest.MarkDecorator:
 @every_mode
 @with_and_without_body()
 async def test_row_03_a_subset_list_binds(picker: PickerUnderTest, mode: Mode, body: bytes | None) -> None:
-    """The data plane may send a list of the endpoints that are allowed; the pick and its fallbacks are among
+    """The data plane may send a list of the endpoints that are allowed. The pick and its fallbacks are among
     them.
     """
     for allowed in (picker.endpoints[:1], picker.endpoints[1:]):
@@ -111,8 +111,8 @@ async def test_row_04_header_and_metadata_say_the_same(
 
 
 async def test_row_04_one_answer_carries_both(picker: PickerUnderTest) -> None:
-    """Header and metadata come in one message, so that no data plane acts on half a pick;
-    no other namespace is set."""
+    """Header and metadata come in one message, so that no data plane acts on half a pick.
+    No other namespace is set."""
     routed = await picker.route(DUPLEX, BODY)
     assert list(routed.metadata) == [LB]
     assert routed.carriers == 1
@@ -203,7 +203,7 @@ async def test_row_10_without_the_flag_the_test_headers_mean_nothing(picker: Pic
 
 
 async def test_row_15_the_values_of_a_repeated_header_are_one_list(flagged: PickerUnderTest) -> None:
-    """A header that comes twice counts as a list of its values in their order; upper and lower case in names
+    """A header that comes twice counts as a list of its values in their order. Upper and lower case in names
     are the same.
     """
     flagged.needs("conformance-headers")
@@ -269,7 +269,7 @@ async def test_row_16_the_decision_is_found_by_the_request_id(ours: OwnPicker) -
 
 
 async def test_row_15_the_status_is_read_under_its_real_name(ours: OwnPicker) -> None:
-    """The server's status is the pseudo header `:status`; a header named `status` is just another header."""
+    """The server's status is the pseudo header `:status`. A header named `status` is just another header."""
     async with ours.exchange() as exchange:
         await exchange.send(BODY, headers=[("x-request-id", "status-read")])
         await exchange.respond(status=418, headers=[("status", "200")])

@@ -37,7 +37,7 @@ def long(topic: object) -> str:
 async def through(
     controllable: None, tmp_path_factory: pytest.TempPathFactory, both_transports: None
 ) -> AsyncIterator[Gateway]:
-    """Envoy, our picker and three model servers; each test leaves them as they were."""
+    """Envoy, our picker and three model servers. Each test leaves them as they were."""
     async with running_gateway(tmp_path_factory.mktemp("own"), policy=CALM) as gateway:
         yield gateway
 
@@ -60,7 +60,7 @@ async def test_row_04_the_first_destination_serves(through: Gateway) -> None:
 
 
 async def test_row_05_the_next_of_the_list_serves_when_the_first_is_dead(through: Gateway) -> None:
-    """A server that died a moment ago is still named first; the second server serves its requests, and none
+    """A server that died a moment ago is still named first. The second server serves its requests, and none
     fails.
     """
     first = through.backend_at((await decided(through, await through.client.complete(long("x"))))[0])
@@ -99,7 +99,7 @@ async def test_row_07_envoy_tells_who_served_after_a_retry(through: Gateway) -> 
 
 
 async def test_row_06_no_endpoint_is_503_and_recovers(through: Gateway) -> None:
-    """Without endpoints the client gets 503 as JSON; once they are back, it gets an answer."""
+    """Without endpoints the client gets 503 as JSON. Once they are back, it gets an answer."""
     backends = through.backends
     await through.set_backends([])
 
@@ -153,7 +153,7 @@ async def test_row_13_requests_without_inference_are_served(through: Gateway) ->
 
 
 async def test_row_16_the_client_hears_the_request_id(through: Gateway) -> None:
-    """The answer carries the caller's id, or the id that the picker made; the id names the decision."""
+    """The answer carries the caller's id, or the id that the picker made. The id names the decision."""
     kept = await through.client.complete(headers={"x-request-id": "caller-1"})
     assert kept.headers["x-request-id"] == "caller-1"
     assert await decided(through, kept)
@@ -167,7 +167,7 @@ async def test_row_16_the_client_hears_the_request_id(through: Gateway) -> None:
 
 @asynccontextmanager
 async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
-    """Begin streamed answers; the servers hold back their last piece."""
+    """Begin streamed answers. The servers hold back their last piece."""
     for backend in gateway.backends:
         backend.behaviour.chunks = 3
         backend.behaviour.before_last.shut()
@@ -179,7 +179,7 @@ async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
 
 
 async def whole(gateway: Gateway, answers: list[OpenReply]) -> None:
-    """Let the servers go on; check that every answer arrives to its end."""
+    """Let the servers go on. Check that every answer arrives to its end."""
     for backend in gateway.backends:
         backend.behaviour.before_last.open()
     bodies = await asyncio.gather(*(a.rest() for a in answers))

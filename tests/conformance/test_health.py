@@ -32,7 +32,7 @@ class Watched:
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self.told: list[int] = []
         self.error: grpc.StatusCode | None = None
-        """The error that ended the Watch; None if it is open or was stopped."""
+        """The error that ended the Watch. None if it is open or was stopped."""
         self._call: Any = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=service)
         )
@@ -97,7 +97,7 @@ async def test_row_08_watch_sends_the_status_at_once_and_stays_open(
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_08_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp_path: Path) -> None:
-    """After SIGTERM readiness ends first and liveness stays; streams in flight finish, and new ones are
+    """After SIGTERM readiness ends first and liveness stays. Streams in flight finish, and new ones are
     answered.
     """
     async with own_picker(tmp_path) as picker, watching(picker, "liveness", *READINESS) as watches:
@@ -123,7 +123,7 @@ async def test_row_08_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp
 @pytest.mark.usefixtures("controllable")
 async def test_row_14_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Path) -> None:
     """A stream that only waits for an answer's end is closed at once, with OK: an error would cut the answer
-    if the gateway fails closed. A stream whose answer has not begun stays open until it begins; so does a
+    if the gateway fails closed. A stream whose answer has not begun stays open until it begins. So does a
     stream through which the answer passes.
     """
     async with own_picker(tmp_path) as picker, AsyncExitStack() as stack:

@@ -81,7 +81,7 @@ async def test_row_20_a_client_names_no_server_to_call(
 
 @every_reading_mode
 async def test_row_20_the_prefill_server_is_named(of_models: OwnPicker, mode: Mode) -> None:
-    """If the servers that answer are busy, another server computes a long prompt; a client's header changes
+    """If the servers that answer are busy, another server computes a long prompt. A client's header changes
     nothing.
     """
     async with AsyncExitStack() as stack:

@@ -53,7 +53,7 @@ async def test_row_01_a_request_without_a_body_is_routed(picker: PickerUnderTest
 
 @reading_mode
 async def test_row_01_a_body_of_many_pieces_is_routed(picker: PickerUnderTest, mode: Mode) -> None:
-    """The network may cut a body anywhere; every piece gets the answer that its mode asks for."""
+    """The network may cut a body anywhere. Every piece gets the answer that its mode asks for."""
     body = completion("many pieces " * 400)
     routed = await picker.route(mode, in_pieces(body, 700))
     assert set(routed.destinations) <= set(picker.endpoints)
@@ -74,7 +74,7 @@ async def test_row_01_a_client_that_goes_away_in_mid_request_harms_no_other(pick
 async def test_row_02_answers_come_as_headers_then_body_then_trailers(
     picker: PickerUnderTest, mode: Mode, *, trailers: bool
 ) -> None:
-    """In full duplex the data plane takes the answers in the order of the request's parts; each part comes
+    """In full duplex the data plane takes the answers in the order of the request's parts. Each part comes
     once, except the body.
     """
     pieces = in_pieces(completion("in order " * 2000), 5000)
@@ -110,7 +110,7 @@ async def test_row_02_the_body_comes_back_byte_for_byte_in_pieces_that_fit(
 async def test_row_02_before_trailers_no_body_piece_ends_the_stream(
     picker: PickerUnderTest, mode: Mode
 ) -> None:
-    """A body that trailers follow does not end the request; the trailers do."""
+    """A body that trailers follow does not end the request. The trailers do."""
     body = completion("trailers follow " * 5000)
     async with picker.exchange(mode) as exchange:
         await exchange.send(in_pieces(body, 9_000), trailers=True)
@@ -166,7 +166,7 @@ async def test_row_15_names_in_any_case_and_either_kind_of_value(
 
 @every_mode
 async def test_row_15_a_name_that_comes_twice_is_no_error(picker: PickerUnderTest, mode: Mode) -> None:
-    """Requests and responses may repeat any header; all its values pass, and the request is routed."""
+    """Requests and responses may repeat any header. All its values pass, and the request is routed."""
     twice = [("accept", "a"), ("accept", "b"), ("set-cookie", "c"), ("Set-Cookie", "d")]
     async with picker.exchange(mode) as exchange:
         await exchange.send(completion(), headers=twice)
@@ -178,7 +178,7 @@ async def test_row_15_a_name_that_comes_twice_is_no_error(picker: PickerUnderTes
 
 
 async def test_row_15_bytes_that_are_no_text_are_no_error(picker: PickerUnderTest) -> None:
-    """Header values are bytes; bytes outside ASCII and UTF-8 neither end the stream nor change on the way."""
+    """Header values are bytes. Bytes outside ASCII and UTF-8 neither end the stream nor change on the way."""
     odd = [("x-odd", "\xff\x80\xc3"), ("x-request-id", "\xe9t\xe9")]
     routed = await picker.route(BUFFERED, completion(), headers=odd)
     assert routed.destinations

@@ -105,7 +105,7 @@ async def test_row_13_a_query_and_a_prefix_of_the_path_do_no_harm(picker: Picker
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_06_no_endpoint_at_all_is_503(tmp_path: Path) -> None:
-    """Without any endpoint every request, with or without a body, gets 503; once there are endpoints, none
+    """Without any endpoint every request, with or without a body, gets 503. Once there are endpoints, none
     does.
     """
     async with running_backends(2) as backends, own_picker(tmp_path, backends=[]) as picker:

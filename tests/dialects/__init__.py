@@ -1,1 +1,1 @@
-"""The picker behind each gateway of docs/protocol.md: the tests send, read and fail as that gateway does."""
+"""The picker behind each gateway of docs/protocol.md. The tests send, read and fail as that gateway does."""

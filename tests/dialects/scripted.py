@@ -1,7 +1,6 @@
-"""The two gateways that are not Envoys, as far as a picker and a client see them: an HTTP server that asks
-the picker and proxies.
-Written after agentgateway's `ext_proc.rs` and NGINX Gateway Fabric's `endpoint_picker.go` and `epp.js`.
-Both run in the test's event loop.
+"""The two gateways that are not Envoys, as far as a picker and a client see them. Each is an HTTP server that
+asks the picker and proxies the request. They follow agentgateway's `ext_proc.rs` and NGINX Gateway Fabric's
+`endpoint_picker.go` and `epp.js`. Both run in the test's event loop.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Scripted:
 
 
 class AgentGateway(Scripted):
-    """Full duplex both ways over one connection; the header is one socket address; the gateway tells the
-    picker who served.
+    """Sends bodies in full duplex both ways, over one connection. The header holds one socket address. The
+    gateway tells the picker which server served.
     """
 
     def __init__(self, picker: str, servers: Sequence[str]) -> None:
@@ -86,7 +85,7 @@ class AgentGateway(Scripted):
                 server = str(Address.parse(exchange.destination))
             except ValueError:
                 return web.Response(status=500, text="EPP returned invalid address")
-            # The headers that the picker set go on; the headers that it removed do not.
+            # The headers that the picker set go on. The headers that it removed do not.
             changed = _plain({name: value for name, value in exchange.request.headers if name[0] != ":"})
             try:
                 async with self._asked(server, request, exchange.request.body, changed) as response:
@@ -111,7 +110,7 @@ class AgentGateway(Scripted):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send(call, response))
             ended = False
-            while not ended:  # the picker may cut the pieces that come back elsewhere
+            while not ended:  # the picker may cut the body into other pieces
                 streamed = (await call.read()).response_body.response.body_mutation.streamed_response
                 await answer.write(streamed.body)
                 ended = streamed.end_of_stream
@@ -126,8 +125,8 @@ class AgentGateway(Scripted):
 
 
 class NginxGatewayFabric(Scripted):
-    """A connection for each request: plain headers, one body, half-close; reads `raw_value`; goes on whatever
-    the picker answers.
+    """Opens a connection for each request, and sends plain headers, one body and a half-close. It reads
+    `raw_value` of the answer, and goes on whatever the picker answers.
     """
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -38,7 +38,7 @@ CALM: Final[Mapping[str, Any]] = {
 ADAPTER: Final = "m-sql"
 ALIAS: Final = "gpt"
 REWRITE: Final = {"models": [ALIAS], "targets": [{"model": ADAPTER}]}
-"""The name that the endpoints file gives the adapter; only the third server has the adapter."""
+"""The name that the endpoints file gives the adapter. Only the third server has the adapter."""
 SCRIPTED: Final = {"agentgateway": AgentGateway, "nginx": NginxGatewayFabric}
 
 
@@ -104,7 +104,7 @@ class Setup:
             return listed
 
     async def use(self, backends: Sequence[Backend], *, roles: Mapping[str, str] | None = None) -> None:
-        """Put these servers into the picker's endpoints file, with `roles` by name; the gateway knows all
+        """Put these servers into the picker's endpoints file, with `roles` by name. The gateway knows all
         servers.
         """
         write_endpoints(self.config, backends, roles=roles, rewrites=[REWRITE])

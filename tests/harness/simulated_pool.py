@@ -1,7 +1,8 @@
 """Pods that a test plays by itself, on a real API server. The test makes the pods, reports them Ready,
 restarts and deletes them as a kubelet would. Each pod's server has its own loopback address. One process
 answers at all addresses with a metrics page, so a picker can find and scrape as many servers as a test wants.
-`Policies` applies and reads PrefixRoutingPolicies; `picker_account` is what the chart gives a picker.
+`Policies` applies and reads PrefixRoutingPolicies. `picker_account` makes the account that the chart gives
+to a picker.
 """
 
 from __future__ import annotations

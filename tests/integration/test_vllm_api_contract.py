@@ -1,5 +1,5 @@
 """The same requests go to vLLM and to our model server. Status codes, shapes, ends of answers and counts of
-tokens are equal. Each field of ours is also in vLLM's answer and has the same type; vLLM has more fields.
+tokens are equal. Each field of ours is also in vLLM's answer and has the same type. vLLM has more fields.
 
 Some requests are treated differently on purpose (echo, prompt_logprobs, tools without a parser, bodies not
 called JSON). They are in docs/model-server.md and not here.

@@ -140,7 +140,7 @@ class VllmGateway:
 async def running_vllm_gateway(
     directory: Path, servers: Sequence[VllmServer], *, policy: Mapping[str, Any] | None = None
 ) -> AsyncIterator[VllmGateway]:
-    """Run the picker and Envoy before `servers`; `policy` is the part of the spec that differs from the
+    """Run the picker and Envoy before `servers`. `policy` is the part of the spec that differs from the
     defaults.
     """
     config = config_in(directory, policyFile=str(directory / "policy.yaml"))

@@ -101,15 +101,15 @@ def documents_example(policy: str) -> list[str]:
 
 
 def order_of_eviction() -> list[str]:
-    """Return the order of eviction: by score, whatever was used last; chunks of one prompt from
-    the tail on.
+    """Return the order of eviction. It follows the score and not the last use. Chunks of one prompt are
+    evicted from the tail on.
     """
     manager = manager_with(OURS, num_chunks=6)
     prompts = {"w": (["w0", "w1"], 2, [(0, 1)]), "x": (["x"], 3, [(0, 4)]), "y": (["y"], 2, [(0, 5)])}
     for prompt, uses, important in prompts.values():
         for _ in range(uses):
             serve(manager, prompt, important=important)
-    # The hints do not mention these, so all 32 tokens count; of w1 none does.
+    # The hints do not mention these, so all 32 tokens count. No token of w1 counts.
     for _ in range(2):
         serve(manager, ["z0", "z1"])
     one = serve(manager, ["new0"], important=[(0, 32)]).evicted
@@ -173,7 +173,7 @@ def what_the_cpu_backend_says() -> str:
 
 
 def random_history(*, seed: int, steps: int = 1500) -> int:
-    """Make stores and reads that overlap, fail and are reset; return how many chunks were evicted."""
+    """Make stores and reads that overlap, fail and are reset. Return how many chunks were evicted."""
     rng = random.Random(seed)
     manager = manager_with(OURS, num_chunks=24)
     storing: list[tuple[list[OffloadKey], ReqContext]] = []

@@ -60,7 +60,7 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
 
 
 def read_routes(environment: VllmEnvironment) -> list[dict[str, str]]:
-    """Return every route of vLLM, in all of its modes; this takes a quarter of a minute."""
+    """Return every route of vLLM, in all of its modes. This takes a quarter of a minute."""
     done = subprocess.run(
         [environment.python, "-W", "ignore", str(routes.__file__)],
         capture_output=True,

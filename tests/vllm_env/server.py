@@ -50,7 +50,7 @@ class ServerOptions:
     """The options in which a server differs from the usual server."""
 
     model: Path | None = None
-    """A model folder, served without LoRA; None means the tiny model with its adapters."""
+    """A model folder, served without LoRA. None means the tiny model with its adapters."""
     cache_blocks: int = 2048
     """65,536 tokens of cache: some 30 prompts of 2,000 tokens."""
     prompt_limit_tokens: int = tiny_model.MAX_TOKENS
@@ -198,7 +198,7 @@ class VllmServer:
         return [pid for pid in pids if _group_of(pid) == self._process.pid]
 
     def rss_bytes(self) -> int:
-        """Return the resident memory of all its processes; memory that they share counts in each."""
+        """Return the resident memory of all its processes. Memory that they share counts in each."""
         return sum(_resident_bytes(pid) for pid in self.pids())
 
     def log_tail(self, *, lines: int = 30) -> str:

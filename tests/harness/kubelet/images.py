@@ -1,5 +1,5 @@
-"""The table of images: a program of this machine, the folders that it needs, and the image's defaults; or the
-root folder of a built image.
+"""The table of images. An entry is a program of this machine with the folders that it needs and the image's
+defaults, or the root folder of a built image.
 
 A repository that is not in the table, or a tag that it does not list, cannot be pulled, as in a real cluster.
 """
