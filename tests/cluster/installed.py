@@ -99,7 +99,7 @@ class Installed:
         """Return the policy once this condition holds for its current generation."""
         found: dict[str, Any] = {}
 
-        async def so() -> bool:
+        async def condition_holds() -> bool:
             nonlocal found
             found = await self.get("prefixroutingpolicy", name)
             generation = found["metadata"]["generation"]
@@ -111,7 +111,8 @@ class Installed:
             )
 
         await self._wait(
-            so, what=lambda: f"{condition} {status} {reason} of policy {name}: {found.get('status')}"
+            condition_holds,
+            what=lambda: f"{condition} {status} {reason} of policy {name}: {found.get('status')}",
         )
         return found
 

@@ -24,14 +24,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.timeout(600)]
 
 OTHER = "another-model"
 LOAD = ["--users", "2", "--time", "3"]
-TELLING = """
+REPORT = """
 import os
 try:
     open("/opt/venv/written", "w")
 except OSError:
     print(os.getuid(), "read-only", end=" ")
 """
-TELLING_PICKER = TELLING + "from epp.request.jsontext import COMPILED; print(COMPILED)"
+REPORT_OF_PICKER = REPORT + "from epp.request.jsontext import COMPILED; print(COMPILED)"
 PROMPT = "The same beginning, again and again. " * 60
 
 
@@ -70,8 +70,8 @@ async def test_the_images_carry_requests_by_prefix(
         (pod,) = await site.pods("gateway", component="gateway")
         log = node.log(f"{namespace}/{pod['metadata']['name']}", "picker")
         assert "without a C compiler" not in log, "the picker answers if no server has the model"
-        assert await told(site, node, "picker", TELLING_PICKER) == "65532 read-only True"
-        assert await told(site, node, "model-server", TELLING) == "65532 read-only"
+        assert await output_of(site, node, "picker", REPORT_OF_PICKER) == "65532 read-only True"
+        assert await output_of(site, node, "model-server", REPORT) == "65532 read-only"
         load = {"enabled": True, "image": {"repository": "prefix-gateway/load"}, "args": LOAD}
         values = f"--set-json=loadTest={json.dumps(load)}"
         await site.helm("upgrade", "gateway", CHARTS / "prefix-gateway", "--reset-then-reuse-values", values)
@@ -116,8 +116,8 @@ async def cached(site: Installed, node: RunningNode) -> int:
     return int(tokens)
 
 
-async def told(site: Installed, node: RunningNode, name: str, code: str) -> str:
-    """Return the settings of a pod that names no user. The image's user then counts."""
+async def output_of(site: Installed, node: RunningNode, name: str, code: str) -> str:
+    """Return the output of `code` in a pod that names no user. The user of the image then counts."""
     security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "allowPrivilegeEscalation": False}
     command = ["python", "-I", "-c", code]
     container = {
@@ -127,9 +127,9 @@ async def told(site: Installed, node: RunningNode, name: str, code: str) -> str:
         "securityContext": security,
     }
     spec = {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False}
-    metadata = {"name": f"told-{name}", "namespace": site.namespace}
+    metadata = {"name": f"report-{name}", "namespace": site.namespace}
     await site.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     await site.kubectl(
-        "wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/told-{name}", "--timeout=120s"
+        "wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/report-{name}", "--timeout=120s"
     )
-    return node.log(f"{site.namespace}/told-{name}", "main").strip()
+    return node.log(f"{site.namespace}/report-{name}", "main").strip()

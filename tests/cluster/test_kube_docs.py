@@ -55,13 +55,15 @@ async def a_pool_with_policies(site: Site) -> None:
     site.policies.apply(
         "chat", gain={"minMatchTokens": 128}, load={"maxWaiting": 64, "whenSaturated": "Reject"}
     )
-    await site.policies.wait_told("chat", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+    await site.policies.wait_conditions("chat", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
     site.policies.apply("other", rule="affinity")
     site.policies.apply("trial", rule="round-robin", mode="DryRun")
     site.policies.apply("typo", sessionHeader="host")
-    await site.policies.wait_told("other", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1")
-    await site.policies.wait_told("trial", "Accepted=True/Accepted@1", "Programmed=False/DryRun@1")
-    await site.policies.wait_told("typo", "Accepted=False/Invalid@1", "Programmed=False/Invalid@1")
+    await site.policies.wait_conditions(
+        "other", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1"
+    )
+    await site.policies.wait_conditions("trial", "Accepted=True/Accepted@1", "Programmed=False/DryRun@1")
+    await site.policies.wait_conditions("typo", "Accepted=False/Invalid@1", "Programmed=False/Invalid@1")
     events = ("get", "events", "--field-selector=involvedObject.name=typo", "-n", site.namespace)
     await wait_until(
         lambda: "PolicyRefused" in site.plane.kubectl(*events), what="an Event stands on the policy"

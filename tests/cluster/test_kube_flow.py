@@ -43,11 +43,11 @@ async def change_flow(asked: Gateway, **flow: Any) -> None:
 async def wait_status(asked: Gateway, name: str, **wanted: Any) -> None:
     """Wait until the status of a policy has these values."""
 
-    async def so() -> bool:
+    async def has_values() -> bool:
         status = (await asked.site.policies.read(name)).get("status", {})
         return {key: status.get(key) for key in wanted} == wanted
 
-    await wait_until(so, what=f"the status of {name} says {wanted}")
+    await wait_until(has_values, what=f"the status of {name} says {wanted}")
 
 
 async def test_waiting_requests_outlive_changes_of_policy_and_objective_and_are_answered_once(
@@ -93,7 +93,7 @@ async def test_the_status_says_the_saturation_and_what_a_policy_in_dry_run_would
         await wait_status(asked, "p", saturation="0.00")
         flow = {"mode": "Hold", "headroomSeconds": 0.1}
         site.policies.apply("trial", **{**POLICY, "flow": flow}, mode="DryRun")
-        await site.policies.wait_told("trial", "Accepted=True/Accepted@1", "Programmed=False/DryRun@1")
+        await site.policies.wait_conditions("trial", "Accepted=True/Accepted@1", "Programmed=False/DryRun@1")
         await asked.wait_behind_one(stack, named=(False, False))
 
         async def saturated() -> bool:

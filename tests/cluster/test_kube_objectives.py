@@ -112,22 +112,22 @@ class Gateway:
     async def wait_priority(self, priority: int, *, group: str = NEW) -> None:
         """Wait until a request that names `people` has this priority."""
 
-        async def so() -> bool:
+        async def has_priority() -> bool:
             async with AsyncExitStack() as stack:
                 await (await self._begin(stack, named=True, group=group))
                 decision = await self.decision(self._asked)
                 return bool(decision["priority"] == priority)
 
-        await wait_until(so, what=f"priority {priority}")
+        await wait_until(has_priority, what=f"priority {priority}")
 
     async def wait_priority_waiting(self, stack: AsyncExitStack, priority: int) -> None:
         """Wait until a request that names `people` has this priority, while no server is free."""
 
-        async def so() -> bool:
+        async def waits_at_priority() -> bool:
             await self._begin(stack, named=True)
             return await self.site.picker.metric("epp_flow_waiting_requests", priority=str(priority)) > 0
 
-        await wait_until(so, what=f"a request waits at priority {priority}")
+        await wait_until(waits_at_priority, what=f"a request waits at priority {priority}")
 
     async def first_of(self, *, named_first: bool) -> str:
         """Return which of two waiting requests goes first. One of them names `people`. With `named_first`
@@ -174,10 +174,10 @@ class Gateway:
         return decision
 
     async def _wait_waiting(self, count: int) -> None:
-        async def so() -> bool:
+        async def all_wait() -> bool:
             return await self.site.picker.metric("epp_flow_waiting_requests") == count
 
-        await wait_until(so, what=f"{count} requests wait")
+        await wait_until(all_wait, what=f"{count} requests wait")
 
 
 @asynccontextmanager

@@ -80,7 +80,7 @@ async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
     async with running_site(cluster, namespace, tmp_path, pods=3) as site:
         site.policies.apply("p", rule="affinity")
         await site.wait_policy("p", rule="affinity")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
         await ask(site, 5)
         entries = sum(e["table_entries"] for e in (await site.endpoints()).values())
         assert entries > 0
@@ -96,7 +96,7 @@ async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
             print(f"\nseconds from kubectl apply until a changed policy routes: {shown}")
         assert sum(e["table_entries"] for e in (await site.endpoints()).values()) == entries, "kept"
 
-        await site.policies.wait_told("p", "Accepted=True/Accepted@4", "Programmed=True/Programmed@4")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@4", "Programmed=True/Programmed@4")
         site.servers.growth = (1000.0, 250.0)
         status: dict[str, Any] = {}
 
@@ -117,9 +117,9 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
         site.policies.apply("p", rule="affinity")
         await site.wait_policy("p", rule="affinity")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
         site.policies.apply("p", rule="random", sessionHeader="host")
-        await site.policies.wait_told("p", "Accepted=False/Invalid@2", "Programmed=False/Invalid@2")
+        await site.policies.wait_conditions("p", "Accepted=False/Invalid@2", "Programmed=False/Invalid@2")
         status = (await site.policies.read("p"))["status"]
         assert "sessionHeader: `host` has another meaning" in status["conditions"][0]["message"]
         assert status["conditions"][1]["message"] == "generation 1 of this policy routes"
@@ -160,13 +160,17 @@ async def test_of_two_policies_the_older_routes_until_it_is_deleted(
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
         site.policies.apply("a-first", rule="affinity")
         site.policies.apply("b-second", rule="random")
-        await site.policies.wait_told("a-first", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-        await site.policies.wait_told(
+        await site.policies.wait_conditions(
+            "a-first", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1"
+        )
+        await site.policies.wait_conditions(
             "b-second", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1"
         )
         await site.policies.delete("a-first")
         await site.wait_policy("b-second", rule="random")
-        await site.policies.wait_told("b-second", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions(
+            "b-second", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1"
+        )
 
 
 async def test_a_policy_in_dry_run_is_counted_and_does_not_act(
@@ -176,7 +180,7 @@ async def test_a_policy_in_dry_run_is_counted_and_does_not_act(
         site.policies.apply("p", rule="affinity")
         await site.wait_policy("p", rule="affinity")
         site.policies.apply("p", rule="round-robin", mode="DryRun")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@2", "Programmed=False/DryRun@2")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@2", "Programmed=False/DryRun@2")
         await site.wait_policy("p", rule="affinity")
         await ask(site, 30)
         decision = await site.picker.decision("r0")
@@ -208,11 +212,11 @@ async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_th
         assert sorted(held) == [0, 1]
         holding, waiting = (site.picker, second) if held[0] else (second, site.picker)
         site.policies.apply("p", rule="affinity")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
 
         holding.process.kill()  # The killed replica does not give the lease back, so the lease runs out.
         site.policies.apply("p", rule="random")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@2", "Programmed=True/Programmed@2")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@2", "Programmed=True/Programmed@2")
         assert await waiting.metric("epp_kubernetes_lease_held") == 1
         assert holder(site) != first_holder
 
@@ -239,7 +243,7 @@ async def test_of_several_workers_of_one_pod_only_one_writes_status(
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=2, workers=2) as site:
         site.policies.apply("p", rule="affinity")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
 
         async def both() -> bool:
             return await site.picker.metric("epp_policy_info", policy="p", rule="affinity") == 2
@@ -257,7 +261,7 @@ async def test_the_picker_does_not_react_to_the_status_that_it_wrote(
     """
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
         site.policies.apply("p", rule="affinity")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
         version = (await site.policies.read("p"))["metadata"]["resourceVersion"]
         renewals = {holder_time(site)}
 
@@ -307,10 +311,10 @@ async def test_a_policy_that_comes_to_name_a_pool_without_a_picker_no_longer_say
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
         site.policies.apply("p", rule="affinity")
-        await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
         patch = '{"spec": {"targetRef": {"name": "typo"}}}'
         site.plane.kubectl("patch", "prp", "p", "--type=merge", f"--patch={patch}", "-n", namespace)
-        await site.policies.wait_told(
+        await site.policies.wait_conditions(
             "p", "Accepted=False/TargetNotFound@2", "Programmed=False/TargetNotFound@2"
         )
         assert "endpoints" not in (await site.policies.read("p"))["status"]

@@ -159,8 +159,8 @@ async def _one_policy_routes_for_all(
         document["spec"]["targetRef"]["name"] = pool
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
         if name == "first":
-            await policies.wait_told(name, "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-    await policies.wait_told("second", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1")
+            await policies.wait_conditions(name, "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+    await policies.wait_conditions("second", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1")
     status = (await policies.read("second"))["status"]
     assert "policy first of pool mistral is in force" in status["conditions"][0]["message"]
     assert (await policies.read("first"))["status"]["endpoints"] == _PODS * len(_POOLS), "of all pools"

@@ -188,21 +188,21 @@ async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLo
 async def restarted_once(site: Installed, pod: str, container: str) -> None:
     """Wait until a container has ended and is back in service."""
 
-    async def so() -> bool:
+    async def restarted() -> bool:
         status = container_status(await site.get("pod", pod), container)
         return bool(status["restartCount"] == 1 and status["ready"])
 
-    await wait_until(so, what=f"{container} of {pod} has restarted", timeout_s=DEADLINE_S)
+    await wait_until(restarted, what=f"{container} of {pod} has restarted", timeout_s=DEADLINE_S)
 
 
 async def pods_are(site: Installed, node: RunningNode, release: str, count: int) -> None:
     """Wait until a release has this many pods, including pods that are terminating."""
 
-    async def so() -> bool:
+    async def has_pods() -> bool:
         running = [pod for pod in node.running() if pod.startswith(f"{NAMESPACE}/{release}-")]
         return len(running) == count == len(await site.pods(release))
 
-    await wait_until(so, what=f"{count} pods of {release}", timeout_s=DEADLINE_S)
+    await wait_until(has_pods, what=f"{count} pods of {release}", timeout_s=DEADLINE_S)
 
 
 async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:

@@ -302,7 +302,7 @@ class Policies:
     async def delete(self, name: str) -> None:
         await self._pool.api.request("DELETE", f"{self._path}/{name}")
 
-    async def told(self, name: str) -> tuple[str, ...]:
+    async def conditions(self, name: str) -> tuple[str, ...]:
         """Return its conditions in words, such as `Accepted=True/Accepted@2`. Return none if there is no
         status or no object.
         """
@@ -315,16 +315,16 @@ class Policies:
             for c in status.get("conditions", ())
         )
 
-    async def wait_told(self, name: str, *words: str) -> None:
+    async def wait_conditions(self, name: str, *words: str) -> None:
         """Wait until its conditions are these."""
         seen: tuple[str, ...] = ()
 
-        async def so() -> bool:
+        async def has_conditions() -> bool:
             nonlocal seen
-            seen = await self.told(name)
+            seen = await self.conditions(name)
             return seen == words
 
         try:
-            await wait_until(so, what=f"policy {name} says {words}")
+            await wait_until(has_conditions, what=f"policy {name} says {words}")
         except AssertionError as error:
             raise AssertionError(f"policy {name} says {seen}, not {words}") from error

@@ -55,24 +55,24 @@ class Site:
         """Wait until the picker has endpoints at these addresses and no others."""
         seen: set[str] = set()
 
-        async def so() -> bool:
+        async def found_there() -> bool:
             nonlocal seen
             seen = {e["address"] for e in (await self.endpoints()).values()}
             return seen == set(addresses)
 
         try:
-            await wait_until(so, what=f"the picker has endpoints at {addresses}")
+            await wait_until(found_there, what=f"the picker has endpoints at {addresses}")
         except AssertionError as error:
             raise AssertionError(f"the endpoints are at {seen}, not at {addresses}") from error
 
     async def wait_policy(self, name: str, *, rule: str = "") -> None:
         """Wait until the picker routes by this policy, and by this rule if one is given."""
 
-        async def so() -> bool:
+        async def routes() -> bool:
             policy = await admin(self.picker, "policy")
             return bool(policy["metadata"]["name"] == name and rule in ("", policy["spec"]["rule"]))
 
-        await wait_until(so, what=f"policy {name} routes")
+        await wait_until(routes, what=f"policy {name} routes")
 
     @asynccontextmanager
     async def replica(self, name: str, **fields: Any) -> AsyncIterator[PickerProcess]:

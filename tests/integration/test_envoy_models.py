@@ -20,10 +20,10 @@ pytestmark = pytest.mark.envoy
 async def all_listed(gateway: Gateway) -> None:
     """Wait until every server has answered which models it has."""
 
-    async def so() -> bool:
+    async def all_known() -> bool:
         return await gateway.picker.metric("epp_endpoints_without_model_list") == 0
 
-    await wait_until(so, what="every server has listed its models")
+    await wait_until(all_known, what="every server has listed its models")
 
 
 async def test_the_model_chooses_the_servers_and_an_unknown_model_is_404(tmp_path: Path) -> None:

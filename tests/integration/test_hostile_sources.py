@@ -57,17 +57,17 @@ async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> As
 async def scraped(picker: PickerProcess) -> None:
     """Wait until the picker has read the endpoint's page."""
 
-    async def so() -> bool:
+    async def page_read() -> bool:
         return await picker.metric("epp_endpoint_scrape_ok") == 1
 
-    await wait_until(so, what="the page is read")
+    await wait_until(page_read, what="the page is read")
 
 
 async def counted(picker: PickerProcess, name: str, **labels: str) -> None:
-    async def so() -> bool:
+    async def counts() -> bool:
         return await picker.metric(name, **labels) > 0
 
-    await wait_until(so, what=f"{name} counts it")
+    await wait_until(counts, what=f"{name} counts it")
 
 
 async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_the_picker_goes_on(
@@ -152,7 +152,7 @@ async def a_huge_entry_ends_nothing(client: aredis.Redis, picker: PickerProcess)
     assert int(status[status.index("VmHWM:") + 1]) < 320_000, "kB"
     stored = await picker.metric("epp_sharing_tables_total", what="stored")
 
-    async def so() -> bool:
+    async def stored_again() -> bool:
         return await picker.metric("epp_sharing_tables_total", what="stored") > stored
 
-    await wait_until(so, what="the picker stores its table again")
+    await wait_until(stored_again, what="the picker stores its table again")

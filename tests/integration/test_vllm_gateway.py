@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.processes import wait_until
-from tests.vllm_env.gateway import CHAT, HITS, Told, VllmGateway, running_vllm_gateway
+from tests.vllm_env.gateway import CHAT, HITS, Routed, VllmGateway, running_vllm_gateway
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
 
@@ -54,14 +54,14 @@ async def bytes_per_token(gateway: VllmGateway) -> float:
     return float(endpoint["table_capacity_bytes"] / endpoint["capacity_tokens"])
 
 
-async def ask_after(gateway: VllmGateway, prefix: str, question: str, *, chat: bool, stream: bool) -> Told:
+async def ask_after(gateway: VllmGateway, prefix: str, question: str, *, chat: bool, stream: bool) -> Routed:
     if not chat:
         return await gateway.complete(prefix + question, stream=stream)
     messages = [{"role": "system", "content": prefix}, {"role": "user", "content": question}]
-    return await gateway.told(CHAT, messages=messages, stream=stream)
+    return await gateway.route(CHAT, messages=messages, stream=stream)
 
 
-def chosen(answers: Sequence[Told]) -> set[str]:
+def chosen(answers: Sequence[Routed]) -> set[str]:
     return {answer.decision["chosen"] for answer in answers}
 
 
@@ -81,7 +81,7 @@ async def test_a_repeated_prefix_keeps_to_one_server_whose_hits_are_those_predic
         learned = await warm_up(gateway, label="warm-up")
         prefixes = [prose(f"tenant {n}", words=PREFIX_WORDS) for n in range(5)]
         hits, matched = await gateway.counted(HITS), await gateway.picker.metric(MATCHED)
-        answers: list[list[Told]] = [[] for _ in prefixes]
+        answers: list[list[Routed]] = [[] for _ in prefixes]
         for turn in range(10):
             suffix = prose(f"question {turn}", words=20)
             asked = (
@@ -153,10 +153,10 @@ async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_doe
         for n in range(10):
             await gateway.complete(said(vocabulary, f"sampled {n}", words=600), stream=n % 2 == 0)
         messages = [{"role": "user", "content": said(vocabulary, "first turn", words=600)}]
-        turns: list[Told] = []
+        turns: list[Routed] = []
         hits = await gateway.counted(HITS)
         for n in range(4):
-            answer = await gateway.told(
+            answer = await gateway.route(
                 CHAT,
                 stream=n != 1,
                 messages=messages,

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from tests.harness.processes import wait_until
-from tests.vllm_env.gateway import COMPLETIONS, Told, VllmGateway, running_vllm_gateway
+from tests.vllm_env.gateway import COMPLETIONS, Routed, VllmGateway, running_vllm_gateway
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
@@ -188,7 +188,7 @@ async def known_to(gateway: VllmGateway, server: VllmServer) -> str:
     return prompt
 
 
-def served_by(answers: Sequence[Told], server: VllmServer) -> list[Told]:
+def served_by(answers: Sequence[Routed], server: VllmServer) -> list[Routed]:
     return [answer for answer in answers if answer.decision["served"] == server.address]
 
 

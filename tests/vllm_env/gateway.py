@@ -32,7 +32,7 @@ HITS = "vllm:prefix_cache_hits_total"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Routed:
     """One answer: the client's part of it, and the picker's decision."""
 
     text: str
@@ -76,7 +76,7 @@ class VllmGateway:
             "POST", path, body=json.dumps(body).encode(), headers=headers
         )
 
-    async def told(self, path: str, *, stream: bool = False, **fields: Any) -> Told:
+    async def route(self, path: str, *, stream: bool = False, **fields: Any) -> Routed:
         """Send a request as `ask` does and read the answer. The answer must be whole and a 200, and the
         picker's record of it closed.
         """
@@ -84,7 +84,7 @@ class VllmGateway:
         assert reply.status == 200, reply.body
         events = _events(reply.body) if stream else [reply.json()]
         usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
-        return Told(
+        return Routed(
             text="".join(_text(choice) for event in events for choice in event["choices"]),
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
@@ -92,8 +92,8 @@ class VllmGateway:
             decision=await self.closed_decision(request_id),
         )
 
-    async def complete(self, prompt: str, *, stream: bool = False, **fields: Any) -> Told:
-        return await self.told(COMPLETIONS, prompt=prompt, stream=stream, **fields)
+    async def complete(self, prompt: str, *, stream: bool = False, **fields: Any) -> Routed:
+        return await self.route(COMPLETIONS, prompt=prompt, stream=stream, **fields)
 
     async def closed_decision(self, request_id: str) -> Mapping[str, Any]:
         """Return the decision about a request, once the picker knows how the request ended."""
