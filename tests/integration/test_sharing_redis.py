@@ -128,9 +128,7 @@ async def test_a_password_and_an_acl_user_are_read_from_files(tmp_path: Path) ->
             await both_ways(one, other, name="p")
         for bad in (Redis(url=server.url), Redis(url=server.url, password_file=str(wrong))):
             async with sharing_over(bad) as refused:
-                await wait_until(
-                    lambda s=refused: s.service.counts.errors["auth"] > 0, what="Redis refuses the picker"
-                )  # type: ignore[misc]  # as above
+                await wait_until(lambda s=refused: s.service.counts.errors["auth"] > 0, what="a refusal")  # type: ignore[misc]  # as above
                 assert refused.serve(text("p")).decision.chosen
         wrong.write_text("s3cret")
         async with sharing_over(Redis(url=server.url, password_file=str(wrong))) as corrected:
