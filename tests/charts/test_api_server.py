@@ -119,7 +119,7 @@ def test_helm_would_install_the_chart(
     assert "NOTES:" in text
 
 
-async def test_an_upgrade_changes_what_was_asked_for_and_a_rollback_takes_it_back(
+async def test_an_upgrade_applies_the_new_values_and_a_rollback_takes_them_back(
     cluster: ControlPlane, namespace: str
 ) -> None:
     where = ("--namespace", namespace)
@@ -193,7 +193,7 @@ async def test_model_servers_come_and_go(cluster: ControlPlane, namespace: str) 
     await emptied(cluster, namespace)
 
 
-def test_the_role_is_what_the_picker_needs_and_no_more(
+def test_the_role_has_only_the_rights_that_the_picker_needs(
     cluster_with_addons: ControlPlane, namespace: str
 ) -> None:
     plane, where = cluster_with_addons, ("--namespace", namespace)

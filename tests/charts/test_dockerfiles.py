@@ -78,7 +78,7 @@ def test_packages_come_from_hashes_that_the_tests_run_with(path: Path) -> None:
 
 
 @EACH
-def test_what_is_copied_is_tracked_and_not_ignored(path: Path) -> None:
+def test_copied_files_are_tracked_and_not_ignored(path: Path) -> None:
     for stage in read(path):
         for files, _ in sources(stage):
             for file in files:
@@ -93,7 +93,7 @@ def test_what_is_copied_is_tracked_and_not_ignored(path: Path) -> None:
                 assert not dockerfiles.ignored(file), f"{path.name}: {file} is hidden by .dockerignore"
 
 
-def test_the_ignore_file_hides_what_is_large_or_private() -> None:
+def test_the_ignore_file_hides_large_and_private_files() -> None:
     for hidden in (".git/config", ".venv/bin/python", "epp/__pycache__/app.pyc", "docs/goals.md"):
         assert dockerfiles.ignored(hidden), hidden
 

@@ -98,7 +98,7 @@ async def test_helm_test_asks_for_models_and_a_completion(tmp_path: Path) -> Non
         assert b'"demo"' in server.prompts[1].body
 
 
-async def test_helm_test_fails_with_what_the_gateway_said(tmp_path: Path) -> None:
+async def test_helm_test_fails_with_the_answer_of_the_gateway(tmp_path: Path) -> None:
     async with running_backend("server") as server:
         server.behaviour.fail_next = 1000
         environment = {"GATEWAY_URL": f"http://{server.address}", "MODEL": "", "PATIENCE_S": "0"}

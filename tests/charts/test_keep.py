@@ -101,7 +101,9 @@ async def probe(port: int, directory: Path) -> int:
     [(b"HTTP/1.1 200 OK\r\n\r\nok", 0), (b"HTTP/1.1 503 Bad\r\n\r\n", 1), (b"", 0)],
     ids=["well", "not well", "dies over it"],
 )
-async def test_the_probe_believes_what_the_picker_says(tmp_path: Path, text: bytes, status: int) -> None:
+async def test_the_probe_passes_or_fails_as_the_picker_answers(
+    tmp_path: Path, text: bytes, status: int
+) -> None:
     async with accepting(saying(text)) as port:
         assert await probe(port, tmp_path) == status
 

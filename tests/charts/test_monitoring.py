@@ -165,7 +165,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 @pytest.mark.cluster
-def test_prometheus_keeps_what_dashboard_and_alerts_ask_for(helm: Helm) -> None:
+def test_prometheus_keeps_the_metrics_of_dashboard_and_alerts(helm: Helm) -> None:
     values = {"monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}}
     objects = helm.render(GATEWAY, values)
     (envoy,) = [

@@ -202,7 +202,7 @@ def test_the_two_charts_find_each_other_without_a_value(helm: Helm) -> None:
     assert allowed["podSelector"]["matchLabels"].items() <= gateway_pods["metadata"]["labels"].items()
 
 
-def test_replicas_share_one_table_unless_told_otherwise(helm: Helm) -> None:
+def test_replicas_share_one_table_unless_the_values_forbid_it(helm: Helm) -> None:
     objects = helm.render(GATEWAY)
     config = yaml.safe_load(
         of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]

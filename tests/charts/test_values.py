@@ -367,7 +367,7 @@ def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: He
 
 
 @pytest.mark.parametrize("engine", ["vllm", "simulated"])
-def test_what_a_server_needs_of_the_cluster_reaches_its_pod(helm: Helm, engine: str) -> None:
+def test_settings_that_a_server_needs_of_the_cluster_reach_its_pod(helm: Helm, engine: str) -> None:
     secret = {"name": "BUCKET", "valueFrom": {"secretKeyRef": {"name": "bucket", "key": "url"}}}
     objects = helm.render(
         MODEL_SERVER,

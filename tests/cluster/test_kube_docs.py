@@ -33,7 +33,7 @@ _VARYING: Final = (
 )
 
 
-async def test_the_page_shows_what_kubectl_shows(
+async def test_the_page_equals_the_output_of_kubectl(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=3) as site:

@@ -199,7 +199,7 @@ async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIte
         yield Gateway(site, channel)
 
 
-async def test_an_objectives_priority_decides_live_who_goes_first(
+async def test_the_priority_of_an_objective_decides_at_once_which_request_goes_first(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with gateway(cluster, namespace, tmp_path) as asked:

@@ -165,7 +165,7 @@ async def test_row_10_an_address_without_port_names_the_endpoint_there(flagged: 
     assert {d.rpartition(":")[0] for d in routed.destinations} == {host}
 
 
-async def test_row_10_a_test_name_that_nobody_has_is_503(flagged: PickerUnderTest) -> None:
+async def test_row_10_a_test_endpoint_that_does_not_exist_is_503(flagged: PickerUnderTest) -> None:
     """A test that names an endpoint which does not exist gets an error and no other endpoint."""
     flagged.needs("conformance-headers")
     async with flagged.exchange() as exchange:

@@ -152,7 +152,7 @@ async def test_row_13_requests_without_inference_are_served(through: Gateway) ->
         assert reply.served_by == through.backend_at(names[0]).name
 
 
-async def test_row_16_the_client_hears_the_request_id(through: Gateway) -> None:
+async def test_row_16_the_client_gets_the_request_id(through: Gateway) -> None:
     """The answer carries the caller's id, or the id that the picker made. The id names the decision."""
     kept = await through.client.complete(headers={"x-request-id": "caller-1"})
     assert kept.headers["x-request-id"] == "caller-1"

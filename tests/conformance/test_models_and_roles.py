@@ -44,7 +44,7 @@ def completion(prompt: str = "hello", *, model: str = "m") -> bytes:
 
 
 @every_reading_mode
-async def test_row_19_a_model_that_nobody_has_is_404(of_models: OwnPicker, mode: Mode) -> None:
+async def test_row_19_a_model_that_no_server_has_is_404(of_models: OwnPicker, mode: Mode) -> None:
     """Once every server has listed its models, a request for another model gets 404 and no server."""
     refused = (await of_models.route(mode, completion(model="ghost"))).refused
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (404, "model_not_found")

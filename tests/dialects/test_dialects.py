@@ -85,7 +85,7 @@ async def test_a_request_goes_to_the_server_that_lists_its_model(setup: Setup) -
         assert (reply.status, reply.served_by) == (200, "s2")
 
 
-async def test_a_model_that_nobody_has_is_a_404_where_the_gateway_shows_it(setup: Setup) -> None:
+async def test_a_model_that_no_server_has_is_a_404_where_the_gateway_shows_it(setup: Setup) -> None:
     reply = await setup.client.complete("to whom", model="ghost")
     asked = [request for backend in setup.backends for request in backend.prompts if b"ghost" in request.body]
     if setup.shape.bare:
@@ -331,7 +331,7 @@ async def test_the_subset_hint_binds_where_the_gateway_sends_one(setup: Setup) -
     assert reply.status == 503
 
 
-async def test_the_picker_hears_who_served_where_the_gateway_tells(setup: Setup) -> None:
+async def test_the_picker_knows_the_server_that_served_where_the_gateway_tells_it(setup: Setup) -> None:
     reply = await setup.client.complete("who was it", headers={"x-request-id": "who"})
     decision = await setup.decision("who")
     if setup.shape.tells_served:

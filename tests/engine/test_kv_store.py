@@ -154,7 +154,7 @@ async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
         assert cached > 300
 
 
-async def test_kv_events_tell_what_the_disk_holds_and_again_after_a_reset_or_a_restart(serve: Serve) -> None:
+async def test_kv_events_report_the_blocks_on_disk_and_again_after_a_reset_or_a_restart(serve: Serve) -> None:
     def told(log: KvEventLog) -> list[tuple[str, str | None, int]]:
         message = log.take(wall_time_s=0.0)
         assert message is not None
@@ -283,7 +283,7 @@ async def test_an_adapters_prefixes_are_its_own_and_are_gone_when_its_file_has_c
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.97])
-async def test_many_requests_at_once_say_what_they_say_alone(
+async def test_many_requests_at_once_get_the_answers_that_each_gets_alone(
     serve: Serve, tmp_path: Path, ratio: float
 ) -> None:
     """The pool holds a few of the requests. So prefixes come and go, and requests are preempted. With a

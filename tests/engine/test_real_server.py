@@ -106,7 +106,9 @@ def greedy(plain: Any, tokens: Sequence[int], count: int) -> list[int]:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_greedy_text_is_what_the_plain_model_says(running: Running, plain: Any, tokenizer: Any) -> None:
+async def test_greedy_text_equals_that_of_the_plain_model(
+    running: Running, plain: Any, tokenizer: Any
+) -> None:
     expected = tokenizer.decode(greedy(plain, tokenizer(PROMPT)["input_ids"], 12))
     assert await running.text() == expected
     pieces = await running.streamed("/v1/completions", prompt=PROMPT, temperature=0, max_tokens=12)
@@ -287,7 +289,7 @@ async def test_a_prompt_over_the_models_length_is_refused_with_both_lengths(runn
     assert "2048" in error["message"]
 
 
-async def test_metrics_count_what_was_really_computed(running: Running) -> None:
+async def test_metrics_count_the_tokens_that_were_really_computed(running: Running) -> None:
     await running.text()
     async with running.http.get("/metrics") as response:
         page = await response.text()

@@ -34,7 +34,7 @@ def module(folder: Path) -> Any:
     return hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_a_second_search_finds_what_the_first_one_made(folder: Path) -> None:
+def test_a_second_search_finds_the_files_that_the_first_one_made(folder: Path) -> None:
     said: list[str] = []
     assert find(SMOLLM2, progress=said.append) == folder
     assert not said

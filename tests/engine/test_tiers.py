@@ -146,7 +146,7 @@ def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any,
             assert (choice.tokens is None) == (in_memory.choices[layer].tokens is None)
 
 
-def test_later_steps_of_a_request_see_what_its_first_one_chose(make: Any) -> None:
+def test_later_steps_of_a_request_see_the_tokens_that_its_first_step_chose(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.97))
     token_ids = tokens(60, seed=2)
     exact = system.sequencer.compute(token_ids, start=0)
@@ -285,7 +285,7 @@ def test_a_request_may_read_a_reordered_node_before_its_chunks_are_carried_over(
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_chunks_that_cannot_be_made_of_what_is_held_are_read_again(make: Any) -> None:
+def test_chunks_that_cannot_be_made_of_held_chunks_are_read_again(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.25, alpha=1.0), capacities=(2000, 6000))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])

@@ -185,7 +185,7 @@ async def test_unknown_pages_and_methods_get_errors_in_json(admin: Admin) -> Non
     assert "GET" in admin.headers["Allow"]
 
 
-async def test_endpoints_show_what_is_known_of_each(admin: Admin) -> None:
+async def test_the_page_of_endpoints_shows_the_facts_about_each(admin: Admin) -> None:
     a = EndpointStatus(
         name=EndpointName("a"), address=THERE, in_flight=4, adapters=("sql",), scrape_age_s=0.5
     )

@@ -16,7 +16,7 @@ from tests.integration.test_model_server_process import serving
 FLAGS = ("--max-prompt-tokens", "600", "--max-batch", "4", "--repeats", "1")
 
 
-def test_a_server_is_measured_over_http_and_its_file_is_what_serve_reads(
+def test_a_server_is_measured_over_http_and_serve_reads_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The times are those of a busy machine's clock. A unit test with a virtual clock checks how close the

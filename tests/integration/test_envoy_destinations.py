@@ -24,7 +24,7 @@ def dead_address() -> Address:
     return Address("127.0.0.1", free_port())
 
 
-async def test_the_named_endpoint_serves_and_the_picker_hears_who_it_was(bench: Bench) -> None:
+async def test_the_named_endpoint_serves_and_envoy_tells_the_picker_its_address(bench: Bench) -> None:
     for backend in (bench.backends[1], bench.backends[0], bench.backends[1]):
         bench.picker.always(backend.address)
         reply = await bench.client.complete()

@@ -248,7 +248,7 @@ async def test_a_cancelled_stream_releases_its_booking() -> None:
 @pytest.mark.parametrize(
     ("wire", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message"), (b"\x22\x7f", "undecodable")]
 )
-async def test_nonsense_on_the_wire_ends_the_stream_with_a_reason(wire: bytes, reason: str) -> None:
+async def test_an_invalid_message_ends_the_stream_with_a_reason(wire: bytes, reason: str) -> None:
     async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         call: Any = channel.stream_stream(METHOD)()
         await call.write(wire)

@@ -147,7 +147,7 @@ async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tm
         assert set(statuses) == {200}
 
 
-async def test_pickers_over_redis_agree_on_who_fails_and_on_its_recovery(tmp_path: Path) -> None:
+async def test_pickers_over_redis_agree_on_a_failing_server_and_on_its_recovery(tmp_path: Path) -> None:
     policy = {**POLICY, "rule": "round-robin", "failures": {"trialSeconds": 0.5, "probe": False}}
     async with (
         running_backends(5) as backends,

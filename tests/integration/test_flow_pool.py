@@ -154,7 +154,9 @@ async def test_the_bound_of_waiting_requests_holds_for_both_pickers_together(
         assert reasons == {"flow_full"}
 
 
-async def test_what_one_picker_lets_go_for_a_tenant_counts_as_its_share_at_the_other(tmp_path: Path) -> None:
+async def test_requests_that_one_picker_sends_for_a_tenant_count_as_its_share_at_the_other(
+    tmp_path: Path,
+) -> None:
     """The first tenant's request came first at this picker, and would be first. But the other picker has
     already let a request of this tenant go.
     """

@@ -93,7 +93,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_the_server_follows_the_file_and_keeps_what_it_was_started_with(site: Site) -> None:
+async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start(site: Site) -> None:
     site.want(sql="/sql/1", law="/law")
     await site.sync.sync()
     assert site.served() == {"built-in": "/b", "sql": "/sql/1", "law": "/law"}

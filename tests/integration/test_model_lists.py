@@ -87,7 +87,7 @@ async def locked(_: web.Request) -> web.Response:
     return web.Response(status=401)
 
 
-async def test_every_server_is_asked_and_bad_ones_hold_nobody_up() -> None:
+async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
     heard = Heard()
     async with AsyncExitStack() as stack:
         addresses = {

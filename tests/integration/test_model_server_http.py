@@ -71,7 +71,7 @@ async def test_an_answer_ends_by_itself_unless_told_otherwise(start: Start) -> N
     assert ignoring["usage"]["completion_tokens"] == 100
 
 
-async def test_a_stream_says_what_the_whole_answer_says_in_order(start: Start) -> None:
+async def test_a_stream_has_the_text_of_the_whole_answer_in_order(start: Start) -> None:
     server = await start()
     whole = await server.complete(max_tokens=30)
     body = {"prompt": PROMPT, "max_tokens": 30, "stream_options": {"include_usage": True}}
@@ -215,7 +215,7 @@ async def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(start: St
     assert ended == {"stop": 3, "length": 1, "abort": 0}
 
 
-async def test_an_answer_that_ends_inside_what_could_have_become_a_stop_string_is_whole(start: Start) -> None:
+async def test_an_answer_that_ends_inside_a_possible_stop_string_is_whole(start: Start) -> None:
     server = await start()
     whole = (await server.complete(max_tokens=20))["choices"][0]["text"]
     stop = whole[-3:] + " and then something else"

@@ -98,7 +98,9 @@ def number(value: int) -> bytes:
     return value.to_bytes(8, "big")
 
 
-async def test_a_subscriber_that_replays_what_it_missed_holds_what_the_cache_holds(running: Running) -> None:
+async def test_a_subscriber_that_replays_missed_events_knows_every_block_of_the_cache(
+    running: Running,
+) -> None:
     await asyncio.gather(*(running.complete(f"{n} word " * 120, max_tokens=30) for n in range(4)))
     await running.complete("0 word " * 120)
     copies: Counter[int] = Counter()
@@ -150,7 +152,7 @@ async def test_a_reset_is_published_without_waiting_for_a_request(running: Runni
     assert decode_batch(payload).events == (AllBlocksCleared(),)
 
 
-async def test_a_request_for_a_replay_that_makes_no_sense_is_skipped(running: Running) -> None:
+async def test_a_senseless_request_for_a_replay_is_skipped(running: Running) -> None:
     await running.complete("word " * 60)
     for frames in ([b"", b"short"], [b"x", number(0)], [b""]):
         await running.dealer.send_multipart(frames)

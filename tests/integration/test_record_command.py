@@ -54,7 +54,7 @@ def options(admin: str, file: Path, *, seconds: float = 0.0) -> Options:
     return Options(admin=admin, file=file, max_bytes=2**20, seconds=seconds)
 
 
-async def test_what_the_command_writes_can_be_replayed(tmp_path: Path) -> None:
+async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Path) -> None:
     picker, file = a_picker(), tmp_path / "recording.jsonl"
     tap = Tap(picker)
     async with admin_of(picker, tap) as url:

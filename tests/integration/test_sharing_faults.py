@@ -127,7 +127,7 @@ async def test_a_picker_that_joins_does_not_stop_at_a_table_that_was_stored_for_
             )
 
 
-async def test_a_lone_picker_that_starts_again_finds_what_it_left(tmp_path: Path) -> None:
+async def test_a_lone_picker_that_starts_again_finds_its_stored_table(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)
         async with sharing_over(redis) as first:

@@ -91,7 +91,7 @@ async def test_pools_on_one_server_never_mix(tmp_path: Path) -> None:
         assert not a1.knows(text("p of b"))
 
 
-async def test_the_stream_is_bounded_and_a_channel_that_nobody_uses_goes_away(tmp_path: Path) -> None:
+async def test_the_stream_is_bounded_and_an_unused_channel_goes_away(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url, stream_entries=100)
         async with sharing_over(redis, snapshot_interval_seconds=1.0) as one:

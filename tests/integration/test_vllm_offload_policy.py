@@ -182,7 +182,7 @@ def ask(server: vllm.VllmServer, name: str, *, important: object) -> str:
     return str(choices[0]["text"])
 
 
-def test_a_real_server_keeps_what_its_requests_call_important_and_computes_the_same_from_it(
+def test_a_real_server_keeps_tokens_that_its_requests_call_important_and_gives_the_same_answers(
     server: vllm.VllmServer,
 ) -> None:
     first = ask(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]])

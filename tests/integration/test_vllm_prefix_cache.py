@@ -77,7 +77,7 @@ def test_an_equal_prompt_leaves_only_its_last_block_to_compute(
     assert complete(server, prompt) == full_blocks(tokens - 1)
 
 
-def test_the_other_server_knows_nothing_of_what_the_first_cached(
+def test_the_other_server_has_none_of_the_blocks_that_the_first_cached(
     vllm_servers: tuple[VllmServer, VllmServer],
 ) -> None:
     first, second = vllm_servers

@@ -150,7 +150,7 @@ def test_its_metrics_and_answers_say_what_the_picker_reads(started: Started) -> 
     assert usage["prompt_tokens_details"]["cached_tokens"] >= vllm.BLOCK_TOKENS
 
 
-async def test_lora_sync_makes_its_adapters_equal_a_file_and_leaves_what_it_started_with(
+async def test_lora_sync_makes_its_adapters_equal_a_file_and_keeps_those_from_its_start(
     started: Started, tmp_path: Path
 ) -> None:
     file = tmp_path / "adapters.yaml"
