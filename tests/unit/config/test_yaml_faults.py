@@ -57,7 +57,7 @@ def test_a_mistake_in_the_configuration(tmp_path: Path, text: str, said: str) ->
     assert said in said_of_config(text, tmp_path)
 
 
-def test_a_name_that_resembles_none_gets_the_list_of_all(tmp_path: Path) -> None:
+def test_an_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_path: Path) -> None:
     said = said_of_config("{endpointsFile: e, log: {zzz: 1}}", tmp_path)
     assert said == "unknown field `zzz` - at `$.log`; fields are level, format"
 
@@ -93,16 +93,16 @@ def test_a_mistake_in_a_policy(text: str, said: str) -> None:
         ("{rule: off}", "values are affinity, least-cost,"),
     ],
 )
-def test_a_value_of_another_kind_gets_told_what_the_field_takes(text: str, said: str) -> None:
+def test_the_error_for_a_value_of_the_wrong_type_says_what_the_field_takes(text: str, said: str) -> None:
     assert said_of_policy(f"{HEAD}spec: {text}").partition("; ")[2].startswith(said)
 
 
-def test_a_key_that_stands_twice_is_refused() -> None:
+def test_a_repeated_key_is_refused() -> None:
     said = said_of_policy(f"{HEAD}spec:\n  rule: random\n  load: {{maxWaiting: 1}}\n  rule: session\n")
     assert said == "`rule` stands twice, in lines 5 and 7; write it once"
 
 
-def test_keys_of_different_maps_and_merged_maps_are_no_repetition() -> None:
+def test_equal_keys_in_different_maps_and_in_merged_maps_are_accepted() -> None:
     text = (
         "x: &one {zone: eu}\ny: &two {rack: r1}\nendpoints:\n"
         "  - {name: a, address: '10.0.0.1:80', labels: {zone: eu, ? [1, 2] : name}}\n"
@@ -111,7 +111,7 @@ def test_keys_of_different_maps_and_merged_maps_are_no_repetition() -> None:
     assert "twice" not in said_of_endpoints(text)
 
 
-def test_a_url_is_no_address_of_a_server() -> None:
+def test_a_url_is_refused_as_the_address_of_a_server() -> None:
     said = said_of_endpoints("endpoints: [{name: a, address: 'https://10.0.0.1:8000'}]")
     assert said.endswith("is a URL; write ip:port. The gateway reaches model servers without TLS")
 

@@ -21,7 +21,7 @@ def test_a_seed_gives_the_same_workload_and_another_seed_another() -> None:
     assert make_workload(SHAPE, seed=1) != make_workload(SHAPE, seed=2)
 
 
-def test_every_user_has_the_same_number_of_requests_and_together_they_are_those_announced() -> None:
+def test_every_user_has_the_same_number_of_requests_and_the_announced_total_is_their_sum() -> None:
     workload = make_workload(SHAPE, seed=1)
     assert {len(turns(user)) for user in workload.users} == {SHAPE.requests_per_user}
     assert sum(len(turns(user)) for user in workload.users) == SHAPE.requests == 264
@@ -33,7 +33,7 @@ def test_few_requests_come_from_few_users_so_that_conversations_still_have_turns
     assert Shape.of(servers=4, requests=1).requests == 2
 
 
-def test_a_turn_sends_the_conversation_so_far_behind_its_tenants_system_prompt() -> None:
+def test_a_turn_sends_the_conversation_so_far_after_its_tenants_system_prompt() -> None:
     workload = make_workload(SHAPE, seed=1)
     user = workload.users[3]
     first, second = next(c for c in user.conversations if len(c) > 1)[:2]
@@ -45,7 +45,7 @@ def test_a_turn_sends_the_conversation_so_far_behind_its_tenants_system_prompt()
     assert after["cache_salt"] == f"tenant-{user.tenant}"
 
 
-def test_another_nonce_changes_every_prompt_from_its_first_words_and_no_size() -> None:
+def test_another_nonce_changes_every_prompt_from_its_first_words_but_not_its_size() -> None:
     workload = make_workload(SHAPE, seed=1)
     user = workload.users[0]
     bodies = [json.dumps(workload.body(user, [], turns(user)[0], nonce=n)) for n in ("aaaaaa", "bbbbbb")]
@@ -53,7 +53,7 @@ def test_another_nonce_changes_every_prompt_from_its_first_words_and_no_size() -
     assert bodies[0].index("aaaaaa") < bodies[0].index(workload.systems[user.tenant][:20])
 
 
-def test_the_prefixes_in_use_fit_the_fleet_and_not_one_server() -> None:
+def test_the_prefixes_in_use_fit_four_caches_but_not_two() -> None:
     cache = made_up().cache_tokens
 
     live = make_workload(SHAPE, seed=1).live_prefix_tokens

@@ -30,7 +30,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Page) -> None
 
 
 @EACH
-def test_no_page_holds_what_a_merge_left_behind(page: Page) -> None:
+def test_no_page_holds_conflict_markers_of_a_merge(page: Page) -> None:
     assert not re.search(r"^(<{7}|>{7}|={7}$)", page.text, re.MULTILINE)
 
 
@@ -130,6 +130,6 @@ def braces(path: str) -> list[str]:
     return [path.replace(inside[0], each) for each in inside[1].split(",")]
 
 
-def test_braces_are_paths_of_their_own() -> None:
+def test_a_path_with_braces_stands_for_several_paths() -> None:
     assert braces("a/{b,c}.py") == ["a/b.py", "a/c.py"]
     assert Path(braces("a/b")[0]) == Path("a/b")

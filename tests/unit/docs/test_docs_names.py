@@ -69,7 +69,7 @@ def spoken_flags() -> frozenset[str]:
 
 
 @EACH
-def test_commands_of_ours_take_the_flags_that_are_given(page: Page) -> None:
+def test_our_commands_accept_the_flags_that_a_page_gives_them(page: Page) -> None:
     for line in page.commands:
         program, *words = words_of(line)
         if program not in PROGRAMS:
@@ -85,7 +85,7 @@ def test_commands_of_ours_take_the_flags_that_are_given(page: Page) -> None:
 
 
 @EACH
-def test_every_flag_that_is_named_is_one_of_some_program_here(page: Page) -> None:
+def test_every_flag_that_is_named_belongs_to_a_program_of_this_repository(page: Page) -> None:
     for line in page.commands:
         if set(words_of(line)) & OF_OTHERS:
             continue
@@ -122,7 +122,7 @@ def test_every_metric_of_the_picker_that_is_named_exists(page: Page) -> None:
 
 
 @EACH
-def test_every_metric_of_vllm_that_is_named_is_read_or_written_here(page: Page) -> None:
+def test_every_metric_of_vllm_that_is_named_is_read_or_written_by_our_code(page: Page) -> None:
     for name in re.findall(r"vllm:[a-z_]+[a-z]", page.text):
         assert name in spoken(), name
 
@@ -171,7 +171,7 @@ def _leads(node: object, parts: list[str]) -> bool:
 
 
 @EACH
-def test_every_field_that_is_named_is_one_of_configuration_policy_or_chart(page: Page) -> None:
+def test_every_field_that_is_named_exists_in_configuration_policy_or_chart(page: Page) -> None:
     tops = {name for tree in trees() for name, inner in tree.items() if isinstance(inner, dict)}
     for span in page.spans:
         dotted = re.fullmatch(r"([a-z]\w*(?:\.[a-z]\w*)+)(?:: .*)?", span)
@@ -189,7 +189,7 @@ def test_a_field_that_does_not_exist_is_noticed() -> None:
 # -- examples that are files ---------------------------------------------------------------------------------
 
 
-def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None:
+def test_the_three_files_of_the_operations_page_are_valid() -> None:
     blocks = [text for language, text in NAMED["docs/operations.md"].blocks if language == "yaml"]
     assert len(blocks) == 3
     config, endpoints, policy = blocks
@@ -198,7 +198,7 @@ def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None
     assert load_policy(policy, source="page").spec.rule == "least-cost"
 
 
-def test_the_two_files_of_the_readme_are_enough() -> None:
+def test_the_two_files_of_the_readme_are_valid() -> None:
     (block,) = [text for language, text in NAMED["README.md"].blocks if language == "yaml"]
     config, endpoints = block.split("# endpoints.yaml\n")
     msgspec.yaml.decode(config, type=Config).validate()

@@ -30,7 +30,7 @@ def test_a_trial_that_is_allowed_is_due_at_once() -> None:
 
 
 @pytest.mark.parametrize(("share", "after"), [(1.0, STEP), (0.1, 0.1)])
-def test_a_server_that_is_well_again_has_at_most_the_share_of_one_failure(share: float, after: float) -> None:
+def test_a_server_that_has_recovered_has_at_most_the_share_of_one_failure(share: float, after: float) -> None:
     mark = Mark(share=share, at=1.0, out=True, hangs=True, stalls=True)
     mark.recover(now=20.0)
     assert (mark.out, mark.hangs, mark.stalls) == (False, False, False)

@@ -74,12 +74,12 @@ def test_an_endpoint_that_stays_away_is_forgotten() -> None:
     assert list(picker.table.mirrors) == []
 
 
-def test_of_an_endpoint_without_an_incarnation_nobody_knows() -> None:
+def test_an_endpoint_without_an_incarnation_comes_back_cold() -> None:
     picker, _ = back(endpoint(incarnation=""), as_=endpoint(incarnation=""))
     assert picker.table.mirrors[A].entries == 0
 
 
-def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
+def test_an_endpoint_that_left_is_forgotten_if_the_policy_cuts_chunks_differently() -> None:
     picker, _ = warm_picker(endpoint())
     picker.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
@@ -91,7 +91,7 @@ def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
     check_integrity(picker.table)
 
 
-def test_who_left_is_remembered_once() -> None:
+def test_an_endpoint_that_left_is_remembered_until_it_returns_or_its_time_ends() -> None:
     absent = RecentlyLeft()
     assert absent.leave(endpoint(), now=0.0)
     assert absent.come_back(endpoint()) is True

@@ -107,7 +107,7 @@ async def test_a_file_caught_half_written_is_not_handed_over(path: Path) -> None
     assert follower.taken == [b"two"]
 
 
-async def test_a_change_undone_at_once_is_no_change(path: Path) -> None:
+async def test_a_change_that_is_undone_at_once_is_ignored(path: Path) -> None:
     follower = Follower(path, applied=b"one")
     path.write_bytes(b"two")
     await follower.looks(1)
@@ -118,7 +118,7 @@ async def test_a_change_undone_at_once_is_no_change(path: Path) -> None:
     assert follower.taken == []
 
 
-async def test_a_refused_content_is_said_once_and_the_next_one_is_tried(
+async def test_a_refused_content_is_logged_once_and_the_next_content_is_tried(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     follower = Follower(path, applied=b"one")
@@ -175,7 +175,7 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     assert f"{path} can be read again" in said
 
 
-async def test_a_directory_in_place_of_the_file_is_no_crash(path: Path) -> None:
+async def test_a_directory_in_place_of_the_file_is_reported_as_a_failure(path: Path) -> None:
     follower = Follower(path, applied=b"one")
     path.unlink()
     path.mkdir()

@@ -31,13 +31,13 @@ def said(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str,
     return {name: f"{word.reason}: {word.message}" for (_, name), word in words.items()}
 
 
-def test_a_sound_object_is_accepted_and_one_for_a_pool_that_is_not_there_is_told_so() -> None:
+def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
     sound = of(rewrite("a", rule("gpt"), rule()))
     assert said(sound) == {"a": "Accepted: its rules are in use"}
     assert said(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
 
 
-def test_of_several_pools_an_object_is_told_of_its_own_pool_and_that_it_may_not_take_every_other_name() -> (
+def test_with_several_pools_an_object_hears_of_its_own_pool_and_may_not_take_all_other_names() -> (
     None
 ):
     found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
@@ -80,11 +80,11 @@ def test_an_object_that_cannot_be_used_as_written_says_which_rule_and_why(
     assert found.rules()[0].models == ("gpt",), "its other rules count"
 
 
-def test_an_object_without_rules_is_told_so() -> None:
+def test_an_object_without_rules_is_reported_as_invalid() -> None:
     assert said(of(rewrite("a"))) == {"a": "Invalid: spec.rules is empty"}
 
 
-def test_of_two_objects_for_one_name_the_younger_is_told_who_has_it() -> None:
+def test_the_younger_of_two_objects_for_one_name_hears_which_object_has_the_name() -> None:
     both = of(
         rewrite("a", rule("gpt"), rule()), rewrite("b", rule("gpt", "new"), rule()), rewrite("c", rule("x"))
     )
@@ -97,14 +97,14 @@ def test_of_two_objects_for_one_name_the_younger_is_told_who_has_it() -> None:
     )
 
 
-def test_a_name_twice_in_one_object_is_no_conflict_and_the_newer_group_goes_first() -> None:
+def test_a_repeated_name_in_one_object_is_no_conflict_and_the_newer_group_goes_first() -> None:
     twice = of(rewrite("a", rule("gpt", target="one"), rule("gpt", target="two")))
     assert said(twice)["a"].startswith("Accepted")
     older = of(rewrite("b", rule("gpt")), group=OLDER)
     assert "model gpt is in the older rewrite a of llm-d.ai" in said(twice, older)["b"]
 
 
-def test_a_change_of_status_alone_is_no_change_of_what_is_wanted() -> None:
+def test_a_change_of_status_alone_is_not_a_change_of_the_rules() -> None:
     found = of(rewrite("a", rule("gpt")))
     version = found.version
     found.put(rewrite("a", rule("gpt"), version="2", conditions=(Condition("Accepted", "True"),)))

@@ -53,7 +53,7 @@ def condition(status: str, reason: str, **more: Any) -> Condition:
     return Condition(type="Accepted", status=status, reason=reason, **more)
 
 
-async def test_the_holder_writes_once_what_an_object_does_not_say_and_keeps_the_conditions_of_others() -> (
+async def test_the_holder_writes_a_missing_condition_once_and_keeps_the_conditions_of_others() -> (
     None
 ):
     other = Condition(type="Seen", status="True", reason="R", last_transition_time="before")
@@ -67,7 +67,7 @@ async def test_the_holder_writes_once_what_an_object_does_not_say_and_keeps_the_
     ]
 
 
-async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
+async def test_a_picker_without_the_lease_writes_nothing() -> None:
     assert await look(StatusServer(), of(rewrite("a", rule("gpt"))), 1.0, holds=False) == []
 
 
@@ -83,7 +83,7 @@ async def test_a_write_that_fails_is_tried_again_after_a_while(answers: int) -> 
     assert len(wrote) == 2
 
 
-async def test_an_object_for_a_pool_that_nobody_serves_says_so_after_a_while_and_a_judged_one_is_left_alone() -> (
+async def test_an_object_for_a_pool_without_a_picker_is_marked_after_a_while_and_judged_ones_stay() -> (
     None
 ):
     pending = condition("Unknown", "Pending")

@@ -50,7 +50,7 @@ def of(*objects: ModelRewrite) -> ModelRewrites:
     return found
 
 
-def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_all_others() -> None:
+def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_the_catch_all_rule() -> None:
     found = of(
         rewrite("b", rule("gpt", younger=None), created="2026-01-02T00:00:00Z"),
         rewrite("c", rule(fallback=None), created="2025-01-01T00:00:00Z"),
@@ -65,7 +65,7 @@ def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_all_
     assert asked(all_rewrites([found]), "whatever") == "whatever"
 
 
-def test_of_several_pools_a_rule_for_every_other_name_does_not_count_as_it_would_take_the_other_pools_models() -> (
+def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> (
     None
 ):
     found = ModelRewrites(pools=["vllm", "other"], group="llm-d.ai")
@@ -79,7 +79,7 @@ def test_of_several_pools_a_rule_for_every_other_name_does_not_count_as_it_would
     assert [asked(rewrites, name) for name in ("gpt", "old", "mistral")] == ["llama", "mistral", "mistral"]
 
 
-def test_weights_are_those_of_the_object_and_a_missing_one_counts_as_one() -> None:
+def test_weights_are_those_of_the_object_and_a_missing_weight_counts_as_one() -> None:
     found = all_rewrites(
         [of(rewrite("a", rule("gpt", stable=90, canary=10), rule("even", one=None, two=None)))]
     )
@@ -90,7 +90,7 @@ def test_weights_are_those_of_the_object_and_a_missing_one_counts_as_one() -> No
     assert abs(even - 1000) < 90
 
 
-def test_what_names_no_target_or_matches_nothing_is_no_rule() -> None:
+def test_a_rule_without_a_target_or_a_match_is_ignored() -> None:
     empty = {"matches": [exact("")], "targets": [{"modelRewrite": "t"}]}
     nameless = {"matches": [], "targets": [{"modelRewrite": ""}, {"modelRewrite": "t" * 2000}]}
     assert not all_rewrites([of(rewrite("a", empty, nameless, {"targets": []}))])
@@ -110,7 +110,7 @@ def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     assert written == {group: ["patch"] for group in PATHS}
 
 
-def test_names_that_no_request_can_have_are_left_out_and_so_are_the_newest_of_too_many() -> None:
+def test_names_that_no_request_can_have_and_the_newest_of_too_many_names_are_left_out() -> None:
     """Each name is an entry of an index that every change builds again, and of the answer to `GET
     /v1/models`.
     """

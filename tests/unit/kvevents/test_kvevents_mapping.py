@@ -41,7 +41,7 @@ def blocks_at(
     return mapped.blocks, mapped.ends_blocks
 
 
-def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_go_on(
+def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_continue(
     language: FolderLanguage,
 ) -> None:
     start = said("system", "the quick brown fox jumps over the lazy dog " * 5)
@@ -74,7 +74,7 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
         assert found <= len(tokens.ids) // 4
 
 
-def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_text() -> None:
+def test_letters_of_several_bytes_are_counted_once_for_any_number_of_chunks() -> None:
     """Before, each end of a chunk looked at the whole text: 8 MB would have taken half a minute."""
     text = "漢é😀a" * 4_000
     size = len(text.encode())
@@ -120,7 +120,7 @@ def test_token_ids_need_no_tokenizer() -> None:
         (chat(said("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
     ],
 )
-def test_prompts_that_cannot_be_mapped_say_why(
+def test_prompts_that_cannot_be_mapped_have_a_reason(
     language: FolderLanguage, prompt: RoutedPrompt, reason: str
 ) -> None:
     with pytest.raises(UnmappedError) as caught:
@@ -130,7 +130,7 @@ def test_prompts_that_cannot_be_mapped_say_why(
     assert caught.value.reason == reason
 
 
-def test_a_text_that_the_template_dropped_does_not_shift_what_follows() -> None:
+def test_a_text_that_the_template_dropped_does_not_shift_later_texts() -> None:
     texts = (Text(2, "gone", 6), Text(8, "here it is", 18))
     ends = aligned_blocks(
         [18], Rendered("<u>here it is", range(1, 14), texts, 18, 13), block_tokens=1, blocks=99
@@ -150,7 +150,7 @@ def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_pa
     assert blocks_at(chat(text, chat_template_kwargs={"unknown": 1}), language) == (plain, plain_ends)
 
 
-def test_only_the_chunks_before_what_arguments_change_are_mapped(tmp_path: Path) -> None:
+def test_only_the_chunks_before_the_part_that_arguments_change_are_mapped(tmp_path: Path) -> None:
     hint = "{% if thinking and loop.last %}think hard {% endif %}"
     template = TALK.replace("<|{{", hint + "<|{{")
     language = FolderLanguage(write_language(tmp_path, template=template))
@@ -195,7 +195,7 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
     assert ids(chat(said("user", text), add_special_tokens=True)) == talk + 1
 
 
-def test_after_many_texts_that_the_template_dropped_the_others_are_not_looked_for() -> None:
+def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:
     """Each search goes through the whole prompt. A client with many short messages must not take seconds
     of a core.
     """

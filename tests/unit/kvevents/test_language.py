@@ -31,14 +31,14 @@ def test_a_conversation_is_rendered_as_the_folders_template_says(language: Folde
     )
 
 
-def test_a_template_that_walks_over_parts_gets_parts(tmp_path: Path) -> None:
+def test_a_template_that_iterates_over_parts_gets_parts(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}"
     language = FolderLanguage(write_language(tmp_path, template=template))
     assert language.render([{"role": "user", "content": "a"}], tools=None) == "[a]"
     assert language.render([{"role": "user", "content": ["a", "b"]}], tools=None) == "[a][b]"
 
 
-def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
+def test_the_reason_of_a_template_that_refuses_is_kept(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template="{{ raise_exception('no system role') }}"))
     with pytest.raises(UnmappedError, match="no system role"):
         language.render([{"role": "user", "content": "a"}], tools=None)
@@ -48,7 +48,7 @@ def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
     "arguments",
     ["[" * 50_000, '{"a":' * 50_000, "[1", "[" + "1e-310," * 3_000 + "1]", "[" + "[]," * 300_000 + "1]"],
 )
-def test_arguments_too_deep_or_broken_are_the_clients_fault_and_not_ours(
+def test_nested_or_broken_arguments_count_as_a_prompt_that_cannot_be_mapped(
     language: FolderLanguage, arguments: str
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -101,7 +101,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
         (lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"), "chat template"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused_by_the_file_at_fault(
+def test_the_error_for_an_unusable_folder_names_the_file_at_fault(
     tmp_path: Path, break_it: Any, match: str
 ) -> None:
     folder = write_language(tmp_path)

@@ -32,7 +32,7 @@ def test_a_chunk_of_two_prompts_is_pending_until_both_were_computed() -> None:
     pending.check_integrity()
 
 
-def test_the_same_prompt_again_is_one_prompt_and_waits_anew() -> None:
+def test_a_repeated_prompt_is_one_prompt_whose_wait_starts_again() -> None:
     pending, path = PendingPrompts(), nodes(2)
     pending.expect(path, now=0.0)
     pending.expect(path, now=500.0)
@@ -42,7 +42,7 @@ def test_the_same_prompt_again_is_one_prompt_and_waits_anew() -> None:
     pending.check_integrity()
 
 
-def test_of_too_many_prompts_the_oldest_is_given_up() -> None:
+def test_the_oldest_of_too_many_prompts_is_given_up() -> None:
     pending, first = PendingPrompts(), nodes(1)
     pending.expect(first, now=0.0)
     pending.note_loss(first[0])

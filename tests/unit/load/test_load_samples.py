@@ -33,7 +33,7 @@ def test_parts_add_up_to_the_whole_also_by_way_of_json() -> None:
     parts.check_integrity()
 
 
-def test_of_one_value_every_quantile_is_that_value_and_of_none_there_is_none() -> None:
+def test_every_quantile_of_one_value_is_that_value_and_without_values_it_is_nan() -> None:
     assert Samples([0.25]).quantile(0.5) == 0.25
     assert Samples([0.25]).quantile(0.99) == 0.25
     assert Samples([0.0, 0.0]).quantile(0.5) == 0.0

@@ -54,7 +54,7 @@ def test_without_requests_everything_is_zero() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0.0, -3.0])
-def test_what_is_no_miss_is_not_added(tokens: float) -> None:
+def test_a_miss_of_no_tokens_is_not_added(tokens: float) -> None:
     """Estimates may differ by a few tokens, so a difference of two of them may be negative."""
     bucket = Accounts().bucket(now=0.0)
     bucket.miss(NEW, tokens, server=A)
