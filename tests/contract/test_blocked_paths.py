@@ -24,7 +24,7 @@ def spellings() -> Iterator[str]:
         yield from combined(path, count=300, seed=1)
 
 
-def test_the_oracle_knows_vllms_odd_ones() -> None:
+def test_the_model_of_vllms_router_knows_its_odd_paths() -> None:
     for target in (
         "/metricsX",
         "/metrics.json",
@@ -46,7 +46,7 @@ def test_no_spelling_reaches_a_page_for_operators() -> None:
     assert sum(map(reaches_operators, tried)) > 500, "the spellings try nothing"
 
 
-def test_every_single_disguise_is_refused_though_vllm_would_not_know_it() -> None:
+def test_every_single_disguise_is_refused_even_if_vllm_would_not_match_it() -> None:
     """Another gateway, or another server, may read what vLLM does not."""
     blocked = BlockedPaths(BLOCKED_PATHS)
     assert [target for path in SAMPLES for target in single(path) if not blocked.refuse(target)] == []
@@ -61,7 +61,7 @@ def test_every_route_for_clients_passes() -> None:
             assert not blocked.refuse(target), target
 
 
-def test_nothing_is_listed_that_vllm_does_not_serve() -> None:
+def test_every_listed_path_is_served_by_vllm_or_a_known_exception() -> None:
     # Paths of SGLang, of older releases of vLLM, and of this repository's model server.
     others = {"/resume_kv_cache_memory", "/kv_blocks"}
     unknown = {path for path in BLOCKED_PATHS if not any(s.startswith(path) for s in SAMPLES)}

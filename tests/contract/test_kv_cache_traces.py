@@ -96,7 +96,7 @@ def traces() -> list[Trace]:
 
 
 @pytest.mark.parametrize("queue", ["linked", "lazy", "deferred"])
-def test_001_2_hits_blocks_and_eviction_order_are_those_of_vllm_on_1000_traces(
+def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm_on_1000_traces(
     traces: list[Trace], queue: QueueName
 ) -> None:
     assert len(traces) == 1000

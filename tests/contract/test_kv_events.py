@@ -181,7 +181,7 @@ def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
     yield from payload(log)
 
 
-def test_what_a_store_holds_is_told_with_its_tier() -> None:
+def test_blocks_of_a_store_are_reported_with_their_tier() -> None:
     first, last = (
         [plain(event) for event in decode_batch(message).events]
         for message in messages_of_tiers(read_kv_events("sha256"))

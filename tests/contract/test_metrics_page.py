@@ -72,7 +72,7 @@ def test_served_requests_show_in_every_counter_of_prefill() -> None:
         assert (after.prompt_tokens or 0) > (before.prompt_tokens or 0)
 
 
-def test_the_adapters_of_a_moment_ago_are_not_taken_for_current() -> None:
+def test_adapters_of_an_earlier_page_are_not_taken_for_current() -> None:
     series = samples("metrics_after_lora.txt", "vllm:lora_requests_info")
     assert any(sample.labels["running_lora_adapters"] for sample in series), (
         "no adapter was served while recording"

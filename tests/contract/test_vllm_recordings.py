@@ -93,7 +93,7 @@ def test_stored_blocks_name_their_adapter_and_salt(recording: KvEventRecording) 
     assert all(keys == [["tenant-1"], *[None] * (len(keys) - 1)] for keys in salted)
 
 
-def test_replaying_the_events_leaves_what_the_last_request_stored(recording: KvEventRecording) -> None:
+def test_replaying_the_events_leaves_the_blocks_of_the_last_request(recording: KvEventRecording) -> None:
     copies: Counter[int] = Counter()
     for event in recording.events():
         match event["type"]:

@@ -44,7 +44,7 @@ def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
     assert chosen == {A, B, C, D}
 
 
-def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() -> None:
+def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     sizes = []
@@ -56,7 +56,7 @@ def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() ->
     assert picker.learned("m") is picker.learned("m")
 
 
-def test_what_was_learned_of_a_model_that_servers_have_outlives_the_names_of_others() -> None:
+def test_what_was_learned_of_a_served_model_is_kept_while_other_names_come_and_go() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     serve(picker, ask(text("one")), now=1.0)
@@ -66,7 +66,7 @@ def test_what_was_learned_of_a_model_that_servers_have_outlives_the_names_of_oth
     assert picker.learned("m") is learned
 
 
-def test_queues_of_models_that_nobody_has_any_more_are_forgotten() -> None:
+def test_queues_of_models_that_no_server_has_any_more_are_forgotten() -> None:
     """Each queue has its own time series."""
     picker = a_picker(PolicySpec(flow=Flow(mode="Hold")), on=endpoints("a"))
     gate = Gate(picker)

@@ -60,7 +60,7 @@ def test_only_servers_of_its_model_are_asked() -> None:
     assert not picker.one_model
 
 
-def test_without_an_endpoint_it_is_refused() -> None:
+def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
     picker = a_picker()
     picker.set_endpoints([], now=0.0)
     with pytest.raises(NoEndpointError):

@@ -54,7 +54,7 @@ def test_the_subset_names_fronts() -> None:
         picker.pick(ask(text("p"), subset=frozenset({ELSEWHERE})), now=1.0)
 
 
-def test_envoy_is_told_of_fronts_only() -> None:
+def test_the_file_for_envoy_has_only_fronts() -> None:
     told = render(ranks())
     assert told.count(b'"address": "10.0.0.1"') == 1
     assert b"8001" not in told

@@ -35,6 +35,6 @@ def test_several_pools_are_contradicted_by(fields: dict[str, Any], why: str) -> 
     assert not remarks(**fields, kubernetes=Kubernetes(pool="a"))
 
 
-def test_several_pools_with_models_that_are_asked_for_pass_without_a_word() -> None:
+def test_several_pools_with_models_that_are_asked_for_get_no_remark() -> None:
     assert not remarks()
     assert not remarks(dialect="envoy")

@@ -47,14 +47,14 @@ def test_slow_and_fast_traffic_alike(rule: RuleName, per_s: float) -> None:
         assert traffic.to(SICK, since=112.0, until=160.0) >= 0.1
 
 
-def test_without_probes_trials_are_more_of_few_requests() -> None:
+def test_without_probes_trials_are_a_larger_share_of_few_requests() -> None:
     failures = Failures(probe=False)
     traffic = Traffic(per_s=5.0, failures=failures).run(40.0)
     assert 0.02 < traffic.to(SICK, since=5.0, until=20.0) <= 0.03
     assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
 
 
-def test_a_server_that_refuses_everything_with_429_is_sick_too() -> None:
+def test_a_server_that_refuses_everything_with_429_also_counts_as_sick() -> None:
     assert Traffic(sick=refuse).run(20.0).to(SICK, since=5.0, until=20.0) <= 0.02
 
 
@@ -90,13 +90,13 @@ def test_a_missing_adapter_keeps_away_the_requests_for_it_and_no_others() -> Non
     assert mixed.failed <= 30
 
 
-def test_retries_of_the_data_plane_tell_on_the_first_choice_as_well() -> None:
+def test_a_retried_request_counts_against_the_first_choice() -> None:
     traffic = Traffic(retries=True).run(20.0)
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
     assert traffic.failed == 0
 
 
-def test_no_server_is_left_out_where_the_policy_says_so() -> None:
+def test_no_server_is_left_out_if_the_policy_says_so() -> None:
     never = Failures(max_left_out_share=0.0, cost_seconds=0.0)
     traffic = Traffic(rule="round-robin", failures=never).run(20.0)
     assert traffic.to(SICK, since=5.0, until=20.0) == pytest.approx(0.25, abs=0.01)

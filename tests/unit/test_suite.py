@@ -52,7 +52,7 @@ def test_a_test_that_fails_twice_has_failed(folder: Path) -> None:
     assert "FAILED" in table([outcome], seconds=1.0)
 
 
-def test_a_file_that_cannot_be_imported_is_no_pass(folder: Path) -> None:
+def test_a_file_that_cannot_be_imported_fails(folder: Path) -> None:
     outcome = run_part(_part("import nothing_of_this_name\n", folder), built=None)
     assert outcome.status != 0
 

@@ -42,7 +42,7 @@ def price(picker: Picker, server: str) -> float:
     return found.parts_s["failing"]
 
 
-def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients() -> None:
+def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
     at("a", chat(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
@@ -52,7 +52,7 @@ def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients() -> None:
     assert price(picker, "b") > 0.0
 
 
-def test_a_404_for_no_model_is_the_clients() -> None:
+def test_a_404_for_a_request_without_a_model_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
     at("a", MISSING, picker, status=200, now=1.0)
     for _ in range(8):
@@ -60,7 +60,7 @@ def test_a_404_for_no_model_is_the_clients() -> None:
     assert price(picker, "b") == 0.0
 
 
-def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients() -> None:
+def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients_fault() -> None:
     def asks(body: bytes) -> PickRequest:
         return PickRequest("r", parse_request("/v1/responses", body), len(body), path_hash=1)
 
@@ -72,7 +72,7 @@ def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_client
     assert price(picker, "b") == 0.0
 
 
-def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
+def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() -> None:
     """The body may name a stored response, and nobody has read it."""
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
     unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
@@ -83,7 +83,7 @@ def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
     assert price(picker, "b") == 0.0
 
 
-def test_an_api_that_a_model_does_not_have_is_the_clients_mistake() -> None:
+def test_an_api_that_a_model_does_not_have_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(8):
         at("b", chat(path_hash=1), picker, status=501, now=1.0)
@@ -107,7 +107,7 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
 
 
 @pytest.mark.parametrize("stands_still", [False, True])
-def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
+def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
     """One server has two long answers, and the other has short ones at the same time."""
     picker = a_picker(on=endpoints("ab"))
     counted = dict.fromkeys("ab", 1.0)
@@ -134,7 +134,7 @@ def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_s
     assert bool(picker.left_out(now=10.0)) is stands_still
 
 
-def test_health_checks_count_as_no_whole_answers_of_a_server_that_cuts() -> None:
+def test_health_checks_do_not_count_as_complete_answers_of_a_server_that_cuts() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
         picker.answer_cut(state(picker, "b").endpoint.address, now=1.0)
@@ -144,7 +144,7 @@ def test_health_checks_count_as_no_whole_answers_of_a_server_that_cuts() -> None
     assert picker.left_out(now=4.0)
 
 
-def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stall() -> None:
+def test_sglang_counts_tokens_at_the_end_of_an_answer_so_long_answers_are_no_stall() -> None:
     picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)
 
@@ -169,7 +169,7 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
 
 
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(verdict: Verdict) -> None:
+def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(verdict: Verdict) -> None:
     """A server whose page has no counter has ten long answers that are not streamed. The other server has
     short ones.
     """
@@ -195,7 +195,7 @@ def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(ver
 
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_sglang_is_probed_where_answers_that_are_not_streamed_take_long(
+def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(
     verdict: Verdict, waiting: int
 ) -> None:
     """SGLang's counters grow only when an answer ends. While requests wait there, the probe waits too."""

@@ -106,7 +106,7 @@ class Session:
 
 @settings(deadline=None, max_examples=150)
 @given(config=configs, script=st.lists(actions, max_size=60))
-def test_whatever_happens_during_a_step_every_answer_is_its_own_and_every_block_comes_back(
+def test_whatever_happens_during_a_step_every_answer_is_right_and_every_block_is_freed(
     config: EngineConfig, script: list[tuple[object, ...]]
 ) -> None:
     session = Session(config)

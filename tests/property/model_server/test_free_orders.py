@@ -91,7 +91,7 @@ def references(blocks: list[Block]) -> list[int]:
     return [sys.getrefcount(block) for block in blocks]
 
 
-def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_lazy_one_does_not() -> None:
+def test_001_4_only_the_deferred_queue_sweeps_in_its_own_thread_after_a_step() -> None:
     sweepers = set()
 
     class Watched(DeferredQueue):
@@ -115,7 +115,7 @@ def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_
     assert threading.current_thread() not in sweepers
 
 
-def test_whoever_comes_after_a_sweep_waits_for_it_and_hears_of_its_failure() -> None:
+def test_a_call_after_a_sweep_waits_for_the_sweep_and_raises_its_failure() -> None:
     class Broken(DeferredQueue):
         def _sweep_marked(self) -> None:
             raise RuntimeError("swept away")
@@ -151,7 +151,7 @@ def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
 @given(steps=operations)
 @settings(deadline=None, max_examples=150)
-def test_000_4_victims_are_those_of_a_sorted_list(
+def test_000_4_evicted_blocks_are_those_of_a_sorted_list(
     name: EvictionName, steps: list[tuple[str, int, int, int, int]]
 ) -> None:
     run(make_order(name), SortedReference(SORTED[name]), steps)
@@ -200,7 +200,7 @@ def test_001_3_freed_in_reverse_lru_is_last_touch_then_longest_where_each_sequen
         assert pools[0].free_in_order() == pools[1].free_in_order()
 
 
-def test_sequences_that_end_in_one_step_go_longest_first_only_with_last_touch() -> None:
+def test_only_last_touch_evicts_the_longest_of_sequences_that_end_in_one_step_first() -> None:
     orders = {}
     for name in ("lru", "last-touch"):
         pool = BlockPool(6, order=make_order(name))
@@ -214,7 +214,7 @@ def test_sequences_that_end_in_one_step_go_longest_first_only_with_last_touch() 
     assert orders == {"lru": [1, 0, 5, 4, 3, 2], "last-touch": [5, 4, 1, 3, 0, 2]}
 
 
-def test_what_is_used_often_survives_what_is_used_lately_only_with_lfu() -> None:
+def test_only_lfu_keeps_a_frequently_used_block_rather_than_a_recently_used_block() -> None:
     survivors = {}
     for name in EVICTION_NAMES:
         pool = BlockPool(2, order=make_order(name))

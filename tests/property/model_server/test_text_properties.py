@@ -63,7 +63,7 @@ def test_a_conversation_with_its_answer_begins_the_next_turn(turns: list[str]) -
         assert after[: len(prompt) + len(answer)] == prompt + answer
 
 
-def test_answers_depend_on_the_prompt_alone() -> None:
+def test_answers_depend_only_on_the_prompt() -> None:
     first, second = Tokenizer(), Tokenizer()
     prompt = first.encode("Tell me a story")
     assert answer_of(first, prompt) == answer_of(second, prompt)
@@ -77,6 +77,6 @@ def test_answers_spread_around_the_mean(mean: int, text: str) -> None:
     assert max(1, mean // 2) <= length <= max(1, mean * 3 // 2)
 
 
-def test_only_single_pieces_can_be_registered() -> None:
+def test_only_single_tokens_can_be_registered() -> None:
     with pytest.raises(ValueError, match="is 2 pieces"):
         Tokenizer().register("two words")

@@ -103,11 +103,11 @@ def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: Shape, size_b
     assert not too_dear(shape, size_bytes)
 
 
-def test_no_piece_in_any_place_of_a_body_costs_more() -> None:
+def test_no_piece_at_any_place_of_a_body_costs_more() -> None:
     assert [dear for shape in every_shape() if (dear := too_dear(shape, 30_000))] == []
 
 
-def test_no_body_that_chance_makes_costs_more() -> None:
+def test_no_random_body_costs_more() -> None:
     sizes = itertools.cycle(SIZES)
     assert [dear for shape in random_shapes() if (dear := too_dear(shape, next(sizes)))] == []
 
@@ -181,7 +181,7 @@ def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: Shape, size_b
 
 
 @pytest.mark.slow
-def test_no_piece_in_any_place_of_a_body_takes_more_memory() -> None:
+def test_no_piece_at_any_place_of_a_body_takes_more_memory() -> None:
     for shape in every_shape():
         body = shape.body(1_000_000)
         peak = len(body) + peak_bytes(lambda: read(shape.path, body))  # noqa: B023 - called at once
@@ -222,5 +222,5 @@ def many_tools(count: int) -> bytes:
     ids=["calls", "many calls", "tools", "many tools", "7.5 MB", "short turns", "ids", "batch"],
 )  # fmt: skip
 @pytest.mark.skipif(not jsontext.COMPILED, reason="without C fewer bodies are read")
-def test_what_real_clients_send_is_read(path: str, body: bytes) -> None:
+def test_bodies_of_real_clients_are_read(path: str, body: bytes) -> None:
     assert read(path, body) == "read", weigh(body)

@@ -104,7 +104,7 @@ def test_requests_are_admitted_in_order_of_arrival_up_to_the_limit() -> None:
     assert list(scheduled(engine)) == [requests[2].request_id]
 
 
-def test_a_request_without_room_is_not_overtaken_by_a_small_one() -> None:
+def test_a_small_request_does_not_overtake_a_request_without_room() -> None:
     engine = engine_of(num_blocks=4)
     running, large, small = request_of(8, max_tokens=4), request_of(12), request_of(2)
     add(engine, running, large, small)
@@ -112,7 +112,7 @@ def test_a_request_without_room_is_not_overtaken_by_a_small_one() -> None:
     assert [r.request_id for r in engine.scheduler.waiting] == [large.request_id, small.request_id]
 
 
-def test_when_blocks_run_out_the_newest_gives_way_and_finishes_later() -> None:
+def test_when_blocks_run_out_the_newest_request_is_preempted_and_finishes_later() -> None:
     engine = engine_of(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
@@ -223,7 +223,7 @@ def test_abort_frees_blocks_in_every_state() -> None:
     assert running.state is RequestState.FINISHED
 
 
-def test_times_are_those_given() -> None:
+def test_times_are_counted_from_the_given_now() -> None:
     engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=8))
     request = request_of(16, max_tokens=2)
     add(engine, request)

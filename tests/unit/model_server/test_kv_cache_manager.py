@@ -88,7 +88,7 @@ def test_001_3_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first(
     assert len(manager.get_computed(again).blocks) == 1
 
 
-def test_a_hit_refreshes_the_prefix_when_its_holder_ends() -> None:
+def test_a_hit_makes_the_prefix_recently_used_when_its_holder_ends() -> None:
     manager = manager_of(4)
     shared, other = request_of(32), request_of(32, first=1000)
     admit(manager, shared)
@@ -202,7 +202,7 @@ def test_reset_forgets_everything_and_keeps_running_requests() -> None:
     manager.check_integrity()
 
 
-def test_check_integrity_sees_a_leaked_reference() -> None:
+def test_check_integrity_finds_a_leaked_reference() -> None:
     manager = manager_of(4)
     request = request_of(16)
     admit(manager, request)

@@ -40,7 +40,7 @@ def lookup(
 
 
 class TestCredit:
-    def test_what_a_server_holds_counts_as_its_least_recently_used_chunks(self) -> None:
+    def test_reported_chunks_count_as_the_least_recently_used(self) -> None:
         table = new_table(A, capacity_bytes=8)
         table.record(A, chain("abcd"), now=1)
         assert credit(table, A, chain("wxyz"), now=2)
@@ -147,7 +147,7 @@ class TestServers:
         reported.take_in([back], table)
         assert reported.slower == {}
 
-    def test_nothing_is_remembered_of_a_server_that_is_not_followed_any_more(self) -> None:
+    def test_reports_of_a_server_that_is_no_longer_followed_are_forgotten(self) -> None:
         table, moved = new_table(A), {chain("a")[0]: Tier.CPU}
         reported = report(table, ServerReport(server=A, live=True, known_bytes=7, moved=moved))
         reported.take_in([ServerReport(server=A, live=False)], table)

@@ -64,7 +64,7 @@ class TestMatch:
         assert table.match(chain("ab")) == {A: 2, B: 2}
         check_integrity(table)
 
-    def test_of_an_unknown_prompt_or_an_empty_chain_is_empty(self) -> None:
+    def test_an_unknown_prompt_and_an_empty_chain_match_nothing(self) -> None:
         table = new_table(A)
         table.record(A, chain("abc"), now=1)
         assert table.match(chain("xbc")) == {}
@@ -142,7 +142,7 @@ class TestRecord:
         assert runs(table) == 1
         check_integrity(table)
 
-    def test_old_splits_heal_when_the_prompt_is_used_again(self) -> None:
+    def test_split_runs_are_joined_when_the_prompt_is_used_again(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abcdefghij"), now=1)
         table.record(B, chain("abcdefghij"), now=1)

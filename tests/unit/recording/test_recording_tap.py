@@ -20,7 +20,7 @@ def told(tap: Tap, reader: str = "one") -> list[RecordedRequest]:
     return [line for line in asked if isinstance(line, RecordedRequest)]
 
 
-def test_who_asks_for_a_recording_gets_each_request_once_from_then_on() -> None:
+def test_a_reader_gets_each_later_request_once() -> None:
     picker = a_picker()
     tap = Tap(picker, clock=Clock(100.0))
     serve(picker, ask(text("before")), now=1.0)

@@ -53,7 +53,7 @@ def test_without_a_sampled_answer_the_tempo_is_a_guess_and_says_so() -> None:
     assert "at a guessed 20 ms a token" in tempo.remarks[0]
 
 
-def test_where_every_length_was_recorded_there_is_nothing_to_remark() -> None:
+def test_there_is_no_remark_if_every_length_was_recorded() -> None:
     assert Tempo.of([sampled(0.0), sampled(10.0)], SERVERS).remarks == ()
 
 

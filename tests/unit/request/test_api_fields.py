@@ -54,7 +54,7 @@ def test_numbers_are_read_as_model_servers_read_them(sent: str, read: int | None
 
 
 @pytest.mark.parametrize(("sent", "read"), [("true", True), ("1", True), ("0", False), ('"false"', False)])
-def test_truth_is_read_as_model_servers_read_it(sent: str, *, read: bool) -> None:
+def test_booleans_are_read_as_model_servers_read_them(sent: str, *, read: bool) -> None:
     assert DECODE_CHAT.decode(f'{{"stream":{sent}}}').stream is read
 
 
@@ -70,7 +70,7 @@ def test_a_body_of_another_api_needs_no_known_field() -> None:
         DECODE_OTHER.decode(b"[]")
 
 
-def test_the_fields_that_show_an_api_are_told_apart_from_missing_ones() -> None:
+def test_null_fields_that_show_an_api_differ_from_missing_fields() -> None:
     present = DECODE_API_FIELDS.decode(b'{"input":null,"dimensions":64}')
     assert (bytes(present.input), bytes(present.dimensions)) == (b"null", b"64")
     assert present.messages is NO_RAW

@@ -12,7 +12,7 @@ from tests.unit.scheduling.snapshots import Seen, snapshot
 FOUR = [Seen(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]
 
 
-def test_a_roster_gives_each_slot_its_turn_in_the_alphabet_and_the_address_for_the_data_plane() -> None:
+def test_a_roster_has_the_alphabetical_rank_and_the_data_planes_address_of_each_slot() -> None:
     front = Address("10.1.1.1", 80)
     roster = Roster(
         [

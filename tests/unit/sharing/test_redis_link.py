@@ -30,7 +30,7 @@ async def test_a_table_of_any_size_comes_whole(size: int) -> None:
     assert max(redis.asked) == MOST_PIECE_BYTES
 
 
-async def test_nothing_stored_is_no_table() -> None:
+async def test_without_a_stored_table_none_is_returned() -> None:
     assert await read(FakeRedis(b"")) is None
 
 
@@ -41,7 +41,7 @@ async def test_a_table_over_the_bound_is_not_read_to_its_end() -> None:
     assert sum(redis.asked) <= MOST_TABLE_BYTES + 2 * MOST_PIECE_BYTES
 
 
-async def test_a_table_that_is_replaced_meanwhile_is_read_anew() -> None:
+async def test_a_table_that_is_replaced_meanwhile_is_read_again() -> None:
     old, new = b"5-1\n" + bytes(2 * MOST_PIECE_BYTES), b"6-1\n" + b"x" * 2 * MOST_PIECE_BYTES
     found = await read(FakeRedis(old, new))
     assert found is not None

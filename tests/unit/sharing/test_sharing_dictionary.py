@@ -27,7 +27,7 @@ def test_the_listener_gets_every_chain_as_the_speaker_has_it(paths: list[tuple[i
         assert listener.chain(*speaker.chain(chain)) == chain
 
 
-def test_of_a_chain_only_the_new_part_is_sent() -> None:
+def test_only_the_new_part_of_a_chain_is_sent() -> None:
     speaker = SpeakerDictionary()
     assert speaker.chain([1, 2, 3]) == (b"", pack_hashes([1, 2, 3]))
     assert speaker.chain([1, 2, 3, 4]) == (pack_hashes([3]), pack_hashes([4]))
@@ -56,7 +56,7 @@ def test_a_chain_whose_head_was_never_sent_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\1", b"\1" * (HASH_BYTES + 1)])
-def test_bytes_that_are_no_hashes_are_refused(tail: bytes) -> None:
+def test_bytes_that_are_not_hashes_are_refused(tail: bytes) -> None:
     with pytest.raises(MalformedError, match="not a list of hashes"):
         ListenerDictionary().chain(b"", tail)
 

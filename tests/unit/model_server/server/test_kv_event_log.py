@@ -64,7 +64,7 @@ def told(log: KvEventLog) -> tuple[KvEvent, ...]:
     return batch.events
 
 
-def test_the_blocks_of_a_prompt_are_told_with_their_tokens_and_the_hash_before_them() -> None:
+def test_the_event_for_the_blocks_of_a_prompt_has_their_tokens_and_the_hash_before_them() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(10, log)
     first = compute(cache, first=100, num_tokens=9)
@@ -107,7 +107,7 @@ def test_an_adapter_is_named_in_each_block_and_a_salt_in_the_first() -> None:
     ]
 
 
-def test_an_eviction_is_told_before_what_takes_the_place() -> None:
+def test_an_eviction_is_reported_before_the_block_that_takes_the_place() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(2, log)
     first = compute(cache, first=1, num_tokens=8)
@@ -122,7 +122,7 @@ def test_an_eviction_is_told_before_what_takes_the_place() -> None:
     assert isinstance(stored, BlockStored)
 
 
-def test_a_reset_is_told_alone_and_makes_what_was_unsent_void() -> None:
+def test_a_reset_is_reported_alone_and_drops_unsent_events() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(10, log)
     compute(cache, first=1, num_tokens=8)
@@ -141,6 +141,6 @@ def test_the_newest_messages_are_kept_under_their_numbers() -> None:
     assert list(log.since(5)) == []
 
 
-def test_a_buffer_of_less_than_nothing_is_refused() -> None:
+def test_a_negative_buffer_size_is_refused() -> None:
     with pytest.raises(ValueError, match="replay buffer"):
         KvEventLog(block_size_tokens=SIZE, buffer_batches=-1)

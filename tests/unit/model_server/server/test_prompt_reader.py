@@ -137,7 +137,7 @@ def test_every_text_of_a_conversation_counts_towards_the_models_length(field: st
     assert isinstance(read(body(4000)), Job)
 
 
-def test_prompts_and_answers_of_one_request_have_a_bound_together() -> None:
+def test_prompts_and_answers_of_one_request_have_a_common_bound() -> None:
     ids = list(range(MAX_LEN - 10))
     fits = json.dumps({"prompt": ids, "n": 16, "max_tokens": 1}).encode()
     assert len(reader().completion(fits).prompts) == 16
@@ -205,7 +205,7 @@ def test_a_long_text_is_cut_in_parts_into_the_tokens_of_the_whole() -> None:
     ("most", "max_tokens", "kept"),
     [(5, 10, 5), (-1, 10, MAX_LEN - 10), (-1, None, MAX_LEN - 1), (5000, 1, None)],
 )
-def test_a_long_prompt_is_cut_to_its_last_tokens_where_that_is_asked_for(
+def test_a_long_prompt_is_cut_to_its_last_tokens_if_the_request_asks_for_it(
     most: int, max_tokens: int | None, kept: int | None
 ) -> None:
     text = " word" * 2000

@@ -16,7 +16,7 @@ def chain(tokens: list[int], *, block: int = 2) -> list[BlockHash]:
     return hashes
 
 
-def test_prefixes_are_found_as_far_as_any_stored_one_shares_them() -> None:
+def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
     rng = random.Random(1)
     tree = PrefixTree()
     known: set[BlockHash] = set()

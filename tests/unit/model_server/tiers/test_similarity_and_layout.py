@@ -12,7 +12,7 @@ from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import by_chance, jaccard, mean_jaccard, threshold
 
 
-def test_002_2_random_sets_are_as_alike_as_the_formula_says() -> None:
+def test_002_2_random_sets_are_as_similar_as_the_formula_says() -> None:
     rng = random.Random(1)
     for kept in (64, 96, 128, 192):
         sets = [set(rng.sample(range(384), kept)) for _ in range(40)]
@@ -25,7 +25,7 @@ def test_002_2_the_threshold_is_chance_to_the_power_alpha(kept: int, expected: f
     assert threshold(kept, 384) >= by_chance(kept, 384)
 
 
-def test_002_2_likeness_of_sets() -> None:
+def test_002_2_similarity_is_the_share_of_common_elements() -> None:
     assert jaccard({1, 2, 3}, {2, 3, 4}) == 0.5
     assert jaccard(set(), set()) == 1
     assert mean_jaccard([{1}]) == 1
@@ -91,7 +91,7 @@ def test_importance_is_the_mean_over_requests() -> None:
     assert (head.num_tokens, tail.num_tokens, tail.num_requests) == (1, 2, 2)
 
 
-def test_002_4_how_often_each_token_was_read_is_kept_with_the_node() -> None:
+def test_002_4_the_number_of_reads_of_each_token_is_kept_with_the_node() -> None:
     importance = NodeImportance(num_layers=2, num_tokens=3)
     for chosen in ([[0, 2], [1]], [[0], []]):
         importance.record([[1.0, 0.0, 0.0]] * 2, chosen=chosen)

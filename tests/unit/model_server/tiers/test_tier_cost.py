@@ -61,7 +61,7 @@ def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
 
 
 @pytest.mark.parametrize("cell", _BYTES)
-def test_the_model_is_right_within_a_third_where_tiers_are_small_and_says_who_wins_there(
+def test_the_model_is_right_within_a_third_with_small_tiers_and_names_the_fastest_system(
     cell: tuple[int, str, str],
 ) -> None:
     """With tiers of 10 + 30 % hardly anything is read from disk. Our own work then decides, and the model
@@ -78,7 +78,7 @@ def test_the_model_is_right_within_a_third_where_tiers_are_small_and_says_who_wi
         assert [one > 1 for one in expected] == [one > 1 for one in measured]
 
 
-def test_recompute_takes_what_was_measured() -> None:
+def test_recompute_takes_the_measured_time() -> None:
     assert seconds(512 + _NEW) == pytest.approx(1.32, abs=0.05)
     assert seconds(256 + _NEW) == pytest.approx(0.70, abs=0.05)
 
@@ -148,7 +148,7 @@ def cases(*systems: str) -> list[list[Cell]]:
     return list(found.values())
 
 
-def test_on_a_real_disk_the_model_is_right_with_large_tiers_as_with_small_ones() -> None:
+def test_on_a_real_disk_the_model_is_right_with_large_and_small_tiers() -> None:
     """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine, where single
     cells are inaccurate.
     """
@@ -169,7 +169,7 @@ def test_on_a_real_disk_the_model_is_right_with_large_tiers_as_with_small_ones()
     assert median(without_copy[0.1]) < 0.7, "the content of large tiers has to be copied too"
 
 
-def test_002_5_by_means_on_the_recorded_disk_the_documents_factor_is_reached_in_one_cell_of_36() -> None:
+def test_002_5_the_mean_gain_on_the_recorded_disk_reaches_the_documents_factor_in_1_of_36_cells() -> None:
     """The strongest of three systems (recompute, loading everything, top-k) is divided by the document's
     rules, and by few chunks.
     """
@@ -188,7 +188,7 @@ def test_002_5_by_means_on_the_recorded_disk_the_documents_factor_is_reached_in_
 
 
 @pytest.mark.parametrize(("tflops", "right"), [(10, 28), (30, 36), (150, 36)])
-def test_the_model_says_whether_to_load_or_to_compute_and_where_it_errs_little_is_lost(
+def test_the_model_chooses_between_loading_and_computing_and_its_errors_cost_little(
     tflops: int, right: int
 ) -> None:
     """36 cases of the two ways between which `--kv-store-mode auto` chooses."""
@@ -226,7 +226,7 @@ def test_a_server_loads_until_it_knows_both_speeds_and_then_takes_the_faster() -
     assert speeds.loading_is_faster(DISK, tokens=100)
 
 
-def test_what_the_fast_tiers_hold_is_loaded_where_the_same_from_disk_is_computed() -> None:
+def test_a_prefix_in_the_fast_tiers_is_loaded_while_the_same_prefix_on_disk_is_computed() -> None:
     speeds = Speeds()
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(DISK, seconds=2.0)
@@ -241,7 +241,7 @@ def test_what_the_fast_tiers_hold_is_loaded_where_the_same_from_disk_is_computed
     assert not speeds.loading_is_faster(more, tokens=100)
 
 
-def test_of_a_mixed_load_the_time_is_that_of_the_place_where_most_of_it_was() -> None:
+def test_the_time_of_a_mixed_load_counts_for_the_place_with_most_of_its_bytes() -> None:
     speeds = Speeds()
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(HELD, seconds=0.2)
