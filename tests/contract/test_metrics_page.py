@@ -47,7 +47,7 @@ def samples(page: str, name: str) -> list[Sample]:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("field", SUMS)
-def test_every_number_is_the_one_that_a_full_parser_reads(page: str, field: str) -> None:
+def test_every_number_equals_the_number_that_a_full_parser_reads(page: str, field: str) -> None:
     series = samples(page, SUMS[field])
     assert series
     assert getattr(read(page), field) == pytest.approx(sum(sample.value for sample in series))

@@ -193,7 +193,7 @@ def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
     assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
 
 
-def test_a_sampled_answers_text_is_there_for_the_next_turn() -> None:
+def test_the_text_of_a_sampled_answer_is_in_the_table_for_the_next_turn() -> None:
     picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
     prompt, answer = text("p", 8192), text("answer", 2048)
     pick = serve(picker, ask(prompt), now=1.0)

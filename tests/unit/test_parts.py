@@ -73,7 +73,7 @@ def test_assumed_modes_are_read_by_their_names() -> None:
     assert (made.traced, made.mode_override) == (True, False)
 
 
-def test_every_mode_of_the_configuration_is_one_of_the_streams() -> None:
+def test_every_mode_of_the_configuration_is_a_body_mode_of_the_stream() -> None:
     for name in msgspec.json.schema(AssumedModes)["$defs"]["AssumedModes"]["properties"]["requestBody"][
         "enum"
     ]:

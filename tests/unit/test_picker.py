@@ -47,7 +47,7 @@ def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_c
     assert undone(picker, second.decision.chosen, now=2.0) == 2000 - second.decision.matched_tokens
 
 
-def test_a_prompt_is_never_predicted_cached_to_its_last_token_and_only_in_whole_blocks() -> None:
+def test_the_predicted_cached_tokens_are_whole_blocks_and_never_the_whole_prompt() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
     serve(

@@ -141,7 +141,7 @@ def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 404])
-def test_an_error_leaves_nothing_behind_at_either(status: int) -> None:
+def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
     picker = split()
     pick = a_long_one(picker)
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
@@ -152,7 +152,7 @@ def test_an_error_leaves_nothing_behind_at_either(status: int) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["aborted", "failed"])
-def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either(outcome: str) -> None:
+def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either_endpoint(outcome: str) -> None:
     picker = split()
     pick = a_long_one(picker)
     picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ def test_the_data_planes_subset_also_limits_prefill_endpoints() -> None:
     assert pick.decision.prefill is None
 
 
-def test_an_endpoint_with_both_roles_answers_and_computes_prompts_for_others() -> None:
+def test_an_endpoint_with_both_roles_is_never_its_own_prefill_endpoint() -> None:
     picker = a_picker(on=fleet({"a": Role.BOTH, "b": Role.BOTH}))
     busy(picker, "a", running=8, now=1.0)
     busy(picker, "b", running=8, now=1.0)

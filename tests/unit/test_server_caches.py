@@ -34,7 +34,7 @@ def test_the_root_is_stable_across_releases() -> None:
     assert Roots(ChunkSchedule(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
 
 
-def test_roots_differ_by_every_part_and_by_where_it_ends() -> None:
+def test_roots_differ_by_every_part_and_by_the_end_of_each_part() -> None:
     parts = [("ab", ""), ("a", "b"), ("", "ab"), ("", ""), ("a\x00", "b"), ("a", "\x00b"), ("\udcff", "")]
     schedules = [ChunkSchedule(), SMALL, ChunkSchedule(4, 8, 10), ChunkSchedule(8, 4, 10)]
     roots = [
@@ -63,7 +63,7 @@ def test_a_short_prompt_is_measured_exactly(text: str) -> None:
     ("letters", "share"), [("a", 0.0), ("é", 1 / 2), ("漢", 2 / 3), ("😀", 3 / 4), ("abc漢字", 4 / 9)]
 )
 @pytest.mark.parametrize("size", [5000, 40_000, 400_000])
-def test_a_long_prompt_is_measured_by_a_sample_that_fits_every_alphabet(
+def test_a_long_prompt_is_measured_by_a_sample_within_3_percent_for_every_alphabet(
     letters: str, share: float, size: int
 ) -> None:
     prompt = (letters * size).encode()[:size]

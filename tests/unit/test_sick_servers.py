@@ -35,7 +35,7 @@ def test_a_sick_server_is_back_within_ten_seconds_of_its_recovery(rule: RuleName
 @pytest.mark.parametrize(
     ("rule", "per_s"), [*product(RULES, [0.5, 2.0, 5.0]), ("least-cost", 200.0), ("round-robin", 200.0)]
 )
-def test_slow_and_fast_traffic_alike(rule: RuleName, per_s: float) -> None:
+def test_a_sick_server_is_left_out_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
     traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
     first = min(at for at, name in traffic.sent if name == SICK)
     later = [name for at, name in traffic.sent if first + 5.0 <= at < 100.0]
@@ -74,7 +74,7 @@ def test_a_server_whose_answers_begin_and_do_not_go_on_is_noticed_within_three_s
     assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
 
 
-def test_a_server_whose_answers_stop_is_found_by_probes_where_no_other_server_has_work() -> None:
+def test_a_server_whose_answers_stop_is_found_by_probes_if_no_other_server_has_work() -> None:
     traffic = Traffic(
         rule="least-cost", per_s=0.2, sick=begins, stuck=True, sick_from=0.0, sick_to=100.0
     ).run(130.0)

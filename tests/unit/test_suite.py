@@ -133,7 +133,7 @@ def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
     return found
 
 
-def test_every_file_of_tests_lies_where_tests_are_looked_for() -> None:
+def test_every_test_file_is_in_a_folder_where_pytest_looks() -> None:
     """The tests of bench/ once did not run for days, and with them the short form of `make soak`."""
     root = Path(__file__).parents[2]
     config = tomllib.loads((root / "pyproject.toml").read_text())

@@ -175,7 +175,7 @@ sequences = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1
 
 @given(sequences=sequences)
 @settings(deadline=None)
-def test_001_3_freed_in_reverse_lru_is_last_touch_then_longest_where_each_sequence_ends_in_its_own_step(
+def test_001_3_lru_with_blocks_freed_in_reverse_equals_last_touch_if_sequences_end_in_different_steps(
     sequences: list[tuple[int, int]],
 ) -> None:
     """vLLM frees blocks in reverse into a list. The report has a heap of heaps. Both structures give one

@@ -121,7 +121,7 @@ def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: Shape) 
     assert cpu_ns(shape.path, body, times=5) < SLACK * 20_000_000
 
 
-def test_a_model_behind_a_long_text_is_known_though_the_body_is_not_read() -> None:
+def test_a_model_after_a_long_text_is_known_even_if_the_body_is_not_read() -> None:
     body = b'{"messages":[{"role":"user","content":"' + b"a" * LARGEST + b'"}],"model":"sql"}'
     assert parse_request(CHAT, body).model == "sql"
 

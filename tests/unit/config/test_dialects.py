@@ -56,7 +56,7 @@ def test_the_dialect_is_envoy_if_the_picker_writes_endpoints_for_envoy() -> None
     assert dialect_of("auto", own_envoy=True) is DIALECTS["envoy"]
 
 
-def test_streams_are_not_held_where_the_gateway_fails_closed(tmp_path: Path) -> None:
+def test_streams_are_not_held_if_the_gateway_fails_closed(tmp_path: Path) -> None:
     assert not load_config(config(tmp_path, "dialect: ai-gateway")).holds_streams
     assert load_config(config(tmp_path, "dialect: istio")).holds_streams
     assert load_config(config(tmp_path)).holds_streams

@@ -257,7 +257,7 @@ def test_no_upgrade_keeps_the_old_charts_defaults(page: Page) -> None:
     assert "--reuse-values" not in commands
 
 
-def test_an_upgrade_in_the_docs_keeps_what_was_set() -> None:
+def test_an_upgrade_in_the_docs_keeps_the_values_that_were_set() -> None:
     texts = [page.text for page in PAGES]
     upgrades = [
         line

@@ -212,7 +212,7 @@ def test_the_size_grows_while_the_stalest_predictions_hold() -> None:
     assert size.factor > 4
 
 
-def test_the_size_shrinks_where_the_stalest_predictions_fail() -> None:
+def test_the_size_shrinks_if_the_stalest_predictions_fail() -> None:
     size = CacheSize()
     traffic(size, requests=1000, kept_s=100)
     assert size.truth < 0.4

@@ -150,7 +150,7 @@ def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_
         fleet.serving("m")
 
 
-def test_a_model_whose_server_left_a_pool_that_has_others_is_waited_for_and_then_unknown() -> None:
+def test_a_model_whose_server_left_a_pool_with_others_is_first_not_ready_and_then_unknown() -> None:
     fleet = Fleet(SPEC)
     with_endpoints(fleet, existing="p", now=0.0, p="ab")
     take(fleet, a=listing("m"), b=listing("n"))

@@ -76,7 +76,7 @@ def test_the_version_follows_the_content_and_no_other_file_is_left(history: list
             assert versions.setdefault(version, held) == held
 
 
-def test_an_unchanged_set_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_an_unchanged_set_does_not_rewrite_the_file(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     assert write(path, [endpoint("10.0.0.1:8000"), endpoint("10.0.0.2:8000")])
     inode = path.stat().st_ino

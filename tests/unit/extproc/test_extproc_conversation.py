@@ -94,7 +94,7 @@ def fill(part: ext_proc.HttpHeaders, headers: Sequence[tuple[str, str]]) -> None
         part.headers.headers.add(key=name, raw_value=value.encode())
 
 
-def test_where_flow_control_is_off_no_call_asks_the_gate() -> None:
+def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     calls, others = Calls(), Calls(mode="Hold", headroom_seconds=0.1)
     others.ask()
     others.ask()

@@ -150,7 +150,7 @@ def test_single_late_requests_do_not_begin_an_overload() -> None:
     assert not overload.gives_up(waited_s=0.03, now=20.0)
 
 
-def test_requests_in_time_are_counted_only_after_a_late_one() -> None:
+def test_requests_in_time_are_counted_only_after_a_late_request() -> None:
     overload = Overload()
     assert overload.quiet
     assert [overload.skips(waited_s=1.0, now=n * 0.01) for n in range(17)][-1]

@@ -120,7 +120,7 @@ def test_no_answer_is_asked_for_if_the_gateway_forbids_mode_overrides() -> None:
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, STREAMED, DUPLEX])
-def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
+def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = bench.stream()
     body = json.dumps({"model": "m", "prompt": "x" * 4000, "stream": True}).encode()

@@ -94,7 +94,7 @@ async def test_the_symlink_swap_of_a_configmap_is_seen(tmp_path: Path) -> None:
     assert follower.taken == [b"v1", b"v2"]
 
 
-async def test_a_file_caught_half_written_is_not_handed_over(path: Path) -> None:
+async def test_a_half_written_file_is_not_handed_over(path: Path) -> None:
     follower = Follower(path, applied=b"one")
     path.write_bytes(b"")
     await follower.looks(1)
@@ -190,7 +190,7 @@ async def test_a_file_too_large_to_be_a_configuration_is_refused(path: Path) -> 
     assert (follower.taken, follower.results) == ([], [False])
 
 
-async def test_the_watcher_goes_on_looking_by_itself(path: Path) -> None:
+async def test_the_watcher_keeps_looking_by_itself(path: Path) -> None:
     follower = Follower(path)
     task = asyncio.create_task(follower.watcher.run())
     try:

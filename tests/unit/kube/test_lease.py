@@ -95,7 +95,7 @@ def test_a_holder_that_cannot_renew_stops_before_another_may_begin() -> None:
     assert one.holders(now=10.0) == []
 
 
-def test_of_two_candidates_that_create_the_lease_together_one_gets_a_conflict() -> None:
+def test_when_two_candidates_create_the_lease_together_one_gets_a_conflict() -> None:
     two = Candidates("a", "b")
     read = two.read()
     assert two.act("a", read, now=0.0) == "create"

@@ -37,7 +37,7 @@ def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
     assert said(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
 
 
-def test_with_several_pools_an_object_hears_of_its_own_pool_and_may_not_take_all_other_names() -> (
+def test_with_several_pools_a_status_is_about_its_own_pool_and_a_rule_for_all_names_is_invalid() -> (
     None
 ):
     found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
@@ -72,7 +72,7 @@ def test_with_several_pools_an_object_hears_of_its_own_pool_and_may_not_take_all
         ),
     ],
 )
-def test_an_object_that_cannot_be_used_as_written_says_which_rule_and_why(
+def test_the_status_of_an_invalid_object_says_which_rule_is_wrong_and_why(
     bad: dict[str, Any], why: str
 ) -> None:
     found = of(rewrite("a", rule("gpt"), bad))
@@ -84,7 +84,7 @@ def test_an_object_without_rules_is_reported_as_invalid() -> None:
     assert said(of(rewrite("a"))) == {"a": "Invalid: spec.rules is empty"}
 
 
-def test_the_younger_of_two_objects_for_one_name_hears_which_object_has_the_name() -> None:
+def test_the_status_of_the_younger_of_two_objects_for_one_name_says_which_object_has_it() -> None:
     both = of(
         rewrite("a", rule("gpt"), rule()), rewrite("b", rule("gpt", "new"), rule()), rewrite("c", rule("x"))
     )

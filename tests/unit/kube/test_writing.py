@@ -138,7 +138,7 @@ async def test_new_and_refused_policies_are_written_first() -> None:
     assert (patched[:3], len(patched)) == (["p00", "z-bad", "z-new"], 20)
 
 
-async def test_of_two_hundred_policies_at_once_the_refused_come_first_and_all_are_written_in_ten_looks() -> None:
+async def test_the_refused_of_200_new_policies_are_written_first_and_all_are_written_in_ten_looks() -> None:
     """There is a look once a second."""
     policies = PolicySet(pools=["vllm"])
     refused = {f"bad{n:02}" for n in range(15)}

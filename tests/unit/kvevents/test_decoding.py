@@ -168,7 +168,7 @@ def test_as_many_events_as_a_server_sends_are_read() -> None:
     ("keys", "more"),
     [(None, False), ([None], False), ([[]], False), ([["a"]], True), ([["x" * 9999]], True), ([], False)],
 )
-def test_an_event_says_whether_its_first_block_is_named_by_more_than_tokens(
+def test_an_event_shows_whether_the_name_of_its_first_block_depends_on_more_than_tokens(
     keys: object, *, more: bool
 ) -> None:
     event = {

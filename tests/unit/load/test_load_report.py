@@ -67,7 +67,7 @@ def test_curves_are_well_formed_with_marks_on_the_axis(ttft_s: float) -> None:
     assert [name for name in texts if name.endswith((" ms", " s"))]
 
 
-def test_parts_of_a_run_add_up_and_a_record_survives_its_file(tmp_path: Path) -> None:
+def test_parts_of_a_run_add_up_and_a_record_is_read_back_from_its_file(tmp_path: Path) -> None:
     whole = together([figures(0.1, failed=1), figures(0.3)])
     assert (whole.asked, whole.answered, whole.failed, whole.unfinished) == (21, 20, 1, 0)
     assert whole.measures["ttft_s"].count == 20

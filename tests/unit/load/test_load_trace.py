@@ -80,7 +80,7 @@ def test_a_made_up_trace_is_the_same_for_a_seed_and_after_writing_and_reading() 
     assert [c.at_s for c in read] == pytest.approx([c.at_s for c in calls], abs=0.0006)
 
 
-def test_a_made_up_trace_has_its_rate_shares_beginnings_and_goes_on_with_conversations() -> None:
+def test_a_made_up_trace_has_the_given_rate_shared_beginnings_and_continued_conversations() -> None:
     calls = trace.generated(1500, seed=3, rate_per_s=5.0)
     assert calls[-1].at_s == pytest.approx(1500 / 5.0, rel=0.25)
     assert len({call.blocks[0] for call in calls}) <= 8

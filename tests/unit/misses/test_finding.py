@@ -73,7 +73,7 @@ def test_a_rule_without_prefixes_sends_prompts_to_other_servers() -> None:
     assert missed(misses)["elsewhere"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_match_below_the_threshold_is_too_little_to_count() -> None:
+def test_a_match_below_the_threshold_counts_as_too_little() -> None:
     spec = PolicySpec(rule="round-robin", gain=Gain(min_match_tokens=100_000))
     picker, misses = watched(spec, "ab")
     served(picker, text("one", 8192), now=1.0)
@@ -134,7 +134,7 @@ def test_a_server_that_was_no_candidate_is_named() -> None:
     assert missed(misses)["unavailable"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_body_that_was_not_read_says_so() -> None:
+def test_misses_of_a_body_that_was_not_read_count_as_unread() -> None:
     picker, misses = watched()
     request = ask(b"", body_bytes=40_000)
     unread = InferenceRequest(kind=request.inference.kind, model="m", unread="costly_body")

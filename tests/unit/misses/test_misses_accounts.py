@@ -11,7 +11,7 @@ from epp.types import EndpointName
 A, B = EndpointName("a"), EndpointName("b")
 
 
-def test_causes_come_by_size_and_all_of_them_come() -> None:
+def test_all_causes_are_listed_in_order_of_size() -> None:
     accounts = Accounts()
     bucket = accounts.bucket(now=100.0)
     bucket.miss(TAIL, 5)

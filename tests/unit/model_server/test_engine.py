@@ -146,7 +146,7 @@ def test_the_second_request_with_the_same_prefix_computes_only_the_rest() -> Non
     assert engine.kv_cache.stats.queries_tokens == 42
 
 
-def test_equal_prompts_admitted_in_one_step_share_its_blocks() -> None:
+def test_equal_prompts_admitted_in_one_step_share_their_blocks() -> None:
     engine = engine_of()
     first, second = request_of(20, first=50), request_of(20, first=50)
     add(engine, first, second)

@@ -133,7 +133,7 @@ class TestEviction:
         assert [evict(table, 100, budget=5) for _ in range(5)] == [15, 15, 15, 15, 0]
         check_integrity(table)
 
-    def test_time_that_goes_back_does_not_reorder(self) -> None:
+    def test_a_clock_that_goes_back_does_not_change_the_order(self) -> None:
         table = new_table(A, capacity_bytes=3)
         table.record(A, chain("abc"), now=10)
         table.record(A, chain("xyz"), now=5)

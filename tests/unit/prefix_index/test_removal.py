@@ -37,7 +37,7 @@ class TestUndo:
         assert table.match(chain("abcdef")) == {A: 4}
         check_integrity(table)
 
-    def test_leaves_other_servers_alone(self) -> None:
+    def test_chunks_of_other_servers_stay(self) -> None:
         table = new_table(A, B)
         on_a = table.record(A, chain("abcdef"), now=1)
         table.record(B, chain("abc"), now=2)

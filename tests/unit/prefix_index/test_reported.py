@@ -81,7 +81,7 @@ class TestChains:
         assert table.match(chain("abcd")) == {A: 4}
         assert reported.corrected == {"credited": 1, "forgotten": 0}
 
-    def test_a_chunk_that_a_server_lacks_goes_with_all_that_continues_it(self) -> None:
+    def test_a_chunk_that_a_server_lacks_is_removed_with_all_chunks_after_it(self) -> None:
         table = new_table(A, B)
         for name in (A, B):
             table.record(name, chain("abcd"), now=1)
@@ -100,7 +100,7 @@ class TestChains:
 
 
 class TestLookups:
-    def test_each_server_gets_what_it_holds_and_loses_what_it_lacks(self) -> None:
+    def test_each_server_is_credited_with_held_chunks_and_loses_missing_chunks(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abcd"), now=1)
         report(table, lookup("abcd", {A: 2, B: 3}))

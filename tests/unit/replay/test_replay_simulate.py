@@ -78,7 +78,7 @@ def test_the_fleet_is_as_recorded_or_repeats_the_recorded_servers() -> None:
 
 
 @pytest.mark.parametrize(("asked", "count"), [(0, 8), (3, 3)])
-def test_where_no_server_is_recorded_the_fleet_is_made_up_of_equal_servers(asked: int, count: int) -> None:
+def test_the_fleet_has_equal_servers_if_no_server_is_recorded(asked: int, count: int) -> None:
     fleet = fleet_of(Trace(calls=[a_call()], servers=()), Setting(servers=asked))
     assert [s.name for s in fleet] == [f"server-{n}" for n in range(count)]
     assert len({(s.capacity_tokens, s.prefill_tokens_per_s) for s in fleet}) == 1

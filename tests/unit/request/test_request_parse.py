@@ -55,7 +55,7 @@ def test_the_end_of_the_path_names_the_api(path: str, kind: ApiKind) -> None:
 
 
 @pytest.mark.parametrize("path", [*KNOWN, "/v1/models", ""])
-def test_an_empty_body_is_never_an_error(path: str) -> None:
+def test_an_empty_body_has_no_api_and_is_not_an_error(path: str) -> None:
     assert parse_request(path, b"") == InferenceRequest(kind=ApiKind.OTHER)
 
 
@@ -278,7 +278,7 @@ def test_an_empty_string_is_a_prompt() -> None:
     assert parse(COMPLETIONS, prompt="").prompt == b""
 
 
-def test_prompt_embeds_stand_in_for_a_prompt_by_their_hash() -> None:
+def test_the_hash_of_prompt_embeds_takes_the_place_of_a_prompt() -> None:
     one, other = (parse(COMPLETIONS, prompt_embeds=data * 4000).prompt for data in ("a", "b"))
     assert one != other
     assert len(one) < 100

@@ -62,7 +62,7 @@ def test_all_turns_of_a_conversation_have_one_target() -> None:
         assert len({target(SPLIT, chat(*turns[:size])) for size in (2, 4, 6)}) == 1
 
 
-def test_a_session_decides_before_the_prompt_and_the_id_where_there_is_neither() -> None:
+def test_the_session_decides_first_then_the_prompt_and_then_the_request_id() -> None:
     assert len({target(SPLIT, chat("s", f"q{n}"), session="alice") for n in range(50)}) == 1
     bare = InferenceRequest(kind=ApiKind.OTHER, model="gpt")
     seen = Counter(target(SPLIT, bare, request_id=str(n)) for n in range(2000))

@@ -65,7 +65,7 @@ def test_the_parts_sum_to_the_score() -> None:
         assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
 
 
-def test_the_parts_sum_to_the_score_where_a_copy_stalls_at_half_the_price() -> None:
+def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
     holder = Seen("a", cached=800, backlog=9000.0, in_flight=40)
     demand = Demand()
     for _ in range(4):

@@ -67,7 +67,7 @@ def test_a_full_cache_leaves_no_endpoint_out_unless_a_policy_says_so() -> None:
     assert over(Seen("a", kv_usage=1.0), load=Load()) == []
 
 
-def test_endpoints_over_a_threshold_come_last_with_the_reason_of_the_first_that_they_are_over() -> None:
+def test_endpoints_over_a_threshold_come_last_with_the_first_crossed_threshold_as_the_reason() -> None:
     choice = choose([Seen("a", waiting=11, kv_usage=1.0), Seen("b", kv_usage=1.0), Seen("c", in_flight=9)])
     assert choice.places[0] == 2
     assert sorted(choice.places[1:]) == [0, 1]

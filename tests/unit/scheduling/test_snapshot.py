@@ -60,7 +60,7 @@ def test_places_of_addresses_come_in_the_order_of_the_addresses_each_once() -> N
     assert seen.places_of([third]) == [1]
 
 
-def test_a_server_whose_answers_all_fail_carries_ten_requests_more() -> None:
+def test_a_server_whose_answers_all_fail_counts_ten_more_requests() -> None:
     seen = snapshot(FOUR)
     assert seen.burden().tolist() == [0, 1, 2, 3]
     assert replace(seen, failure_share=np.array([1.0, 0.0, 0.5, 0.0])).burden().tolist() == [10, 1, 7, 3]

@@ -174,7 +174,7 @@ def test_rows_beyond_their_bounds_are_refused(row: tuple[object, ...]) -> None:
         decode_batch(encode(replace(batch, flow=[row])))
 
 
-def test_the_first_request_that_goes_at_once_is_reported_for_the_tenants_share() -> None:
+def test_the_tokens_of_the_first_request_are_reported_even_if_none_waits() -> None:
     one, other = replica(1), replica(2)
     meet([one, other], now=0.0)
     assert isinstance(offer(one, "p", now=3.0), Pick)

@@ -116,7 +116,7 @@ def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
     assert undone(other, helper(pick), now=10.2) == 20_000
 
 
-def test_a_picker_that_is_silent_holds_nothing_at_a_prefill_server(two: tuple[Replica, Replica]) -> None:
+def test_the_work_of_a_silent_picker_at_a_prefill_server_is_released(two: tuple[Replica, Replica]) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)

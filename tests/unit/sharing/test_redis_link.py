@@ -21,7 +21,7 @@ async def read(redis: FakeRedis) -> Received | None:
 
 
 @pytest.mark.parametrize("size", [0, 1, MOST_PIECE_BYTES - 4, MOST_PIECE_BYTES, 5 * MOST_PIECE_BYTES - 4])
-async def test_a_table_of_any_size_comes_whole(size: int) -> None:
+async def test_a_table_of_any_size_is_read_completely(size: int) -> None:
     table = (bytes(range(251)) * (size // 251 + 1))[:size]
     redis = FakeRedis(b"5-1\n" + table)
     found = await read(redis)

@@ -77,7 +77,7 @@ def test_a_longer_chain_than_allowed_is_cut_and_the_names_are_bounded() -> None:
     assert (listener.name(MOST_NAMES - 1), listener.name(MOST_NAMES)) == (("n", 0), None)
 
 
-def test_a_full_dictionary_says_so() -> None:
+def test_a_full_dictionary_is_reported() -> None:
     by_hashes, by_names = SpeakerDictionary(), SpeakerDictionary()
     by_hashes.chain(range(1, MOST_HASHES + 1))
     assert not by_hashes.full

@@ -53,7 +53,7 @@ def test_a_batch_that_is_sent_twice_counts_once() -> None:
     assert sum(other.in_flight_of_peers().values()) == 1
 
 
-def test_news_from_before_a_restart_do_not_restore_what_the_server_has_lost() -> None:
+def test_news_from_before_a_restart_does_not_restore_what_the_server_has_lost() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     said = one.send(now=10.0)
@@ -66,7 +66,7 @@ def test_news_from_before_a_restart_do_not_restore_what_the_server_has_lost() ->
     assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
 
 
-def test_news_of_another_process_of_the_same_name_are_ignored() -> None:
+def test_news_of_another_process_of_the_same_name_is_ignored() -> None:
     one, other = two()
     other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
     one.pick(text("p"), now=10.0)

@@ -39,7 +39,7 @@ def test_only_ready_servers_count_as_those_that_carry_the_load() -> None:
     assert scaler.servers(1.0, requested=4, ready=2, now=0.0) == 4
 
 
-def test_the_charts_autoscaler_adds_half_in_a_minute_and_removes_one_after_ten_quiet_minutes() -> None:
+def test_the_charts_autoscaler_adds_half_a_minute_and_removes_one_at_a_time_after_ten_minutes() -> None:
     scaler = Autoscaler(target=0.7, least=2, most=20)
     there, seen = 4, []
     for step in range(200):

@@ -68,7 +68,7 @@ def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
     assert all(5000 < rate < 8000 for rate in rates), "4,000 where loads count as prefill"
 
 
-def test_its_table_has_the_capacity_of_each_server() -> None:
+def test_the_pickers_table_has_the_capacity_of_each_server() -> None:
     router, fleet = a_run()
     fleet.run()
     table = router.pickers[0].table

@@ -64,7 +64,7 @@ def test_an_exception_is_part_of_its_line() -> None:
     assert "ValueError: invalid literal" in line["exception"]
 
 
-def test_setting_up_again_replaces_and_the_level_holds() -> None:
+def test_a_second_setup_replaces_the_handler_and_the_level_is_respected() -> None:
     first, second = io.StringIO(), io.StringIO()
     setup_logging(Log(level="info"), stream=first)
     handler = setup_logging(Log(level="error"), stream=second)

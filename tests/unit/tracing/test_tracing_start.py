@@ -68,7 +68,7 @@ def test_a_variable_that_cannot_be_used_is_named_before_the_start(
     assert len(str(caught.value)) < 200
 
 
-def test_where_tracing_is_off_wrong_variables_harm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variables_are_ignored_if_tracing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "none")
     start.require(False)
 

@@ -43,7 +43,7 @@ def ask(engine: Engine, name: str, *, approximation: str = "", prompt: list[Toke
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_one(
+def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_block(
     algorithm: HashAlgorithm,
 ) -> None:
     chains = []

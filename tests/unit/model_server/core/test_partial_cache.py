@@ -58,7 +58,7 @@ def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> lis
     return list(manager.pool.find_all(name))
 
 
-def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_full_one() -> None:
+def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_partial_block_follows_a_full_one() -> None:
     manager = manager_of()
     request = request_of(list(range(46)))  # two full blocks and one of 14
     admit(manager, request)
@@ -127,7 +127,7 @@ def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations(
     )
 
 
-def test_full_blocks_only_finds_nothing_where_prompts_are_shorter_than_a_block() -> None:
+def test_without_partial_blocks_prompts_shorter_than_a_block_are_never_found() -> None:
     """The note under document 000: with 15 tokens and blocks of 16, only partial blocks exist."""
     partial = manager_of()
     full = KVCacheManager(num_blocks=100, block_size_tokens=16, enable_prefix_caching=True)

@@ -54,7 +54,7 @@ def test_000_6_one_prompt_repeated_is_found_whole_and_covers_the_share_that_its_
 
 
 @pytest.mark.parametrize(("prompt_tokens", "expected"), [(5, 56.4), (6, 67.6)])
-def test_000_6_the_rate_is_the_reports_8_14_percent_where_answers_have_56_or_68_tokens(
+def test_000_6_the_rate_is_the_reports_8_14_percent_if_answers_have_56_or_68_tokens(
     prompt_tokens: int, expected: float
 ) -> None:
     answer, rate = answers_for_the_reported_rate(prompt_tokens)
@@ -69,7 +69,7 @@ def test_000_3_a_larger_pool_of_unused_blocks_never_finds_less() -> None:
     assert rates[-1] > 0.7
 
 
-def test_000_8_three_policies_on_one_trace() -> None:
+def test_000_8_lfu_saves_more_than_lru_and_last_touch_saves_the_same_as_lru() -> None:
     [[_, lru, last_touch, lfu]] = policies_on_one_trace(num_requests=1000, pools=(400,))
     print(f"\n000-8: prefill tokens saved: lru {lru:.3f}, last-touch {last_touch:.3f}, lfu {lfu:.3f}")
     assert abs(lru - last_touch) < 0.01  # the orders differ only for ends in the same step

@@ -260,7 +260,7 @@ async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: Serving) ->
     assert serving.tiers.fetched == [0, 0, 0, 0]
 
 
-async def test_prefixes_are_looked_up_as_their_adapters_and_ended_requests_are_saved(
+async def test_prefixes_are_looked_up_by_adapter_and_ended_requests_are_saved(
     serving: Serving,
 ) -> None:
     serving.tiers.unknown.add(Adapter("changed"))

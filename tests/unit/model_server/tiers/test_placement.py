@@ -52,7 +52,7 @@ def important_hit_rate(score: Score, *, seed: int) -> float:
     return found / wanted
 
 
-def test_002_4_more_is_found_than_with_lru_and_lfu_where_each_chunks_importance_is_drawn_by_itself() -> None:
+def test_002_4_more_is_found_than_with_lru_and_lfu_if_each_chunk_has_its_own_random_importance() -> None:
     for seed in (1, 2):
         ours = important_hit_rate(by_importance, seed=seed)
         assert ours > important_hit_rate(by_uses, seed=seed) > important_hit_rate(by_age, seed=seed)

@@ -287,7 +287,7 @@ def test_a_chain_with_more_nodes_than_the_recursion_limit_is_removed_in_one_step
     store.check_integrity()
 
 
-def test_only_its_owner_can_read_what_is_stored(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_stored_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = opened(tmp_path / "new")

@@ -195,7 +195,7 @@ def test_a_damaged_node_in_the_way_is_dropped_and_the_prefix_is_stored_the_next_
     assert writing.store.num_held(other) == 2
 
 
-def test_whatever_goes_wrong_with_one_prefix_the_next_one_is_stored(
+def test_after_any_error_with_one_prefix_the_next_prefix_is_stored(
     writing: Writing, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wrong(start: int, end: int) -> Sequence[LayerRecords]:
