@@ -47,7 +47,9 @@ def tls(folder: Path, *, cert: str = CERTIFICATE, key: str = PRIVATE_KEY, **fiel
     return {"certFile": str(folder / "tls.crt"), "keyFile": str(folder / "tls.key"), **fields}
 
 
-def test_a_valid_configuration_passes_without_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_configuration_passes_without_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = tls(tmp_path, clientCaFile=str(tmp_path / "tls.crt"), caFile=str(tmp_path / "tls.crt"))
     envoy = {"edsFile": str(tmp_path / "made later" / "eds.json"), "tls": files}
     assert check(tmp_path, {"listen": {"tls": files}, "envoy": envoy}, capsys) == (0, "")

@@ -195,9 +195,7 @@ def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(
 
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(
-    verdict: Verdict, waiting: int
-) -> None:
+def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Verdict, waiting: int) -> None:
     """SGLang's counters grow only when an answer ends. While requests wait there, the probe waits too."""
     picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)

@@ -206,7 +206,9 @@ def test_two_messages_in_one_are_merged_as_protobuf_does(
 
 
 @given(messages, st.data())
-def test_a_message_with_wrong_bytes_is_refused_or_read_as_protobuf_reads_it(data: bytes, draw: st.DataObject) -> None:
+def test_a_message_with_wrong_bytes_is_refused_or_read_as_protobuf_reads_it(
+    data: bytes, draw: st.DataObject
+) -> None:
     broken = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 3))):
         at = draw.draw(st.integers(0, len(broken)))
@@ -258,9 +260,7 @@ def expected_body(data: bytes) -> Event:
 
 @settings(max_examples=300)
 @given(bodies, st.data())
-def test_a_body_message_is_refused_or_read_as_protobuf_reads_it(
-    data: bytes, draw: st.DataObject
-) -> None:
+def test_a_body_message_is_refused_or_read_as_protobuf_reads_it(data: bytes, draw: st.DataObject) -> None:
     broken = bytearray(data)
     for _ in range(draw.draw(st.integers(0, 2))):
         at = draw.draw(st.integers(0, len(broken)))

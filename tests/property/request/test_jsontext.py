@@ -66,9 +66,7 @@ _NUMBERS = st.sampled_from(
 
 
 @given(items=st.lists(_NUMBERS, max_size=4), between=st.sampled_from([b",", b" , ", b",,", b"\n,"]))
-def test_token_ids_are_read_as_the_decoder_reads_them(
-    items: list[bytes], between: bytes
-) -> None:
+def test_token_ids_are_read_as_the_decoder_reads_them(items: list[bytes], between: bytes) -> None:
     value = msgspec.Raw(b"[" + between.join(items) + b"]")
     try:
         numbers = array("I", msgspec.json.decode(value, type=list[int]))

@@ -94,7 +94,9 @@ def test_a_plain_chat_is_read_as_the_ordinary_decoder_reads_it(
 
 @given(body=_BODY, at=st.floats(0, 1), damage=_DAMAGE, gone=st.integers(0, 4))
 @example(body={"model": "m", "messages": [{"role": "user", "content": "a"}]}, at=1.0, damage=b" ", gone=0)
-def test_a_damaged_chat_is_read_as_the_ordinary_decoder_reads_it(body: dict[str, Any], at: float, damage: bytes, gone: int) -> None:
+def test_a_damaged_chat_is_read_as_the_ordinary_decoder_reads_it(
+    body: dict[str, Any], at: float, damage: bytes, gone: int
+) -> None:
     whole = json.dumps(body).encode()
     place = round(at * len(whole))
     same(whole[:place] + damage + whole[place + gone :])

@@ -32,9 +32,7 @@ def cells(text: str, title: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 2), (0.51, 3), (0.9, 4), (1.0, 4)])
-def test_a_percentile_is_one_of_the_values(
-    share: float, expected: int
-) -> None:
+def test_a_percentile_is_one_of_the_values(share: float, expected: int) -> None:
     assert percentile([3, 1, 4, 2], share) == expected
 
 

@@ -280,9 +280,7 @@ def test_an_adapter_load_counts_between_the_two_pages_where_its_request_ended() 
     assert state.ended_loads == 0
 
 
-def test_computed_tokens_a_second_cover_the_last_minute_without_hits_and_end_with_the_process() -> (
-    None
-):
+def test_computed_tokens_a_second_cover_the_last_minute_without_hits_and_end_with_the_process() -> None:
     state = a_state()
     for second in range(120):
         tokens = 1000.0 * min(second, 60)

@@ -183,7 +183,9 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
 
 @pytest.mark.parametrize("rate", [1e-9, 1e9])
 @pytest.mark.parametrize("liar_first", [True, False])
-def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_tenth(*, rate: float, liar_first: bool) -> None:
+def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_tenth(
+    *, rate: float, liar_first: bool
+) -> None:
     """Before, one token in 30 years took the rate of all servers of the model to half a token a second."""
     model = ModelRate(start=8000.0)
     liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
@@ -262,7 +264,9 @@ def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 
 
 
 @pytest.mark.parametrize("waiting_tokens", [0.0, 12_000.0])
-def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_slow(waiting_tokens: float) -> None:
+def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_slow(
+    waiting_tokens: float,
+) -> None:
     slow, fast, other = _answering([2000.0, 4000.0, 4000.0], seconds=20, waiting_tokens=waiting_tokens)
     assert v_of(slow) == pytest.approx(v_of(fast) / 2, rel=0.35)
     assert v_of(slow) < 0.7 * v_of(fast)

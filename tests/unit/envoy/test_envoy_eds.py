@@ -52,7 +52,9 @@ ENDPOINTS = st.lists(
 
 
 @given(ENDPOINTS, st.randoms(use_true_random=False))
-def test_the_file_holds_each_address_once_and_does_not_depend_on_the_order(endpoints: list[Endpoint], rng: object) -> None:
+def test_the_file_holds_each_address_once_and_does_not_depend_on_the_order(
+    endpoints: list[Endpoint], rng: object
+) -> None:
     text = render(endpoints)
     expected = {(e.address.host, e.address.port) for e in endpoints}
     found = addresses_in(text)

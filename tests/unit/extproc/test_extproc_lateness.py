@@ -48,7 +48,9 @@ class Loop:
 
 
 @pytest.mark.parametrize("slowness", [1.0, 8.0])
-def test_messages_that_came_while_the_loop_worked_have_waited_since_the_previous_read(slowness: float) -> None:
+def test_messages_that_came_while_the_loop_worked_have_waited_since_the_previous_read(
+    slowness: float,
+) -> None:
     loop, read_at = Loop(slowness), 0.0
     waits = []
     for _ in range(5):

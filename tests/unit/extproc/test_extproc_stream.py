@@ -77,12 +77,16 @@ def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, STREAMED, NONE])
-def test_headers_are_answered_at_once_if_the_data_plane_waits_for_the_answer(bench: Bench, modes: Modes) -> None:
+def test_headers_are_answered_at_once_if_the_data_plane_waits_for_the_answer(
+    bench: Bench, modes: Modes
+) -> None:
     assert slots(run(bench.stream(), head(modes))) == [H]
 
 
 @pytest.mark.parametrize("modes", [EARLY, DUPLEX, GRPC])
-def test_headers_are_answered_after_the_body_if_the_data_plane_sends_the_body_anyway(bench: Bench, modes: Modes) -> None:
+def test_headers_are_answered_after_the_body_if_the_data_plane_sends_the_body_anyway(
+    bench: Bench, modes: Modes
+) -> None:
     stream = bench.stream()
     assert run(stream, head(modes), RequestBody(BODY[:100])) == []
     assert slots(run(stream, RequestBody(BODY[100:], end_of_stream=True)))[0] is H

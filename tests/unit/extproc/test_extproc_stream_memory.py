@@ -76,7 +76,9 @@ def _held_bytes() -> int:
     [{"model": "long"}, {"cache_salt": "long"}, {"user": "long"}, {"prompt": "long"}],
     ids=["model", "salt", "unread", "prompt"],
 )
-def test_long_values_that_a_client_sends_are_not_kept_in_full(*, fields: dict[str, object], ends: bool) -> None:
+def test_long_values_that_a_client_sends_are_not_kept_in_full(
+    *, fields: dict[str, object], ends: bool
+) -> None:
     bench, streams = Watched(), []
     before = _held_bytes()
     for number in range(_REQUESTS):

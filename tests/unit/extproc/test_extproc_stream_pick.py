@@ -76,7 +76,9 @@ def test_a_body_that_would_take_too_long_is_routed_by_load_to_a_server_of_its_mo
 
 
 @pytest.mark.parametrize(("modes", "unread"), [(NONE, "body_not_seen"), (STREAMED, "body_not_seen")])
-def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(bench: Bench, modes: Modes, unread: str) -> None:
+def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(
+    bench: Bench, modes: Modes, unread: str
+) -> None:
     run(bench.stream(), head(modes))
     run(bench.stream(), head(modes, end=True))
     assert [pick.decision.unread for pick in bench.seen.picks] == [unread, ""]
@@ -136,7 +138,9 @@ def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes
 
 @pytest.mark.parametrize("modes", ALL)
 @pytest.mark.parametrize("name", [*SERVER_HEADERS, "X-Prefiller-Host-Port"])
-def test_headers_that_servers_obey_are_removed_if_a_client_sends_them(bench: Bench, modes: Modes, name: str) -> None:
+def test_headers_that_servers_obey_are_removed_if_a_client_sends_them(
+    bench: Bench, modes: Modes, name: str
+) -> None:
     actions = run(
         bench.stream(),
         head(modes, (name, "6.6.6.6:1")),

@@ -99,9 +99,7 @@ def test_an_unreadable_served_address_changes_nothing(bench: Bench, served: str)
         (DUPLEX, False),
     ],
 )
-def test_a_sampled_answer_is_asked_for_if_the_data_plane_can_send_it(
-    *, modes: Modes, override: bool
-) -> None:
+def test_a_sampled_answer_is_asked_for_if_the_data_plane_can_send_it(*, modes: Modes, override: bool) -> None:
     bench = Bench(sampling=Sampling(share=1))
     (answer,) = run(through(bench, modes), ResponseHeaders(OK))
     assert isinstance(answer, Answer)

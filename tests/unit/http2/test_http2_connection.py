@@ -89,7 +89,9 @@ def test_messages_and_frames_begin_and_end_independently() -> None:
         ([(":method", "GET")], 405),
     ],
 )
-def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(fields: list[tuple[str, str]], status: int) -> None:
+def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
+    fields: list[tuple[str, str]], status: int
+) -> None:
     side = CallerSide().opened()
     assert side.feed(headers(1, block(replace=fields))) == [Fault("no_grpc_call")]
     head, body = side.sent()

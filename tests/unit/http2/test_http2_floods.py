@@ -162,7 +162,9 @@ def test_endless_continuation_frames_end_the_connection() -> None:
         (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
     ],
 )
-def test_an_unfinished_preface_or_header_block_ends_the_connection_after_a_time(wire: bytes, seconds: float, reason: str) -> None:
+def test_an_unfinished_preface_or_header_block_ends_the_connection_after_a_time(
+    wire: bytes, seconds: float, reason: str
+) -> None:
     side = CallerSide()
     side.feed(wire)
     assert side.tick(seconds - 2) == []

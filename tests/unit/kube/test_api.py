@@ -67,7 +67,9 @@ def kubeconfig(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_error_without_the_kubernetes_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+def test_the_error_without_the_kubernetes_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
+) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "kubernetes" else found(name, *a)

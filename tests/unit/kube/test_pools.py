@@ -168,9 +168,7 @@ async def test_no_list_is_sent_while_one_pool_cannot_be_read() -> None:
         assert found.followed == {"pool": True, "pods": True}
 
 
-async def test_old_pods_stay_until_those_of_a_new_selector_are_listed_and_other_pools_go_on() -> (
-    None
-):
+async def test_old_pods_stay_until_those_of_a_new_selector_are_listed_and_other_pools_go_on() -> None:
     server = two_pools()
     server.refused.add("model=b2")
     server.pods["model=b2"] = [pod("z", "10.0.0.3")]

@@ -37,9 +37,7 @@ def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
     assert said(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
 
 
-def test_with_several_pools_a_status_is_about_its_own_pool_and_a_rule_for_all_names_is_invalid() -> (
-    None
-):
+def test_with_several_pools_a_status_is_about_its_own_pool_and_a_rule_for_all_names_is_invalid() -> None:
     found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
     found.replace(
         [rewrite("a", rule("gpt")), rewrite("x", rule("old"), pool="b"), rewrite("all", rule(), pool="b")]

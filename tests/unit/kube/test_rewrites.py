@@ -65,9 +65,7 @@ def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_the_
     assert asked(all_rewrites([found]), "whatever") == "whatever"
 
 
-def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> (
-    None
-):
+def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
     found = ModelRewrites(pools=["vllm", "other"], group="llm-d.ai")
     found.replace(
         [

@@ -79,7 +79,9 @@ def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_the_table_stays_consistent_whatever_happens_during_a_removal(table: PrefixTable, *, leaves: bool) -> None:
+def test_the_table_stays_consistent_whatever_happens_during_a_removal(
+    table: PrefixTable, *, leaves: bool
+) -> None:
     handles = [table.record(A, chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:

@@ -28,7 +28,9 @@ def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(
     assert path.stat().st_mode & 0o077 == 0, "only the owner may read the file"
 
 
-def test_the_file_and_its_predecessor_stay_within_the_bound_and_each_can_be_read_alone(tmp_path: Path) -> None:
+def test_the_file_and_its_predecessor_stay_within_the_bound_and_each_can_be_read_alone(
+    tmp_path: Path,
+) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     for n in range(200):
         ended(picker, recorder, text(f"{n}", 4096), now=float(n))

@@ -82,7 +82,9 @@ def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
         (lines(MOONCAKE[0], {**MOONCAKE[0], "hash_ids": [-1, 2]}), "line 2: Expected `int` >= 0"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_not_a_recording_is_refused_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_file_that_is_not_a_recording_is_refused_with_its_line(
+    tmp_path: Path, text: str, fault: str
+) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(text)
     with pytest.raises(ReplayError, match=fault):

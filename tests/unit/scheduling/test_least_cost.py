@@ -127,9 +127,7 @@ def one_in(others: int, *ago_s: float) -> Earlier:
     return earlier
 
 
-def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> (
-    None
-):
+def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> None:
     def first(earlier: Earlier | None, *, backlog: float = 9000.0) -> str:
         idle = [Seen(f"idle{n}", backlog=99_000.0) for n in range(2)]
         seen = [Seen("holder", 8000, backlog, 40), Seen("other", in_flight=10), *idle]
@@ -181,9 +179,7 @@ def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular(
     assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
 
 
-def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreported() -> (
-    None
-):
+def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreported() -> None:
     seen = [Seen(f"s{n}", in_flight=n) for n in range(100)]
     known = Counter(first(seen, seed=seed, unreported_picks=2.0) for seed in range(300))
     assert known == {0: 300}
@@ -204,9 +200,7 @@ def test_a_single_holder_gets_its_requests_and_several_share_them_if_many_picks_
     assert taken[99] < 120, "a pick looks at two of the ten"
 
 
-def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported() -> (
-    None
-):
+def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported() -> None:
     """All pickers see the same idle server, and each of them would make one more copy of the prefix there."""
     seen = [
         Seen("h", cached=900, backlog=8000),

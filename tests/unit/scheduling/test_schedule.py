@@ -50,7 +50,9 @@ def over(one: Seen, *, load: Load = LOAD) -> list[str]:
         (Seen("a", backlog=1001.0), Seen("a", backlog=1000.0), "undone"),
     ],
 )
-def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_not(above: Seen, at_limit: Seen, why: str) -> None:
+def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_not(
+    above: Seen, at_limit: Seen, why: str
+) -> None:
     assert over(above) == [why]
     assert over(at_limit) == []
 
@@ -139,7 +141,9 @@ ENDPOINTS = st.lists(
 
 
 @given(ENDPOINTS)
-def test_an_endpoint_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(seen: list[Seen]) -> None:
+def test_an_endpoint_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(
+    seen: list[Seen],
+) -> None:
     seen = [Seen(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
     choice = choose(seen)
     heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}

@@ -107,7 +107,9 @@ def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(two: tuple
     assert max(shares["c"], shares["d"]) > max(shares["a"], shares["b"])
 
 
-def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(two: tuple[Replica, Replica]) -> None:
+def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
+    two: tuple[Replica, Replica],
+) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     one.picker.detach(pick, now=10.1)

@@ -84,7 +84,9 @@ SHARING = replace(DAY, calm_per_s=0.9, peak_per_s=3.2)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workload", "day"), [("none", DAY), ("b2b", SHARING)], ids=["none", "b2b"])
-def test_servers_are_added_before_first_tokens_are_late_and_removed_without_oscillation(workload: str, day: Day) -> None:
+def test_servers_are_added_before_first_tokens_are_late_and_removed_without_oscillation(
+    workload: str, day: Day
+) -> None:
     plan = Plan(workload=workload, day=day)
     scaled = simulate(plan)
     left_alone = simulate(replace(plan, most=plan.least, day=replace(day, fall_s=0, end_s=0)))

@@ -367,7 +367,9 @@ def test_production_stack_session() -> None:
         pytest.param((90_000, 90_000, 1001), True, id="all are over 1,000"),
     ],
 )
-def test_dynamo_holds_a_request_while_all_servers_are_busy(backlog: tuple[int, int, int], *, waits: bool) -> None:
+def test_dynamo_holds_a_request_while_all_servers_are_busy(
+    backlog: tuple[int, int, int], *, waits: bool
+) -> None:
     world = a_world(backlog=backlog)
     router = HoldingRouter(cost.Dynamo(world), world, index=Index(None), busy_tokens=1000)
     first, second = asked((1, 900), number=1).request, asked((2, 900), number=2).request

@@ -104,7 +104,9 @@ def test_a_prompt_that_was_never_sent_before_is_never_found() -> None:
     ],
     ids=["replicas", "restart", "slow", "lag"],
 )
-def test_runs_with_changing_fleets_repeat_and_fail_requests_only_at_restarts(rule: str, setting: Setting) -> None:
+def test_runs_with_changing_fleets_repeat_and_fail_requests_only_at_restarts(
+    rule: str, setting: Setting
+) -> None:
     outcome = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
     again = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
     assert repr(outcome) == repr(again)

@@ -73,7 +73,9 @@ def page_of_servers(servers: Mapping[str, Server]) -> CollectorRegistry:
 
 
 @given(st.lists(VALUES, max_size=30), st.lists(st.integers(0, 10**6), max_size=5), st.integers(-5, 5))
-def test_the_page_equals_that_of_the_prometheus_library(seconds: list[float], things: list[int], now: int) -> None:
+def test_the_page_equals_that_of_the_prometheus_library(
+    seconds: list[float], things: list[int], now: int
+) -> None:
     counted, theirs = Counted(), CollectorRegistry()
     their_counter = Counter("t_things_total", "Things.", registry=theirs)
     their_gauge = Gauge("t_now", "Things now.", registry=theirs)

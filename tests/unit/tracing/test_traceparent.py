@@ -16,7 +16,9 @@ GOOD = f"00-{TRACE}-{SPAN}-01"
     ("text", "sampled"),
     [(GOOD, True), (f"00-{TRACE}-{SPAN}-00", False), (f"00-{TRACE}-{SPAN}-03", True)],
 )
-def test_a_valid_header_names_trace_span_and_whether_the_trace_is_sampled(text: str, *, sampled: bool) -> None:
+def test_a_valid_header_names_trace_span_and_whether_the_trace_is_sampled(
+    text: str, *, sampled: bool
+) -> None:
     assert read_traceparent(text) == Parent(int(TRACE, 16), int(SPAN, 16), sampled)
 
 

@@ -208,7 +208,9 @@ def test_the_importance_of_removed_nodes_is_forgotten() -> None:
     assert learnt.next_due() is None
 
 
-def test_a_node_is_reported_when_its_last_part_has_come_and_when_its_first_part_leaves(tmp_path: Path) -> None:
+def test_a_node_is_reported_when_its_last_part_has_come_and_when_its_first_part_leaves(
+    tmp_path: Path,
+) -> None:
     store = PrefixStore(tmp_path, LAYOUT, capacity_bytes=CAPACITY)
     store.put(BLOCKS, records(BLOCKS))
     [segment] = store.segments()

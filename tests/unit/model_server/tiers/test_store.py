@@ -211,7 +211,9 @@ def test_a_split_that_ended_between_its_two_writes_is_repaired(tmp_path: Path) -
         check(own)
 
 
-def test_a_full_disk_keeps_the_blocks_that_were_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_blocks_that_were_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
     store = opened(tmp_path)
     store.put(one, records(one))

@@ -233,7 +233,9 @@ def test_the_command_prints_one_output_and_its_exit_code_says_whether_the_profil
     assert main(["profile", "--file", str(tmp_path / "none")]) == 1
 
 
-def test_a_profile_with_pools_needs_the_name_of_a_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_with_pools_needs_the_name_of_a_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(text(pools=[{"name": "a"}, {"name": "b", "extraArgs": ["--swap"]}]))
     command = ["profile", "--file", str(file), "--output", "args"]
