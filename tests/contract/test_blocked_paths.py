@@ -43,11 +43,13 @@ def test_no_spelling_reaches_a_page_for_operators() -> None:
     blocked = BlockedPaths(BLOCKED_PATHS)
     tried = list(spellings())
     assert [target for target in tried if reaches_operators(target) and not blocked.refuse(target)] == []
-    assert sum(map(reaches_operators, tried)) > 500, "the spellings try nothing"
+    assert sum(map(reaches_operators, tried)) > 500, (
+        "too few spellings reach a page for operators, so the test shows nothing"
+    )
 
 
 def test_every_single_disguise_is_refused_even_if_vllm_would_not_match_it() -> None:
-    """Another gateway, or another server, may read what vLLM does not."""
+    """Another gateway or another server may accept a spelling that vLLM does not."""
     blocked = BlockedPaths(BLOCKED_PATHS)
     assert [target for path in SAMPLES for target in single(path) if not blocked.refuse(target)] == []
 
@@ -55,7 +57,7 @@ def test_every_single_disguise_is_refused_even_if_vllm_would_not_match_it() -> N
 def test_every_route_for_clients_passes() -> None:
     blocked = BlockedPaths(BLOCKED_PATHS)
     known = {route["path"] for route in ROUTES}
-    assert known >= FOR_CLIENTS, "gone from vLLM"
+    assert known >= FOR_CLIENTS, "vLLM no longer has one of these routes"
     for path in FOR_CLIENTS:
         for target in (path, f"{path}?a=b", path.replace("{response_id}", "resp_5f3A.x"), f"{path}/"):
             assert not blocked.refuse(target), target

@@ -1,4 +1,4 @@
-"""Clients' requests can neither get a well server left out nor bring a sick server back."""
+"""Requests of clients can neither make the picker leave out a healthy server nor bring a sick server back."""
 
 from __future__ import annotations
 

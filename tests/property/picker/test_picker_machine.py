@@ -47,8 +47,8 @@ counts = st.none() | st.integers(0, 2000).map(float)
 
 @dataclass(eq=False)
 class Open:
-    """A request that is not over, and who holds its booking: a server in one of its memberships, or nobody
-    known.
+    """An open request and the holder of its booking: a server in one of its memberships, or no known
+    server.
     """
 
     pick: Pick

@@ -64,7 +64,7 @@ def test_the_reusable_share_counts_system_prompts_and_earlier_turns() -> None:
     shape = Shape(users=1, tenants=1, requests_per_user=2)
     one = User(tenant=0, conversations=[[Turn("x" * 50, 10, 0.0), Turn("y" * 50, 10, 0.0)]])
     two = User(tenant=0, conversations=[[Turn("z" * 100, 10, 0.0)]])
-    # The prompts have 150, 250 and 200 characters. Of the second 200 are known, and of the third the 100
-    # of the system prompt.
+    # The prompts have 150, 250 and 200 characters. The second begins with 200 known characters, and the
+    # third with the 100 of the system prompt.
     workload = Workload(shape, ["s" * 100], [one, two])
     assert workload.reusable_share() == (200 + 100) / (150 + 250 + 200)

@@ -119,7 +119,7 @@ def test_modules_that_the_architecture_names_beside_their_package_exist() -> Non
         for name in named:
             assert (folder / f"{name}.py").exists(), f"epp/{package}/{name}.py"
         unnamed = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
-        assert len(unnamed) < len(named), f"of epp/{package} most modules are on no page: {sorted(unnamed)}"
+        assert len(unnamed) < len(named), f"most modules of epp/{package} are on no page: {sorted(unnamed)}"
 
 
 def braces(path: str) -> list[str]:

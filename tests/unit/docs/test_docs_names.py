@@ -51,7 +51,7 @@ PROGRAMS: Final = {"epp": flags_of(picker.command_line()), "model-server": flags
 
 
 @cache
-def spoken() -> str:
+def texts_with_flags() -> str:
     """Return all text of the repository that may define a flag: programs, charts, Makefile."""
     files = [
         path
@@ -64,8 +64,8 @@ def spoken() -> str:
 
 
 @cache
-def spoken_flags() -> frozenset[str]:
-    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", spoken()))
+def flags_of_the_repository() -> frozenset[str]:
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", texts_with_flags()))
 
 
 @EACH
@@ -90,7 +90,7 @@ def test_every_flag_that_is_named_belongs_to_a_program_of_this_repository(page: 
         if set(words_of(line)) & OF_OTHERS:
             continue
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+\w", line):
-            assert flag in spoken_flags(), f"{flag} in: {line}"
+            assert flag in flags_of_the_repository(), f"{flag} in: {line}"
 
 
 def words_of(line: str) -> list[str]:
@@ -124,7 +124,7 @@ def test_every_metric_of_the_picker_that_is_named_exists(page: Page) -> None:
 @EACH
 def test_every_metric_of_vllm_that_is_named_is_read_or_written_by_our_code(page: Page) -> None:
     for name in re.findall(r"vllm:[a-z_]+[a-z]", page.text):
-        assert name in spoken(), name
+        assert name in texts_with_flags(), name
 
 
 # -- fields --------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _fields(node: msgspec.inspect.Type) -> dict[str, object]:
 
 @cache
 def trees() -> list[dict[str, object]]:
-    """Return everything in which a dotted name on a page may start."""
+    """Return every tree of fields in which a dotted name on a page may start."""
     config, spec, profile = fields_of(Config), fields_of(PolicySpec), fields_of(Profile)
     found: list[dict[str, object]] = [config, spec, {"spec": spec, "config": config}, profile]
     for chart in ("prefix-gateway", "model-server"):
@@ -156,7 +156,7 @@ def trees() -> list[dict[str, object]]:
     return found
 
 
-def leads_to_something(dotted: str) -> bool:
+def is_a_field(dotted: str) -> bool:
     return any(_leads(tree, dotted.split(".")) for tree in trees())
 
 
@@ -176,14 +176,14 @@ def test_every_field_that_is_named_exists_in_configuration_policy_or_chart(page:
     for span in page.spans:
         dotted = re.fullmatch(r"([a-z]\w*(?:\.[a-z]\w*)+)(?:: .*)?", span)
         if dotted and dotted[1].split(".")[0] in tops and not dotted[1].endswith(OTHER_DOTS):
-            assert leads_to_something(dotted[1]), span
+            assert is_a_field(dotted[1]), span
 
 
 def test_a_field_that_does_not_exist_is_noticed() -> None:
-    assert leads_to_something("load.whenSaturated")
-    assert leads_to_something("config.envoy.maxBodyBytes")
-    assert not leads_to_something("load.whenSaturate")
-    assert not leads_to_something("config.envoy.bodyBytes")
+    assert is_a_field("load.whenSaturated")
+    assert is_a_field("config.envoy.maxBodyBytes")
+    assert not is_a_field("load.whenSaturate")
+    assert not is_a_field("config.envoy.bodyBytes")
 
 
 # -- examples that are files ---------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def test_counters_replace_the_estimate_except_for_a_prompt_that_may_be_partly_do
     booked(backlog, 100, now=0.0)
     booked(backlog, 200, now=0.0)
     booked(backlog, 400, now=0.0)
-    # By the estimate 500 tokens are done, and the server counted 100. So of the rest only the 200 that are
-    # next can be under way.
+    # The estimate says that 500 tokens are done, and the server counted 100. Of the rest only the next 200
+    # tokens can be under way.
     confirm(backlog, 100, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -95,8 +95,8 @@ def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None
     backlog = Backlog(now=0.0)
     for tokens in (100, 200, 400):
         booked(backlog, tokens, now=0.0)
-    # By the estimate 500 tokens are done, and the server began one answer. So of the rest only the 200
-    # that are next can be under way.
+    # The estimate says that 500 tokens are done, and the server began one answer. Of the rest only the next
+    # 200 tokens can be under way.
     begun(backlog, 1, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -134,11 +134,11 @@ def test_first_tokens_are_compared_with_the_tokens_that_waited_only_if_all_reque
     booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
     assert begun(backlog, 2, now=4.0, rate=RATE) == (400, 100 + 350)
     booked(backlog, 100, now=5.0)
-    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "one of them is somebody else's"
+    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "the picker does not know one of the requests"
     backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
-    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "it ended before the page was read"
+    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "the request ended before the page was read"
     backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
-    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "it waited for an adapter"
+    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
 
 
 def test_the_first_counters_include_the_work_that_was_released_before() -> None:
@@ -258,8 +258,8 @@ def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
     pages.take_in(state, later, now=2.5)
-    # x waits there, and z was sent there after the page before. y was dropped, and w came from somebody
-    # else.
+    # A request for x waits there, and z was sent there after the previous page. The server dropped y and
+    # loaded w for an unknown request.
     assert loaded_adapters(state) == {"w", "x", "z"}
     # another process has started and does not report it
     pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)

@@ -16,8 +16,8 @@ from epp.types import EndpointMetrics
 
 
 class Server:
-    """Counters of a server whose prefills take `fixed_s` and a `rate`. Each `work` reports the work of one
-    scrape.
+    """Counters of a server. Each prefill takes `fixed_s`, and its tokens are computed at `rate`. Each `work`
+    reports the work of one scrape.
     """
 
     def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0, load_s: float = 0.0) -> None:
@@ -68,8 +68,8 @@ def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
 
 
 def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
-    """One prompt in eight has its adapter loaded, which takes longer than the prompt. The rate is still
-    6,000.
+    """One prompt in eight waits until its adapter is loaded, which takes longer than the prompt. The rate is
+    still 6,000.
     """
     model, rng = ModelRate(start=8000.0), random.Random(5)
     servers = [Server(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
@@ -186,7 +186,9 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
 def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_tenth(
     *, rate: float, liar_first: bool
 ) -> None:
-    """Before, one token in 30 years took the rate of all servers of the model to half a token a second."""
+    """Before, a server with one token in 30 years lowered the rate of all servers of its model to half a token
+    a second.
+    """
     model = ModelRate(start=8000.0)
     liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
     for n in range(2000 if liar_first else 200):
@@ -271,7 +273,9 @@ def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_
     assert v_of(slow) == pytest.approx(v_of(fast) / 2, rel=0.35)
     assert v_of(slow) < 0.7 * v_of(fast)
     assert v_of(fast) == pytest.approx(v_of(other), rel=0.05)
-    assert slow.model.tokens_per_s == 8000.0, "they only compare servers: answers take a part of these times"
+    assert slow.model.tokens_per_s == 8000.0, (
+        "these times only compare servers, because answers take a part of them"
+    )
 
 
 def test_a_long_wait_before_a_first_token_counts_for_no_more_than_the_prompt_itself() -> None:

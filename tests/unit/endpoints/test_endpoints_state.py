@@ -50,7 +50,7 @@ def test_the_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() ->
 
 
 def test_the_load_is_never_below_the_number_of_our_open_requests() -> None:
-    """No scrape has a request that was on its way while the page was written, but the request is there."""
+    """A page does not count a request that was on its way while the page was written."""
     state = a_state()
     for _ in range(3):
         book(state, 10, now=0.99)

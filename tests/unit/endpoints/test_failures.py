@@ -165,7 +165,7 @@ def test_requests_that_break_with_a_removed_server_are_held_against_no_server() 
     picker.set_endpoints(four()[1:], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
-    picker.housekeep(now=60.0)  # servers that never answered are looked for as well
+    picker.housekeep(now=60.0)  # this also looks for servers that never answered
     assert not picker.probes_due(now=60.0)
     chosen: Counter[tuple[str, str]] = Counter()
     for n in range(300):

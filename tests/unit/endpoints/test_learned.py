@@ -51,8 +51,8 @@ CHINESE, PICTURE = 0.9, 1100
 
 
 def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
-    """Return one prompt of this kind, and the number of tokens that a tokenizer would make of it, within a
-    twentieth.
+    """Return one prompt of this kind, and the number of tokens that a tokenizer would make of it. The number
+    varies by a twentieth.
     """
     size, noise = rng.randrange(300, 20_000), rng.uniform(0.95, 1.05)
     if kind == "chinese":
@@ -190,7 +190,7 @@ class Server:
 def traffic(
     size: CacheSize, *, requests: int, kept_s: float, scale: float = 1.0, bounded: bool = True, seed: int = 1
 ) -> Server:
-    """Prefixes return after times of mean 60 s. The server really keeps them for `kept_s`, and predicted
+    """Prefixes return after 60 s on average. The server really keeps them for `kept_s`, and predicted
     hits are wrong by the factor `scale`.
     """
     rng = random.Random(seed)

@@ -22,8 +22,8 @@ def endpoint(*, incarnation: str = "uid/1", host: str = "10.0.0.1", model: str =
 
 
 def warm_picker(of: Endpoint) -> tuple[Picker, int]:
-    """One endpoint whose cache is much larger than the default, and the number of entries that the picker
-    has for it.
+    """Return a picker with one endpoint, whose cache is much larger than the default, and the number of its
+    entries.
     """
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     picker.set_endpoints([of], now=0.0)

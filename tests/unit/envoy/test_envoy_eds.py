@@ -73,7 +73,7 @@ def test_the_version_follows_the_content_and_no_other_file_is_left(history: list
             held = frozenset(e.address for e in endpoints)
             assert write(path, endpoints) == (held != before)
             before = held
-            assert [each.name for each in Path(directory).iterdir()] == ["eds.json"], "nothing is left behind"
+            assert [each.name for each in Path(directory).iterdir()] == ["eds.json"], "no other file is left"
             version = json.loads(path.read_bytes())["version_info"]
             assert versions.setdefault(version, held) == held
 

@@ -27,5 +27,5 @@ def test_the_number_of_remembered_peers_is_bounded() -> None:
     ages = CallAges()
     for peer in range(5000):
         ages.waited_s(str(peer), 1.0, now=0.0)
-    assert ages.waited_s("0", 2.0, now=0.0) == 0.0, "it begins anew"
+    assert ages.waited_s("0", 2.0, now=0.0) == 0.0, "the peer counts as new"
     assert ages.waited_s("4999", 2.0, now=0.0) == 1.0

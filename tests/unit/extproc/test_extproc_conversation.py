@@ -22,7 +22,7 @@ from tests.unit.extproc.stream_bench import OK as OK_HEADERS
 
 
 class Caller:
-    """Notes the answers, and how often a message left work."""
+    """Records the answers, and how often a message left work for later."""
 
     is_open = True
     trace = ""
@@ -99,7 +99,7 @@ def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     others.ask()
     others.ask()
     assert others.gate.waiting == 1
-    calls.ask(head())[0].gone(now=1.0, broken=False)  # the first call takes in the policy
+    calls.ask(head())[0].gone(now=1.0, broken=False)  # the first call reads the policy
     # In this gate a request waits. A call that asked the gate would have it pumped, or would wait there too.
     calls.streams.context = dataclasses.replace(calls.streams.context, gate=others.gate)
     call, caller = calls.ask(head(), body(), answer())

@@ -14,7 +14,7 @@ NEVER = -2
 
 @dataclass
 class Loop:
-    """`slowness`: seconds on the wall for each second of the thread's CPU."""
+    """A loop in simulated time. `slowness`: elapsed seconds for each CPU second of the thread."""
 
     slowness: float = 1.0
     now: float = 10.0
@@ -35,7 +35,7 @@ class Loop:
             each()
 
     def turn(self, *, before: float, seconds: float, resumed: int = NEVER) -> float:
-        """Read and handle what is there. Return how long it had waited at most when the turn began."""
+        """Read and handle the bytes that have come. Return how long they may have waited before the turn."""
         came_after = self.lateness.read(before=before, resumed=resumed, now=self.now)
         waited = self.now - came_after
         self.works(seconds)

@@ -35,11 +35,11 @@ class Queue:
     overload: Overload = field(default_factory=Overload)
     heads: list[tuple[float, int, What, float]] = field(default_factory=list)
     others: list[tuple[float, int, What, float]] = field(default_factory=list)
-    """For each message: when it was sent, its number, its kind, and when its request came."""
+    """For each message: the time when it was sent, its number, its kind, and the time when its request came."""
     now: float = 0.0
     sent: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """When the last message of a request was answered, and how long the request took in all."""
+    """The time when the last message of a request was answered, and the seconds that the request took."""
     read: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     """Times at which something else holds the process for 50 ms."""

@@ -118,7 +118,7 @@ async def test_new_calls_get_as_much_time_as_open_calls_and_their_waits_are_know
     peer.data_received(b"".join(begins(n) for n in range(3, 41, 2)))
     at_first = len(server.handled)
     assert 1 < at_first < 10, "the rest waits for later turns of the loop"
-    assert wire.reads, "messages of calls that were begun must not wait for new calls"
+    assert wire.reads, "messages of open calls must not wait for new calls"
     while sum(text == b"first" for _, text in server.handled) < 20:
         peer.data_received(data(1, grpc(b"more")) * 10)
         await asyncio.sleep(0)

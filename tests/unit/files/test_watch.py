@@ -15,7 +15,7 @@ from epp.files.watch import FileWatcher
 
 
 class Follower:
-    """Takes contents, refuses those that say so, and remembers everything."""
+    """Records the contents that it gets. It refuses contents with the word "bad"."""
 
     def __init__(self, path: Path, *, applied: bytes | None = None) -> None:
         self.taken: list[bytes] = []

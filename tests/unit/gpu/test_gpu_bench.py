@@ -22,7 +22,7 @@ def step(name: str, *, missing: str = "") -> Step:
 
 
 class Runs:
-    """Ends steps as the test says, and leaves figures of those that succeed."""
+    """Ends steps as the test says, and writes the figures of the steps that succeed."""
 
     def __init__(self, **statuses: int | None) -> None:
         self.statuses = statuses
@@ -79,7 +79,7 @@ pathlib.Path({str(pid_file)!r}).write_text(str(child.pid))
 time.sleep(600)
 """
     slow, told = replace(step("slow"), timeout_s=1.0), ""
-    while not pid_file.exists():  # else the machine was so busy that the step had not begun
+    while not pid_file.exists():  # otherwise the machine was so busy that the step had not begun
         slow = replace(slow, timeout_s=2 * slow.timeout_s)
         status, told = command.run(slow, [sys.executable, "-c", program])
         assert status is None

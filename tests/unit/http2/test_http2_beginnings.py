@@ -26,7 +26,7 @@ def test_a_new_call_waits_with_all_that_came_for_it_until_it_is_taken() -> None:
     taken = [line.take() for _ in range(3)]
     assert taken == [(5.0, Message(1, b"a")), (6.0, Message(1, b"b")), (7.0, HalfClosed(1))]
     assert not line
-    assert not line.calls, "what comes from now on does not wait"
+    assert not line.calls, "later messages of the call do not wait"
     assert line.held_bytes == 0
 
 

@@ -67,7 +67,7 @@ def test_a_call_that_ends_before_the_client_does_is_reset_without_an_error() -> 
     trailers, stop = side.sent()
     assert side.fields(trailers)["grpc-message"] == "100 %25 wrong: %C3%A9%0A"
     assert (stop.kind, stop.code) == (Kind.RST_STREAM, Code.NO_ERROR)
-    assert side.feed(data(1, grpc(b"late")), reset(1)) == [], "what was on its way is passed over"
+    assert side.feed(data(1, grpc(b"late")), reset(1)) == [], "frames that were on their way are ignored"
     assert side.sent() == []
 
 
@@ -162,7 +162,7 @@ def test_the_bytes_of_a_closed_stream_open_the_window_of_the_connection_again() 
     for number in range(1, 121, 2):
         side.feed(headers(number), data(number, grpc(b"x" * 5000)[:900]), reset(number))
     opened = sum(int.from_bytes(f.payload) for f in side.sent() if f.number == 0)
-    assert opened == 50_400, "the step of half a window"
+    assert opened == 50_400, "the window is opened in steps of half its size"
 
 
 @pytest.mark.parametrize("where", ["stream", "connection"])
@@ -334,7 +334,7 @@ def test_leaving_takes_two_steps() -> None:
     side.connection.leave(now=side.now)
     goaway, question = side.sent()
     assert (int.from_bytes(goaway.payload[:4]), goaway.code) == (2**31 - 1, Code.NO_ERROR)
-    assert isinstance(side.feed(headers(3))[0], Opened), "what was on its way is served"
+    assert isinstance(side.feed(headers(3))[0], Opened), "a call that was on its way is served"
     side.feed(ping(question.payload, ack=True))
     (goaway,) = side.sent()
     assert int.from_bytes(goaway.payload[:4]) == 3

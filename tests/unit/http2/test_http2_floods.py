@@ -49,7 +49,7 @@ def test_a_flood_ends_the_connection_and_is_counted(reason: str) -> None:
             break
         side.connection.data_to_send()
     else:
-        pytest.fail("it went on for ever")
+        pytest.fail("the connection was never ended")
 
 
 @pytest.mark.parametrize("reason", sorted(FLOODS.keys() - {"settings_flood"}))
@@ -139,7 +139,7 @@ def test_a_flood_of_stream_errors_ends_every_stream_including_the_last() -> None
             assert side.connection.over == "stream_error_flood"
             assert gone == list(range(1, number + 1, 2))
             return
-    pytest.fail("it went on for ever")
+    pytest.fail("the connection was never ended")
 
 
 def test_endless_continuation_frames_end_the_connection() -> None:

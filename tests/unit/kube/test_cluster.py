@@ -55,7 +55,7 @@ class ApiServer:
 
 
 class News:
-    """What the cluster has told the composition root."""
+    """Records what the composition root hears from the cluster."""
 
     def __init__(self) -> None:
         self.endpoints: list[str] = []

@@ -97,7 +97,9 @@ def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
     assert "$.spec" in verdict.accepted.message
     assert "sessionHeader" in verdict.accepted.message
     assert verdict.programmed.message == "generation 1 of this policy routes"
-    assert policies.told("younger") == "False Conflicted, False Conflicted", "nobody else gets the place"
+    assert policies.told("younger") == "False Conflicted, False Conflicted", (
+        "the refused policy keeps its place"
+    )
 
 
 def test_a_change_that_corrects_a_refused_policy_is_in_force() -> None:
@@ -235,7 +237,7 @@ def test_one_policy_routes_for_all_pools_of_a_picker_and_the_status_of_another_s
         "one picker serves this pool and a by one policy, and policy p of pool a is in force; "
         "delete one of the two, or give this pool a picker of its own"
     )
-    assert "r" not in policies.outcome.verdicts, "of another picker's pool"
+    assert "r" not in policies.outcome.verdicts, "the policy is for the pool of another picker"
 
 
 def test_the_policy_of_a_missing_pool_gives_way_to_the_policy_of_an_existing_pool() -> None:
@@ -247,7 +249,9 @@ def test_the_policy_of_a_missing_pool_gives_way_to_the_policy_of_an_existing_poo
     assert policies.told("p").startswith("False Conflicted")
     policies.remove(second)
     policies.judge(existing=["b"])
-    assert policies.acting == ("p", 1, "affinity"), "better than none"
+    assert policies.acting == ("p", 1, "affinity"), (
+        "the policy of a missing pool still routes if there is no other"
+    )
     assert policies.told("p").startswith("False TargetNotFound")
     policies.judge(existing=["a", "b"])
     assert policies.told("p") == "True Accepted, True Programmed"

@@ -48,7 +48,9 @@ def test_the_status_has_conditions_endpoints_hit_ratio_and_the_accepted_fields()
     ]
     assert (told["endpoints"], told["readyEndpoints"], told["hitRatio"]) == (2, 1, "0.250")
     assert told["lastAccepted"]["generation"] == 4
-    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}, "rule": "affinity"}, "what was set"
+    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}, "rule": "affinity"}, (
+        "the spec has only the fields that were set"
+    )
     assert (told["rule"], told["mode"]) == ("affinity", "Enforce")
     assert told["dryRun"] is None
 

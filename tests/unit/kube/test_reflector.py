@@ -161,16 +161,16 @@ async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogC
     assert names.states == [True]
     assert reflector.synced
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
-    assert len(said) == 1, "once, not at every list"
+    assert len(said) == 1, "the error is logged once and not at every list"
 
 
 async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.LogCaptureFixture) -> None:
     odd = raw("a", 1) | {"status": {"conditions": "Ready"}}
     server, names, _ = await play(page(5, odd), [event("ADDED", odd | raw("b", 6))])
-    assert server.asked == ["list", "watch 5", "watch 6"], "the list is not asked for anew"
+    assert server.asked == ["list", "watch 5", "watch 6"], "the picker does not ask for the list again"
     assert names.names == {"a", "b"}
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
-    assert len(said) == 1, "once, not for every object"
+    assert len(said) == 1, "the error is logged once and not for every object"
     assert said[0].startswith("the status of one of the pods cannot be read")
 
 

@@ -198,7 +198,7 @@ async def test_the_status_of_a_policy_that_no_picker_follows_says_so_after_a_whi
     ((path, body),) = bodies
     assert path == "prefixroutingpolicies/moved/status"
     assert body["metadata"] == {"uid": "uid-of-moved", "resourceVersion": "2"}, (
-        "who wrote meanwhile is not overwritten"
+        "a status that somebody wrote meanwhile is not overwritten"
     )
     accepted, programmed = body["status"]["conditions"]
     assert (accepted["status"], accepted["reason"], programmed["status"]) == (

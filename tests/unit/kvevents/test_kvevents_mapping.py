@@ -59,7 +59,7 @@ def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_c
 def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     language: FolderLanguage, content: str
 ) -> None:
-    """The test counts them from the rendered text of the beginning of the prompt."""
+    """The test counts the tokens from the rendered text of the beginning of the prompt."""
     prompt = chat(said("user", content))
     _, ends = blocks_at(prompt, language)
     rendered = language.render([said("user", content)], tools=None)

@@ -75,7 +75,7 @@ def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable
     for _ in range(4):
         evict(table, now=MANY)
         check_integrity(table)
-    assert table.entries == 1, "what B holds"
+    assert table.entries == 1, "the entry of B stays"
 
 
 @pytest.mark.parametrize("leaves", [False, True])

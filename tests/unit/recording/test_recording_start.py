@@ -34,7 +34,9 @@ def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
     assert opening.policy["spec"]["rule"] == picker.policy.spec.rule
     assert opening.hashing == start.opening_of(a_picker()).hashing
     other = Picker(DEFAULT_POLICY, rng=random.Random(1), secret=HashSecret(b"x" * 32))
-    assert opening.hashing != start.opening_of(other).hashing, "hashes of another secret do not compare"
+    assert opening.hashing != start.opening_of(other).hashing, (
+        "hashes under different secrets cannot be compared"
+    )
 
 
 def test_the_description_of_a_server_has_its_stated_capacity_or_none() -> None:

@@ -53,7 +53,9 @@ def test_a_reader_that_says_it_is_done_makes_room_at_once() -> None:
     told(tap)
     assert picker.recorders == 1
     serve(picker, ask(text("one")), now=2.0)
-    assert len(tap.read("one", True)[0].splitlines()) == 3, "its last question gets an answer too"
+    assert len(tap.read("one", True)[0].splitlines()) == 3, (
+        "the last request of the reader gets an answer too"
+    )
     assert not tap.on
     assert picker.recorders == 0
     assert told(tap, "another") == []
@@ -67,6 +69,6 @@ def test_while_requests_are_recorded_their_tenants_are_read_without_flow_control
     assert spec.flow.tenant_header not in request_names(spec, flow=picker.flow_read)
     tap = Tap(picker, clock=Clock(100.0))
     told(tap)
-    assert not gate.on, "it takes no more than that"
+    assert not gate.on, "flow control stays off"
     assert spec.flow.tenant_header in request_names(spec, flow=picker.flow_read)
     assert read_head(tenant, spec, flow=picker.flow_read).claim.tenant == "acme"

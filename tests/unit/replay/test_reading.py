@@ -47,7 +47,7 @@ def test_the_length_of_an_unsampled_answer_is_derived_from_its_time(tmp_path: Pa
     record(path)
     trace = read([path])
     assert {call.output_tokens for call in trace.calls} == {49, 50}, (
-        "as many steps of the sampled ones' time as fit"
+        "as many tokens as fit at the pace of the sampled answers"
     )
     assert any("12 of 120 answers have a recorded length" in remark for remark in trace.remarks)
     assert trace.recorded is not None

@@ -16,8 +16,8 @@ from tests.unit.scheduling.snapshots import Seen, weighed
 
 
 def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
-    """Return the place that `least-cost` takes when other pickers have sent so many requests that are not
-    known here.
+    """Return the place that `least-cost` takes if other pickers have sent `unreported_picks` requests of which
+    this picker does not know yet.
     """
     ranked = rule_of("least-cost", seed=seed).rank(
         weighed(seen, adapter=adapter, unreported_picks=unreported_picks)
@@ -116,7 +116,7 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
 
 
 def one_in(others: int, *ago_s: float) -> Earlier:
-    """Return the earlier requests for a prefix, which were one in so many of all requests."""
+    """Return the earlier requests for a prefix. One in `others` of all requests was for this prefix."""
     demand = Demand()
     for ago in ago_s:
         demand.asked(1, now=100.0 - ago)
@@ -138,8 +138,8 @@ def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_f
     assert first(one_in(1, 4.0, 3.0)) == "holder", "18.5 s elsewhere: 1.5 of 2 are too many for one of four"
     assert first(one_in(1, 5.0, 4.0, 3.0)) == "other", "16.6 s elsewhere"
     assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
-    assert first(one_in(1, *[9.1] * 30)) == "holder", "they came before such a wait"
-    assert first(one_in(1, *[0.05] * 30)) == "holder", "they came at once with this one"
+    assert first(one_in(1, *[9.1] * 30)) == "holder", "the earlier requests came before such a wait"
+    assert first(one_in(1, *[0.05] * 30)) == "holder", "the earlier requests came together with this one"
     assert first(one_in(1, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "16 s there"
 
 
@@ -302,7 +302,7 @@ def test_only_the_last_prefixes_and_requests_are_remembered() -> None:
 
 
 def group(at_once: AtOnce, prompt: int, *, size: int, tokens: float = 3000.0, now: float) -> None:
-    """So many requests for one prompt within 70 ms. The first has to compute it."""
+    """Send `size` requests for one prompt, 10 ms apart. The first request has to compute the prompt."""
     for n in range(size):
         at_once.came(prompt, tokens=0.0 if n else tokens, now=now + 0.01 * n)
         at_once.check_integrity()
@@ -335,7 +335,7 @@ def test_only_the_first_request_of_a_group_decides_for_the_others() -> None:
     at_once.came(99, tokens=3000.0, now=20.0)
     assert at_once.expected(99, now=20.09) == 1.0
     assert at_once.expected(98, now=20.09) > 5.0
-    assert at_once.expected(99, now=20.11) > 5.0, "this one comes too late to be of the group"
+    assert at_once.expected(99, now=20.11) > 5.0, "this request comes too late for the group"
     assert at_once.expected(0, now=20.11) == 1.0, "a prompt without a full chunk"
 
 
@@ -353,7 +353,7 @@ def test_few_groups_are_kept() -> None:
         at_once.came(n, tokens=0.0, now=1.0)
     at_once.check_integrity()
     assert at_once.expected(9_999, now=1.0) == 1.0
-    assert at_once.expected(1, now=1.0) > 1.5, "it is forgotten, so this is a first request again"
+    assert at_once.expected(1, now=1.0) > 1.5, "the group is forgotten, so this is a first request again"
 
 
 def test_a_flood_of_one_prompt_counts_like_a_group_of_sixteen_and_is_soon_forgotten() -> None:

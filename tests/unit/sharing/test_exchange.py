@@ -109,7 +109,7 @@ def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> Non
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
         assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
-    assert not other.send(now=1.2), "it is not sent on to others"
+    assert not other.send(now=1.2), "the picker does not report it again"
 
 
 def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:

@@ -1,4 +1,4 @@
-"""Both sides of the dictionary agree on every chain, though a chain is sent without its known beginning."""
+"""Both sides of the dictionary agree on every chain, although the known beginning of a chain is not sent."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
     one.receive(other.send(now=12.0), now=12.0)
     one.pick(text("s"), now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
-    assert other.matched(text("s"), now=12.0), "it asked to be sent everything again"
+    assert other.matched(text("s"), now=12.0), "the listener asked for everything again"
 
 
 def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:

@@ -17,7 +17,7 @@ SHAPE = EngineShape(num_blocks=200, block_tokens=16)
 
 
 class InTurn:
-    """Routes round robin, and notes everything that it hears."""
+    """Routes round robin, and records everything that it hears."""
 
     def __init__(self) -> None:
         self.servers: list[str] = []

@@ -53,7 +53,7 @@ def test_leaves_go_and_nodes_come_back_where_they_were() -> None:
     tree.check_integrity()
     assert len(tree) == 1
     assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is not None
-    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is None, "it is there"
+    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is None, "the node is in the tree"
     assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=BlockHash(b"away")) is None
     assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=None) is None
     tree.check_integrity()

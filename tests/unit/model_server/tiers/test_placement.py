@@ -62,7 +62,9 @@ def test_by_default_uses_decide_and_important_tokens_break_ties() -> None:
     def strength(*, uses: int, important: float, earlier: float = 0.0) -> float:
         return by_uses_and_importance(ChunkUse(1, important, uses, earlier=earlier))
 
-    assert strength(uses=2, important=0) > strength(uses=1, important=16), "unlike the document's"
+    assert strength(uses=2, important=0) > strength(uses=1, important=16), (
+        "the document's rule prefers the important chunk"
+    )
     assert strength(uses=2, important=3) > strength(uses=2, important=2)
     assert strength(uses=1, important=4, earlier=8) == 1 + strength(uses=1, important=4), (
         "the tokens of this chunk had two uses"

@@ -125,7 +125,7 @@ def test_a_node_is_due_after_two_requests_and_then_each_time_their_number_has_do
             assert name == BLOCKS[0]
             assert learnt.orders(BLOCKS) is not None
             due_after.append(request)
-        assert learnt.next_due() is None, "once"
+        assert learnt.next_due() is None, "a node is due once"
     assert due_after == [2, 4, 8, 16]
 
 

@@ -34,8 +34,8 @@ _BYTES = {
     (512, "25%", "5+10"): ((113, 246), (100, 213), (39, 88), (25, 57), (13, 27)),
     (512, "25%", "10+30"): ((58, 127), (52, 112), (14, 30), (4, 9), (0, 1)),
 }
-"""MB and reads of 12 layers, a request:
-everything, top-k, the document's rules, few chunks, sinks + window."""
+"""MB and number of reads of 12 layers for a request, by system: everything, top-k, the document's rules, few
+chunks, sinks + window."""
 _BY_MEANS = {
     (256, "25%", "1+2"): (1.34, 0.68, 1.37, 0.69),
     (256, "25%", "5+10"): (1.37, 0.78, 1.37, 0.78),
@@ -44,8 +44,8 @@ _BY_MEANS = {
     (512, "25%", "5+10"): (1.85, 0.68, 2.15, 0.79),
     (512, "25%", "10+30"): (1.20, 0.73, 1.38, 0.84),
 }
-"""Measured means of 30B: the strongest baseline, then sinks + window, as a multiple of the document's rules;
-the same of few chunks."""
+"""Means measured with 30B. The first two numbers are the times of the strongest baseline and of sinks + window,
+divided by the time of the document's rules. The last two are the same, divided by the time of few chunks."""
 
 
 def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
@@ -215,7 +215,7 @@ def test_a_server_loads_until_it_knows_both_speeds_and_then_takes_the_faster() -
     speeds.loaded(DISK, seconds=2.0)
     assert speeds.loading_is_faster(DISK, tokens=100), "the server's speed of computing is not known"
     speeds.computed(tokens=3, seconds=9.0)
-    assert speeds.loading_is_faster(DISK, tokens=100), "so few tokens say nothing"
+    assert speeds.loading_is_faster(DISK, tokens=100), "so few tokens give no speed"
     speeds.computed(tokens=100, seconds=1.0)
     assert not speeds.loading_is_faster(DISK, tokens=100)
     assert speeds.loading_is_faster(DISK, tokens=300)

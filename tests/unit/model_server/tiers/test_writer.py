@@ -217,7 +217,7 @@ def test_after_closing_no_block_is_accepted_and_waiting_blocks_are_dropped(writi
     writing.gate.clear()
     for start in range(0, 50, 10):
         assert writing.offer(chain(range(start, start + 8)))
-    assert not writing.writer.close(timeout_s=0), "one is being written"
+    assert not writing.writer.close(timeout_s=0), "one prefix is being written"
     writing.gate.set()
     assert writing.writer.close(timeout_s=60)
     assert not writing.offer(chain(range(100, 108)))
