@@ -39,7 +39,7 @@ SIZES = (3_000, 30_000, 200_000)
 LARGEST = 33_000_000
 
 FLOOR_NS = 1_000_000
-"""The least cost of any request, as in epp/request/jsontext.py. To receive and send on a request costs as much."""
+"""The least cost of any request, as in epp/request/jsontext.py. It costs as much to pass a request on."""
 TIMES_PLAIN = 10
 SLACK = 4
 """For a busy machine, and for weights that are not measured."""

@@ -186,8 +186,8 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
 def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_tenth(
     *, rate: float, liar_first: bool
 ) -> None:
-    """Before, a server with one token in 30 years lowered the rate of all servers of its model to half a token
-    a second.
+    """Before, a server with one token in 30 years lowered the rate of all servers of its model to half a
+    token a second.
     """
     model = ModelRate(start=8000.0)
     liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))

@@ -37,7 +37,7 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
     return picker, entries
 
 
-def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
+def leave_and_return(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
     """Let the endpoint leave and come back as `as_`. Return the number of its entries."""
     picker, entries = warm_picker(of)
     picker.set_endpoints([], now=0.0)
@@ -48,7 +48,7 @@ def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, i
 
 
 def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> None:
-    picker, entries = back(endpoint(), as_=endpoint())
+    picker, entries = leave_and_return(endpoint(), as_=endpoint())
     assert picker.table.mirrors[A].entries == entries
     picker.housekeep(now=1000.0)
     assert picker.table.mirrors[A].entries == entries, "the endpoint is back, so nobody waits for it"
@@ -60,12 +60,12 @@ def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> Non
     ids=["restarted", "moved", "another model"],
 )
 def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
-    picker, _ = back(endpoint(), as_=other)
+    picker, _ = leave_and_return(endpoint(), as_=other)
     assert picker.table.mirrors[A].entries == 0
 
 
 def test_an_endpoint_that_stays_away_is_forgotten() -> None:
-    picker, _ = back(endpoint(), as_=endpoint(), away_s=KEPT_S)
+    picker, _ = leave_and_return(endpoint(), as_=endpoint(), away_s=KEPT_S)
     assert picker.table.mirrors[A].entries == 0
     picker, _ = warm_picker(endpoint())
     picker.set_endpoints([], now=0.0)
@@ -75,7 +75,7 @@ def test_an_endpoint_that_stays_away_is_forgotten() -> None:
 
 
 def test_an_endpoint_without_an_incarnation_comes_back_cold() -> None:
-    picker, _ = back(endpoint(incarnation=""), as_=endpoint(incarnation=""))
+    picker, _ = leave_and_return(endpoint(incarnation=""), as_=endpoint(incarnation=""))
     assert picker.table.mirrors[A].entries == 0
 
 

@@ -35,7 +35,7 @@ class Queue:
     overload: Overload = field(default_factory=Overload)
     heads: list[tuple[float, int, What, float]] = field(default_factory=list)
     others: list[tuple[float, int, What, float]] = field(default_factory=list)
-    """For each message: the time when it was sent, its number, its kind, and the time when its request came."""
+    """For each message: when it was sent, its number, its kind, and when its request came."""
     now: float = 0.0
     sent: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)

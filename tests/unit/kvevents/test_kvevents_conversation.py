@@ -8,17 +8,22 @@ from typing import Any
 import pytest
 
 from epp.kvevents.conversation import UnmappedError, read_conversation, read_shaping
-from tests.unit.kvevents.routed import CALL, chat, said
+from tests.unit.kvevents.routed import CALL, chat, message
 
 
 @pytest.mark.parametrize(
     "messages",
     [
-        [said("user", "hello")],
-        [said("system", "ünïcödé"), said("user", "漢字"), said("assistant", ""), said("user", " spaces ")],
-        [said("user", "who?", name="bob"), said("assistant", "I", tool_calls=[CALL])],
-        [said("tool", "42", tool_call_id="c1")],
-        [said("custom", "role")],
+        [message("user", "hello")],
+        [
+            message("system", "ünïcödé"),
+            message("user", "漢字"),
+            message("assistant", ""),
+            message("user", " spaces "),
+        ],
+        [message("user", "who?", name="bob"), message("assistant", "I", tool_calls=[CALL])],
+        [message("tool", "42", tool_call_id="c1")],
+        [message("custom", "role")],
     ],
 )
 def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, Any]]) -> None:
@@ -32,7 +37,7 @@ def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, A
 
 def test_several_text_parts_stay_separate() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    read = read_conversation(chat(said("user", parts)).inference.prompt)
+    read = read_conversation(chat(message("user", parts)).inference.prompt)
     assert [m["content"] for m in read.messages] == [["one", "two"]]
 
 
@@ -45,7 +50,7 @@ def test_several_text_parts_stay_separate() -> None:
 )
 def test_content_that_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
     with pytest.raises(UnmappedError):
-        read_conversation(chat(said("user", content)).inference.prompt)
+        read_conversation(chat(message("user", content)).inference.prompt)
 
 
 @pytest.mark.parametrize("prompt", [b"no section at all", b""], ids=["a plain text", "nothing"])

@@ -16,7 +16,7 @@ from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, chat, routed, said
+from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, chat, routed, message
 
 NUMBERS = [1e-310] * 10_000
 """A decoder takes 4 us a byte for these, and nothing else runs at that time."""
@@ -44,9 +44,9 @@ def blocks_at(
 def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_continue(
     language: FolderLanguage,
 ) -> None:
-    start = said("system", "the quick brown fox jumps over the lazy dog " * 5)
-    one, ends_one = blocks_at(chat(start, said("user", "pack my box with five")), language)
-    two, ends_two = blocks_at(chat(start, said("user", "漢字 dozen jugs " * 9)), language)
+    start = message("system", "the quick brown fox jumps over the lazy dog " * 5)
+    one, ends_one = blocks_at(chat(start, message("user", "pack my box with five")), language)
+    two, ends_two = blocks_at(chat(start, message("user", "漢字 dozen jugs " * 9)), language)
     common = len(chat(start).inference.prompt) // SCHEDULE.chunk_bytes
     assert ends_one[:common] == ends_two[:common]
     assert one[: ends_one[common - 1]] == two[: ends_two[common - 1]]
@@ -60,9 +60,9 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     language: FolderLanguage, content: str
 ) -> None:
     """The test counts the tokens from the rendered text of the beginning of the prompt."""
-    prompt = chat(said("user", content))
+    prompt = chat(message("user", content))
     _, ends = blocks_at(prompt, language)
-    rendered = language.render([said("user", content)], tools=None)
+    rendered = language.render([message("user", content)], tools=None)
     tokens = language.tokens(rendered, special=False)
     stripped = content.strip()
     shift = len(content) - len(content.lstrip())
@@ -112,12 +112,12 @@ def test_token_ids_need_no_tokenizer() -> None:
     ("prompt", "reason"),
     [
         (routed("/v1/embeddings", input="x" * 99), "content"),
-        (chat(said("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
+        (chat(message("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
         (routed("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
         (routed("/v1/completions", prompt="x" * (2**20 + 1)), "content"),
-        (chat(said("user", "a"), tools=NUMBERS), "content"),
-        (chat(said("user", "a"), documents=NUMBERS), "arguments"),
-        (chat(said("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
+        (chat(message("user", "a"), tools=NUMBERS), "content"),
+        (chat(message("user", "a"), documents=NUMBERS), "arguments"),
+        (chat(message("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
     ],
 )
 def test_prompts_that_cannot_be_mapped_have_a_reason(
@@ -140,7 +140,7 @@ def test_a_text_that_the_template_dropped_does_not_shift_later_texts() -> None:
 
 def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template=TALK + THINKS_LAST))
-    text = said("user", "the quick brown fox " * 20)
+    text = message("user", "the quick brown fox " * 20)
     plain, plain_ends = blocks_at(chat(text), language)
     blocks, ends = blocks_at(chat(text, chat_template_kwargs={"enable_thinking": False}), language)
     assert ends == plain_ends
@@ -154,7 +154,7 @@ def test_only_the_chunks_before_the_part_that_arguments_change_are_mapped(tmp_pa
     hint = "{% if thinking and loop.last %}think hard {% endif %}"
     template = TALK.replace("<|{{", hint + "<|{{")
     language = FolderLanguage(write_language(tmp_path, template=template))
-    talk = chat(said("user", "the quick brown fox " * 10), said("user", "jumps over " * 20))
+    talk = chat(message("user", "the quick brown fox " * 10), message("user", "jumps over " * 20))
     told = chat(*read_conversation(talk.inference.prompt).messages, chat_template_kwargs={"thinking": True})
     plain, plain_ends = blocks_at(talk, language)
     blocks, ends = blocks_at(told, language)
@@ -180,7 +180,7 @@ def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
 ) -> None:
     language = FolderLanguage(write_language(tmp_path, template=THINKS_FIRST + TALK))
     with pytest.raises(UnmappedError) as caught:
-        blocks_at(chat(said("user", "the quick brown fox " * 20), **fields), language)
+        blocks_at(chat(message("user", "the quick brown fox " * 20), **fields), language)
     assert caught.value.reason == "arguments"
 
 
@@ -191,8 +191,8 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
     text = "the quick brown fox " * 5
     plain = ids(routed("/v1/completions", prompt=text))
     assert ids(routed("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
-    talk = ids(chat(said("user", text)))
-    assert ids(chat(said("user", text), add_special_tokens=True)) == talk + 1
+    talk = ids(chat(message("user", text)))
+    assert ids(chat(message("user", text), add_special_tokens=True)) == talk + 1
 
 
 def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:

@@ -13,7 +13,7 @@ from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import TALK, THINKS_LAST, chat, said
+from tests.unit.kvevents.routed import TALK, THINKS_LAST, chat, message
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_nested_or_broken_arguments_count_as_a_prompt_that_cannot_be_mapped(
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(UnmappedError, match=r"template refuses|cannot be read"):
         map_prompt(
-            chat(said("assistant", "", tool_calls=[call])),
+            chat(message("assistant", "", tool_calls=[call])),
             language=language,
             hasher=BlockHasher("sha256"),
             block_tokens=4,
@@ -65,7 +65,7 @@ def test_nested_or_broken_arguments_count_as_a_prompt_that_cannot_be_mapped(
 def test_a_template_that_recurses_without_end_is_refused(tmp_path: Path) -> None:
     template = "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}"
     with pytest.raises(UnmappedError):
-        FolderLanguage(write_language(tmp_path, template=template)).render([said("user", "a")], tools=None)
+        FolderLanguage(write_language(tmp_path, template=template)).render([message("user", "a")], tools=None)
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_template_arguments_of_the_request_reach_the_template(tmp_path: Path) ->
     language = FolderLanguage(
         write_language(tmp_path, template=TALK + THINKS_LAST), arguments={"effort": "some", "messages": []}
     )
-    said_so = [said("user", "hi")]
+    said_so = [message("user", "hi")]
     assert language.render(said_so, tools=None) == "<|user|>hi</s>some"
     assert language.render(said_so, tools=None, arguments={"effort": "much"}) == "<|user|>hi</s>much"
     assert language.render(said_so, tools=None, arguments={"effort": None}) == "<|user|>hi</s>some"

@@ -16,7 +16,7 @@ from tests.unit.scheduling.snapshots import Seen, weighed
 
 
 def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
-    """Return the place that `least-cost` takes if other pickers have sent `unreported_picks` requests of which
+    """Return the place that `least-cost` takes if other pickers have sent `unreported_picks` requests that
     this picker does not know yet.
     """
     ranked = rule_of("least-cost", seed=seed).rank(

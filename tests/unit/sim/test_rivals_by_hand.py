@@ -142,8 +142,8 @@ def test_dynamo(case: Case) -> None:
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity/plugin.go at
-# 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms, 15,928 tokens/s. Among the servers that the filter keeps,
-# the least sum of tokens in flight and own uncached tokens wins (token_load.go at ebab687).
+# 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms, 15,928 tokens/s. Among the servers that the filter
+# keeps, the least sum of tokens in flight and own uncached tokens wins (token_load.go at ebab687).
 LLMD = [
     Case("0.8 holds, 0.7 does not", {0}, depths=(8, 7, 0)),
     Case("nobody holds enough: least tokens", {1}, backlog=(500, 0, 900), depths=(7, 6, 7)),

@@ -44,8 +44,9 @@ _BY_MEANS = {
     (512, "25%", "5+10"): (1.85, 0.68, 2.15, 0.79),
     (512, "25%", "10+30"): (1.20, 0.73, 1.38, 0.84),
 }
-"""Means measured with 30B. The first two numbers are the times of the strongest baseline and of sinks + window,
-divided by the time of the document's rules. The last two are the same, divided by the time of few chunks."""
+"""Means measured with 30B. The first two numbers are the times of the strongest baseline and of sinks +
+window, divided by the time of the document's rules. The last two are the same, divided by that of few chunks.
+"""
 
 
 def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
