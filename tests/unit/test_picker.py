@@ -111,7 +111,7 @@ def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
     assert decision.reason == "load"
 
 
-# -- who may be picked ---------------------------------------------------------------------------------------
+# -- allowed endpoints ---------------------------------------------------------------------------------------
 
 
 def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:

@@ -277,7 +277,7 @@ class PickerMachine(RuleBasedStateMachine):
         assert not self.picker.on_response_headers(pick, status=status, served=HOSTS[5], now=self.now)
         assert (pick.decision.outcome, pick.decision.status, self.picker.table.entries) == before
 
-    # -- what always holds -----------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     @invariant()
     def sound(self) -> None:

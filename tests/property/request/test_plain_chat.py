@@ -1,5 +1,5 @@
-"""Bodies of chats that C reads in one pass. What C accepts, the ordinary decoder reads alike. C leaves to
-that decoder what it does not know.
+"""Bodies of chats that C reads in one pass. What C accepts, the ordinary decoder reads alike. C leaves
+fields that it does not know to that decoder.
 """
 
 from __future__ import annotations

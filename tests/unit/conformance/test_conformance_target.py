@@ -1,4 +1,4 @@
-"""A picker is asked as one gateway asks."""
+"""The target sends requests to a picker in the way of each gateway."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The demo's workload: its seed fixes it, every rule gets the same work, and conversations grow by what
-was said.
+"""The demo's workload: the seed determines it, every rule gets the same work, and conversations grow with
+each turn.
 """
 
 from __future__ import annotations

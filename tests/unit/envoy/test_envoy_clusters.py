@@ -1,4 +1,4 @@
-"""The clusters of the bootstrap: where Envoy's own defaults would fail unnoticed."""
+"""The clusters of the bootstrap: settings without which Envoy's defaults would fail unnoticed."""
 
 from __future__ import annotations
 

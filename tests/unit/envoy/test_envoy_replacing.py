@@ -1,4 +1,4 @@
-"""Whole files for Envoy: written only if they change, and never half."""
+"""Files for Envoy are written only if they change, and never in part."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Requests that the picker has no time to read. Usual requests are answered at their headers and let go,
-all others as always.
+"""Requests that the picker has no time to read. Usual requests are answered at their headers and let go.
+All other requests are handled as always.
 """
 
 from __future__ import annotations

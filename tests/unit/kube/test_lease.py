@@ -1,4 +1,4 @@
-"""Which picker holds the Lease, with any clocks."""
+"""Which picker holds the Lease. The clocks of the pickers may differ."""
 
 from __future__ import annotations
 

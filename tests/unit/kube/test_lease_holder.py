@@ -1,4 +1,4 @@
-"""The requests with which a picker takes, renews and gives back its Lease, and how it bears their failure."""
+"""The requests with which a picker takes, renews and gives back its Lease, and what it does when they fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is undone, and what goes with a server that restarts or leaves."""
+"""Which chunks are undone, and which are removed with a server that restarts or leaves."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
     )
 
 
-# What is passed over
+# Answers that are ignored
 
 
 @pytest.mark.parametrize(

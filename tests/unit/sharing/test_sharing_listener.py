@@ -1,4 +1,4 @@
-"""What a picker makes of the batches of others: in order or not, late, damaged, or about servers that it does
+"""How a picker handles the batches of others: in order or not, late, damaged, or about servers that it does
 not know.
 """
 

@@ -1,4 +1,4 @@
-"""A stored table: a picker that loads it holds what its maker held, in the same order of eviction."""
+"""A stored table: a picker that loads it holds the entries of its maker, in the same order of eviction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing is on or off, and its bounds are read, by the configuration and OpenTelemetry's own variables."""
+"""The configuration and OpenTelemetry's own variables turn tracing on or off and give its bounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Prefixes are written in the background. What was promised is stored, what does not fit or fails is
-counted, and nobody waits.
+"""Prefixes are written in the background. Accepted prefixes are stored. Prefixes that do not fit or fail
+are counted, and no caller waits.
 """
 
 from __future__ import annotations
