@@ -1,5 +1,5 @@
 """How a picker handles news of its servers: scrapes that fail, and base models that come and go. It keeps
-one model for each server at most, and a few models that are gone.
+at most as many models as it has servers, and a few models that are gone.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+"""How long calls have waited before the picker read them, by the times that the data plane sends."""
+
 from epp.extproc.call_ages import CallAges
 
 

@@ -1,4 +1,4 @@
-"""The requests with which a picker takes, renews and gives back its Lease, and what it does when they fail."""
+"""The requests with which a picker takes, renews and gives back its Lease, and what happens if they fail."""
 
 from __future__ import annotations
 

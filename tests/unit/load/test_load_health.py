@@ -1,3 +1,5 @@
+"""The load generator reports when it was itself the bottleneck."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The report of the load generator, as text and as a page."""
+
 from __future__ import annotations
 
 import json

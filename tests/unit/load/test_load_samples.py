@@ -1,3 +1,5 @@
+"""Quantiles of many values in bounded memory."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""How the load generator reads a streamed answer: its text, its tokens and their times."""
+
 from __future__ import annotations
 
 import json

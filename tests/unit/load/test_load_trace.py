@@ -1,3 +1,5 @@
+"""Traces of requests that the load generator reads or makes up."""
+
 from __future__ import annotations
 
 import gzip

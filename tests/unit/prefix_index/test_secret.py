@@ -1,3 +1,5 @@
+"""Which hash secret the pickers of a pool agree on."""
+
 from __future__ import annotations
 
 import pytest

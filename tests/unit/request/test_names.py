@@ -1,3 +1,5 @@
+"""Names and addresses from requests have a bounded length."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The prompt of the next turn, predicted from an answer."""
+
 from __future__ import annotations
 
 import pytest

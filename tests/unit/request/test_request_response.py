@@ -1,3 +1,5 @@
+"""What the picker reads from an answer: first token, text and usage."""
+
 from __future__ import annotations
 
 import json
