@@ -35,8 +35,8 @@ async def test_lines_come_out_whole_wherever_they_are_cut(length: int) -> None:
 
 
 async def test_an_object_of_many_pieces_is_not_copied_at_each_of_them() -> None:
-    """15 MiB arrive in pieces of a kilobyte, and 30 MiB are copied. A copy at each piece would make 115
-    GiB, and the test would time out.
+    """15 MiB arrive in pieces of a kilobyte. The reader copies 30 MiB. If it made a copy at each piece, it
+    would copy 115 GiB, and the test would time out.
     """
     pieces = [b"x" * 1024] * (15 * 1024)
     (line,) = await lines(*pieces, b"\n")

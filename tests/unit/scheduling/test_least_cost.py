@@ -315,7 +315,7 @@ def test_if_prompts_come_one_at_a_time_the_expected_group_size_is_one() -> None:
     assert at_once.expected(99, now=11.0) == 1.0
 
 
-def test_the_size_of_groups_is_learned_within_ten_of_them_and_forgotten_within_a_hundred() -> None:
+def test_the_size_of_groups_is_mostly_learned_after_ten_groups_and_forgotten_after_300() -> None:
     at_once = AtOnce()
     for n in range(1, 11):
         group(at_once, n, size=8, now=float(n))

@@ -166,7 +166,7 @@ def test_fan_out_sends_eight_equal_prompts_at_one_instant() -> None:
     assert len({t.request.segments for t in made}) == 10
 
 
-def test_answers_of_reasoning_are_of_4000_tokens() -> None:
+def test_answers_of_reasoning_have_about_4000_tokens() -> None:
     answers = [r.answer.num_tokens for r in requests(reasoning(random.Random(1), 1000))]
     assert 3600 < sum(answers) / len(answers) < 4400
 

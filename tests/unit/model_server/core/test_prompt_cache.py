@@ -280,8 +280,8 @@ def test_003_6_naive_offline_online_and_continuous_give_the_same_greedy_answers(
 
 
 def test_003_5_fifteen_distinct_prompts_of_64_cost_a_quarter_of_the_prefill_tokens() -> None:
-    """This is document 003's load, counted in tokens instead of timed: 64 requests of 856 tokens, of which 16
-    are answered.
+    """This is document 003's load, counted in tokens instead of timed: 64 requests with prompts of
+    856 tokens and answers of 16.
     """
     computed: dict[tuple[str, int], int] = {}
     for name, mode in (("offline", run_offline), ("online", run_online)):

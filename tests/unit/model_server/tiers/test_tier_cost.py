@@ -62,7 +62,7 @@ def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
 
 
 @pytest.mark.parametrize("cell", _BYTES)
-def test_the_model_is_right_within_a_third_with_small_tiers_and_names_the_fastest_system(
+def test_the_model_is_right_within_a_third_with_small_tiers_and_says_which_system_is_faster(
     cell: tuple[int, str, str],
 ) -> None:
     """With tiers of 10 + 30 % hardly anything is read from disk. Our own work then decides, and the model
