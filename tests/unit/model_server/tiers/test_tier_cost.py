@@ -149,14 +149,16 @@ def cases(*systems: str) -> list[list[Cell]]:
     return list(found.values())
 
 
-def test_on_a_real_disk_the_model_is_right_with_large_and_small_tiers() -> None:
+def test_on_a_real_disk_the_median_cell_is_predicted_within_a_quarter_for_large_and_small_tiers() -> None:
     """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine, where single
     cells are inaccurate.
     """
     ratios: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     without_copy: defaultdict[float, list[float]] = defaultdict(list)
     disk_alone = replace(_REAL, copied_bytes_per_s=1e30)
-    for cell in real_cells():
+    cells = real_cells()
+    assert len(cells) == 288
+    for cell in cells:
         if cell.system != "recompute":
             ratios[cell.shape, cell.tiers].append(cell.work.seconds(_REAL) / cell.seconds)
             without_copy[cell.tiers].append(cell.work.seconds(disk_alone) / cell.seconds)
