@@ -43,9 +43,9 @@ def samples(page: str, name: str) -> list[Sample]:
 
 
 def expected_hashes(recording: KvEventRecording, request: RecordedRequest) -> list[bytes]:
-    # The server ran in the folder that holds the adapters, so an adapter's path is its name. Two string
-    # objects, not one: pickle writes the second mention of the same object as a reference, and so gives
-    # another hash.
+    # The server ran in the folder that holds the adapters, so an adapter's path is its name. There are
+    # two string objects and not one, because pickle writes the second mention of the same object as a
+    # reference, which gives another hash.
     path = "".join(list(request.model))
     return block_hashes(
         request.computed_token_ids,

@@ -49,7 +49,7 @@ def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() ->
     rename(picker, "b", "m", now=0.0)
     sizes = []
     for n in range(2100):
-        if n in (1050, 2099):  # each time as many models leave as the picker may keep
+        if n in (1050, 2099):  # before each of these, as many models have left as the picker may keep
             sizes.append(blocks())
         rename(picker, "a", f"base-{n}", now=float(n))
     assert sizes[1] - sizes[0] < 2500  # without the limit there were 17 for each name

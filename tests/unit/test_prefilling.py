@@ -54,7 +54,7 @@ def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
 
 
 def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
-    """Let so many answers run on that server. A prefill would delay them."""
+    """Let `running` answers run on the server. A prefill would delay them."""
     page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
     picker.observe(EndpointName(name), page, now=now)
 

@@ -112,7 +112,7 @@ def test_a_long_conversation_byte_by_byte() -> None:
 
 
 def test_messages_in_frames_of_every_size() -> None:
-    """Frames that hold a part of a message, its end, and the end with the next message's beginning."""
+    """A frame holds a part of a message, its end, or its end and the beginning of the next message."""
     messages = [random.Random(size).randbytes(size) for size in (30, 0, 29, 1, 13, 30)]
     body = b"".join(map(grpc, messages))
     for size in range(1, 40):

@@ -47,7 +47,7 @@ actions = st.one_of(
     st.tuples(st.just("go on"), st.integers(0, 9), st.integers(0, 2), st.sampled_from([None, "a"])),
     st.tuples(st.sampled_from(["step", "step", "step", "abort", "stop", "reset"]), st.integers(0, 9)),
 )
-"""Those between two steps come while the first of them is computed, or after it."""
+"""Events between two steps come while the first step is computed, or after it."""
 
 
 class Session:

@@ -42,7 +42,7 @@ FLOOR_NS = 1_000_000
 """The least cost of any request, as in epp/request/jsontext.py. It costs as much to pass a request on."""
 TIMES_PLAIN = 10
 SLACK = 4
-"""For a busy machine, and for weights that are not measured."""
+"""How many times more a body may cost, for a busy machine and for weights that are not measured."""
 
 WORST = [
     # A review found these: 368 ms, 66, 62 and 50 for 400 KB, where plain text took 0.32.
@@ -77,9 +77,9 @@ def cpu_ns(path: str, body: bytes, *, times: int) -> int:
     return min(once() for _ in range(times))
 
 
-def too_dear(shape: Shape, size_bytes: int) -> str:
+def too_costly(shape: Shape, size_bytes: int) -> str:
     """Return an empty text if the body is within its bounds. A body is measured several times before it is
-    called too dear.
+    called too costly.
     """
     body, text = shape.body(size_bytes), plain(size_bytes)
     for times in (1, 3, 10, 30):
@@ -100,16 +100,16 @@ def random_shapes() -> Iterator[Shape]:
 @pytest.mark.parametrize("shape", WORST)
 @pytest.mark.parametrize("size_bytes", [*SIZES, 4_000_000])
 def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: Shape, size_bytes: int) -> None:
-    assert not too_dear(shape, size_bytes)
+    assert not too_costly(shape, size_bytes)
 
 
 def test_no_piece_at_any_place_of_a_body_costs_more() -> None:
-    assert [dear for shape in every_shape() if (dear := too_dear(shape, 30_000))] == []
+    assert [costly for shape in every_shape() if (costly := too_costly(shape, 30_000))] == []
 
 
 def test_no_random_body_costs_more() -> None:
     sizes = itertools.cycle(SIZES)
-    assert [dear for shape in random_shapes() if (dear := too_dear(shape, next(sizes)))] == []
+    assert [costly for shape in random_shapes() if (costly := too_costly(shape, next(sizes)))] == []
 
 
 @pytest.mark.parametrize("shape", [*WORST, Shape(CHAT, plain(60).decode()[:-3], "a", '"}]}')])
@@ -167,9 +167,9 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-SMALL_CHANGE_BYTES = 4_000_000
-"""Memory of Python objects that stand for a few bytes each. Bodies are read one at a time, so this counts
-once.
+SMALL_OBJECTS_BYTES = 4_000_000
+"""Room for small Python objects, which take more memory than the few bytes that they stand for. Bodies are
+read one at a time, so this room counts once.
 """
 
 
@@ -177,7 +177,7 @@ once.
 @pytest.mark.parametrize("size_bytes", [1_000_000, 4_000_000])
 def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: Shape, size_bytes: int) -> None:
     body = shape.body(size_bytes)
-    assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_CHANGE_BYTES
+    assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_OBJECTS_BYTES
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_no_piece_at_any_place_of_a_body_takes_more_memory() -> None:
     for shape in every_shape():
         body = shape.body(1_000_000)
         peak = len(body) + peak_bytes(lambda: read(shape.path, body))  # noqa: B023 - called at once
-        assert peak < 4 * len(body) + SMALL_CHANGE_BYTES, shape
+        assert peak < 4 * len(body) + SMALL_OBJECTS_BYTES, shape
 
 
 # Bodies of real clients are read.

@@ -77,7 +77,7 @@ def test_other_work_between_the_start_of_an_iteration_and_the_read_counts_as_wai
         before, read_at = read_at, loop.now
         waited = loop.turn(before=before, seconds=0.01)
         loop.looks()
-        loop.works(0.04)  # For example a page of metrics.
+        loop.works(0.04)  # for example, the picker reads a metrics page
     assert waited == pytest.approx(0.05)
 
 

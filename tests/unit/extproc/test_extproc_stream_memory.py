@@ -21,7 +21,7 @@ from tests.unit.extproc.stream_bench import BUFFERED, HEADERS, Bench
 _LONG = 400_000
 _REQUESTS = 40
 _KEPT_BYTES = 50_000
-"""Kept for one request: its record, its booking, and its chain of about a hundred hashes in the table."""
+"""The bytes that stay for one request: its record, its booking, and its chain of about a hundred hashes."""
 
 
 class Watched(Bench):

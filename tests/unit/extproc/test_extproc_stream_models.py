@@ -166,7 +166,7 @@ def test_an_answer_that_passes_through_the_picker_has_the_name_that_the_client_s
     ],
 )
 def test_other_answers_go_on_as_they_come(modes: Modes, model: bytes, headers: Headers) -> None:
-    """The answers do not come here, no rewrite changed the request, or the answers are compressed."""
+    """These answers do not pass here, belong to a request without a rewrite, or are compressed."""
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()

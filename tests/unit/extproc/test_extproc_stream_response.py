@@ -132,7 +132,9 @@ def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) 
     assert echoed(actions) == (text if modes is DUPLEX else b"")
     if modes is not DUPLEX:
         assert actions == [Answer(Slot.RESPONSE_BODY)] * len(actions)
-    if modes is not STREAMED:  # The request's body was not read there, so its answer's API is unknown.
+    if (
+        modes is not STREAMED
+    ):  # In this mode the body of the request was not read, so the API of the answer is unknown.
         assert bench.seen.picks[0].decision.cached_tokens == 4
     stream.close(now=99.0)
     assert bench.seen.over[0].decision.outcome == "ended"

@@ -20,7 +20,7 @@ class Candidates:
         return self.lease, self.version
 
     def act(self, name: str, read: tuple[Lease | None, int], *, now: float) -> str:
-        """One candidate decides by what it read, and writes."""
+        """Let one candidate decide by the lease that it has read, and write."""
         election = self.elections[name]
         lease, version = read
         step = election.step(lease, now=now)

@@ -73,7 +73,7 @@ async def running(holder: LeaseHolder) -> AsyncIterator[None]:
 
 
 async def until_asked(server: LeaseServer, times: int) -> None:
-    """Wait for so many more requests."""
+    """Wait until the server has got this many more requests."""
     wanted = len(server.asked) + times
     await wait_until(lambda: len(server.asked) >= wanted, what=f"{times} requests")
 

@@ -33,7 +33,7 @@ def status(
 
 
 def as_read(written: PolicyStatus) -> PolicyStatus:
-    """Return the object after a way through the API server's JSON."""
+    """Return the object as it comes back in the API server's JSON."""
     return msgspec.json.decode(msgspec.json.encode(written), type=PolicyStatus)
 
 

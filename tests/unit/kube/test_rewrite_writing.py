@@ -42,7 +42,7 @@ class StatusServer(Api):
 async def look(
     server: StatusServer, found: ModelRewrites, *times: float, holds: bool = True
 ) -> list[tuple[str, Any]]:
-    """Return what is written in looks at these times."""
+    """Let the writer look at these times. Return its requests."""
     writer = RewriteWriter(server, [found], namespace="ns", time_text=lambda: "T")
     for now in times:
         await writer.look(existing=["vllm"], holds=lambda: holds, now=now)

@@ -139,7 +139,7 @@ async def test_new_and_refused_policies_are_written_first() -> None:
 
 
 async def test_the_refused_of_200_new_policies_are_written_first_and_all_are_written_in_ten_looks() -> None:
-    """There is a look once a second."""
+    """The writer looks once a second."""
     policies = PolicySet(pools=["vllm"])
     refused = {f"bad{n:02}" for n in range(15)}
     for name in refused:

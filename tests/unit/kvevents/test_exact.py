@@ -102,7 +102,7 @@ def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> di
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
 def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
     fleet, tokens = Fleet(ModelSettings(language=None, seed="42")), prompt_of(1)
-    fleet.route(A, tokens)  # the block waits for it
+    fleet.route(A, tokens)  # the block waits for its prompt
     fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
     assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
     status = fleet.exact.models()[""]
@@ -171,7 +171,7 @@ def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns
     assert "tokenizer, chat template" in status.reason
 
     fleet.tell(A, stored(prompt_of(9)))
-    for _ in range(16):  # one prompt in so many is still checked
+    for _ in range(16):  # a share of the prompts is still checked
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
     status = fleet.exact.models()[""]

@@ -40,9 +40,9 @@ SLOW = CostModel(
 
 
 class VirtualServer:
-    """Answers probes in no time, and says how long they would have taken. `noise_s` changes each time by
-    up to so many seconds. A share `stalls` of its steps takes three times as long, as if another program
-    used the machine.
+    """Answers probes in no time, and says how long they would have taken. Each of these times varies by up to
+    `noise_s`. A share `stalls` of the steps takes three times as long, as if another program used the
+    machine.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ COSTS = CostModel(
 
 @dataclass
 class Time:
-    """A clock that moves only by sleeping, by `late_s` more than was asked for."""
+    """A clock that moves only while the driver sleeps. Each sleep takes `late_s` longer than asked for."""
 
     late_s: float = 0.0
     now: float = 100.0

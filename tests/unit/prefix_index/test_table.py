@@ -177,7 +177,7 @@ def test_impossible_bounds_are_refused() -> None:
 
 
 class TestEqualHashesOfDifferentPrefixes:
-    """A client who knows the seed can make them. They may cost matches and must never break the table."""
+    """A client who knows the seed can make such hashes. They may cost matches, but never break the table."""
 
     def hashes(self, *values: int) -> list[ChunkHash]:
         return [ChunkHash(v) for v in values]

@@ -232,8 +232,8 @@ def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() ->
     def with_load(owners: int) -> list[str]:
         return order(rule, [Seen(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key)
 
-    # The bound is 1.25 times the mean, rounded up:
-    # 11 where the owner has 10 and each other 8, and 11 where it has 11.
+    # The bound is 1.25 times the mean, rounded up. It is 11 if the owner has 10 requests and each other
+    # endpoint has 8, and it is 11 if the owner has 11.
     assert with_load(10) == idle
     assert with_load(11) == [*idle[1:], idle[0]]
 

@@ -62,7 +62,7 @@ def test_bytes_that_are_not_hashes_are_refused(tail: bytes) -> None:
 
 
 def test_a_chain_that_leads_back_to_itself_is_unknown_and_ends_the_walk() -> None:
-    """A peer could send it: 2 follows 1, and 1 follows 2."""
+    """A peer could send such a chain: 2 follows 1, and 1 follows 2."""
     listener = ListenerDictionary()
     listener.chain(b"", pack_hashes([1, 2, 1]))
     assert listener.chain(pack_hashes([1]), b"") is None

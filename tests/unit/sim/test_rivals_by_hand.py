@@ -41,7 +41,7 @@ class Case:
     waiting: tuple[int, int, int] = NONE
     """Requests in the server's queue, as on its page."""
     kv_usage: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """As on the server's page."""
+    """The share of the KV cache in use, as on the server's page."""
     sent: Sequence[tuple[int, int]] = ()
     """Requests that were sent before, with no cached tokens: (server, tokens)."""
     prompt_tokens: int = 1000

@@ -81,8 +81,8 @@ def test_a_prompt_of_another_adapter_is_another_prompt() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_answers_equal_those_of_a_request_alone_even_if_blocks_are_short(seed: int) -> None:
-    """Prompts come back, batches mix, requests are preempted and some are aborted. Kept prompts give way
-    to all of them.
+    """Prompts are repeated, batches are mixed, requests are preempted, and some are aborted. Kept prompts are
+    evicted for all of them.
     """
     rng = random.Random(seed)
     config = config_of(entries=3, num_blocks=14, partial=seed % 2 == 0, caching=seed % 3 > 0, budget=16)

@@ -205,7 +205,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:
-    """No step comes that could notice it, because all others wait for that fetch."""
+    """No step could notice that the request is gone, because all others wait for its fetch."""
     serving = Serving()
     gone, _ = serving.submit("gone")
     later, _ = serving.submit("later", first=100)

@@ -173,7 +173,7 @@ def test_002_4_earlier_uses_of_its_tokens_count_from_the_first_use_of_a_chunk() 
 
 def test_002_4_a_request_that_reads_a_whole_node_does_not_evict_chunks_that_it_reads_next() -> None:
     """There are four equal chunks and two fit. Each request begins with the two that are not there. If
-    nodes did not matter, these would push out the chunks that the request reads next.
+    nodes did not matter, these would evict the chunks that the request reads next.
     """
     for node, found in (("prefix", 2), (None, 0)):
         tiers: TieredPlacement[int] = TieredPlacement([2], score=by_importance)

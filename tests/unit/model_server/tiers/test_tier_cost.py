@@ -123,7 +123,7 @@ _REAL = Machine(
     read_s=300e-6,
     copied_bytes_per_s=0.8e9,
 )
-"""The accelerator is the imposed one; disk and copy are those that come nearest to the cells of 30B."""
+"""The benchmark imposes the speed of this accelerator. Disk and copy have the speeds that fit 30B best."""
 _CELLS = Path(__file__).with_name("real_disk_cells.json")
 
 
@@ -248,6 +248,6 @@ def test_the_time_of_a_mixed_load_counts_for_the_place_with_most_of_its_bytes() 
     speeds = Speeds()
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(HELD, seconds=0.2)
-    speeds.loaded(Load(disk_bytes=500, held_bytes=500), seconds=0.6)  # the tiers took 0.1 s of them
+    speeds.loaded(Load(disk_bytes=500, held_bytes=500), seconds=0.6)  # the tiers took 0.1 of these 0.6 s
     assert speeds.loading_is_faster(Load(disk_bytes=900), tokens=100)
     assert not speeds.loading_is_faster(Load(disk_bytes=1100), tokens=100)
