@@ -151,7 +151,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "knowledge"))
     @invariant()
-    def parts_are_sound(self) -> None:
+    def invariants_hold(self) -> None:
         self.knowledge.check_integrity()
         check_integrity(self.mirrors.table)
 
