@@ -131,7 +131,7 @@ def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> N
     assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the prefill of this request still runs
 
 
-def test_ends_after_the_endpoint_left_and_came_back_do_no_harm() -> None:
+def test_an_end_after_the_endpoint_left_and_came_back_changes_nothing() -> None:
     picker = a_picker(on=endpoints("a"))
     old = picker.pick(ask(text("p")), now=1.0)
     picker.on_response_headers(old, status=200, served=A, now=1.1)

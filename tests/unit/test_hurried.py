@@ -20,7 +20,7 @@ def hurried(number: int) -> PickRequest:
     return PickRequest(request_id=str(number), inference=UNREAD, body_bytes=4_000, hurried=True)
 
 
-def test_an_unread_request_goes_by_load_and_is_booked_until_it_is_let_go() -> None:
+def test_an_unread_request_is_routed_by_load_and_booked_until_it_is_let_go() -> None:
     picker = a_picker(on=endpoints("abcd"))
     picks = [picker.pick(hurried(n), now=n / 1000) for n in range(400)]
     assert all(80 <= count <= 120 for count in in_flight(picker).values())

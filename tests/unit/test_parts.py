@@ -45,7 +45,7 @@ def test_parts_that_are_not_configured_are_not_made() -> None:
     ],
     ids=["unknown", "own-envoy", "fails-closed", "fixed-time", "not-held"],
 )
-def test_the_streams_follow_the_gateway(
+def test_the_settings_of_streams_follow_the_gateway(
     fields: dict[str, Any], *, held: bool, destinations: int, asks_s: float, given_s: float
 ) -> None:
     made = stream_settings(config(**fields), BodyRoom(), traced=False)

@@ -97,7 +97,7 @@ def test_an_upload_counts_as_one_opaque_part_whatever_its_size() -> None:
     assert prompt_size(asked, body_bytes=9000) == PromptSize(9000)
 
 
-def test_pictures_are_counted_each() -> None:
+def test_each_picture_is_counted() -> None:
     part = '{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}'
     parts = ",".join(part % (name * 300) for name in "AB")
     body = f'{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"hi"}},{parts}]}}]}}'

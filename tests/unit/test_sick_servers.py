@@ -82,7 +82,7 @@ def test_a_server_whose_answers_stop_is_found_by_probes_if_no_other_server_has_w
     assert sum(name == SICK for at, name in traffic.sent if at > 110.0) > 0
 
 
-def test_a_missing_adapter_keeps_away_the_requests_for_it_and_no_others() -> None:
+def test_a_missing_adapter_keeps_away_only_the_requests_for_it() -> None:
     traffic = Traffic(sick=lacks_x, models=("x",)).run(20.0)
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
     mixed = Traffic(sick=lacks_x, models=("m", "x")).run(20.0)

@@ -88,7 +88,7 @@ def test_tests_may_record_properties(folder: Path) -> None:
     assert "17" in (folder / "build/tests/one-first.xml").read_text()
 
 
-def test_parts_beside_one_another_keep_their_failures_apart(
+def test_parts_that_run_together_keep_their_failures_separate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failure of one part is neither forgotten nor run again because another part ends at the same time."""

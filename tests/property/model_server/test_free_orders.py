@@ -81,7 +81,7 @@ def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int
 @pytest.mark.parametrize("queue", list(QUEUES))
 @given(steps=operations)
 @settings(deadline=None, max_examples=60)
-def test_001_4_the_three_queues_are_the_same_queue(
+def test_001_4_the_three_queues_give_the_same_order(
     queue: QueueName, steps: list[tuple[str, int, int, int, int]]
 ) -> None:
     run(make_order("lru", queue=queue), SortedReference(SORTED["lru"]), steps)
@@ -128,7 +128,7 @@ def test_a_call_after_a_sweep_waits_for_the_sweep_and_raises_its_failure() -> No
         len(queue)
 
 
-def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
+def test_the_pool_reports_the_end_of_a_step_to_its_queue() -> None:
     class Told(DeferredQueue):
         num_steps = 0
 
@@ -158,7 +158,7 @@ def test_000_4_evicted_blocks_are_those_of_a_sorted_list(
 
 
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
-def test_entries_that_hits_leave_behind_do_not_pile_up(name: EvictionName) -> None:
+def test_stale_entries_after_hits_do_not_pile_up(name: EvictionName) -> None:
     order, block, other = make_order(name), Block(BlockId(0)), Block(BlockId(1))
     order.append(other)
     for step in range(10_000):

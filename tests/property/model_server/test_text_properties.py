@@ -31,7 +31,7 @@ def answer_of(tokenizer: Tokenizer, prompt: list[TokenId], *, mean: int = 30) ->
 
 
 @given(text=texts)
-def test_pieces_cover_the_text(text: str) -> None:
+def test_the_pieces_of_a_text_cover_the_text(text: str) -> None:
     from model_server.text.tokenizer import PIECES  # noqa: PLC0415  # the one place that looks inside
 
     assert "".join(PIECES.findall(text)) == text
@@ -71,7 +71,7 @@ def test_answers_depend_only_on_the_prompt() -> None:
 
 
 @given(mean=st.integers(1, 50), text=st.text(min_size=1, max_size=10))
-def test_answers_spread_around_the_mean(mean: int, text: str) -> None:
+def test_the_length_of_an_answer_differs_from_the_mean_by_at_most_half(mean: int, text: str) -> None:
     tokenizer = Tokenizer()
     length = len(answer_of(tokenizer, tokenizer.encode(text), mean=mean)) - 1
     assert max(1, mean // 2) <= length <= max(1, mean * 3 // 2)

@@ -62,7 +62,7 @@ async def asked(body: bytes, *, status: int = 200, cut: bool = False) -> Answer:
         return await ask(session, f"{url}/v1/chat/completions", b"{}")
 
 
-def test_the_text_of_an_answer_is_put_together_from_its_events() -> None:
+def test_the_text_of_an_answer_is_joined_from_its_events() -> None:
     assert read_events(EVENTS + DONE) == (" one two", True)
 
 

@@ -16,7 +16,7 @@ def turns(user: User) -> list[Turn]:
     return [turn for conversation in user.conversations for turn in conversation]
 
 
-def test_a_seed_gives_the_same_workload_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_workload_and_another_seed_another_workload() -> None:
     assert make_workload(SHAPE, seed=1) == make_workload(SHAPE, seed=1)
     assert make_workload(SHAPE, seed=1) != make_workload(SHAPE, seed=2)
 

@@ -90,7 +90,7 @@ def test_the_targets_that_take_arguments_are_listed() -> None:
     assert set(re.findall(r"`([a-z-]+)`", sentence[1])) == take
 
 
-def test_the_layers_on_the_page_are_those_that_the_linter_proves() -> None:
+def test_the_layers_on_the_page_are_those_that_the_linter_checks() -> None:
     page = next(each for each in PAGES if each.name == "docs/architecture.md")
     block = next(text for _, text in page.blocks if text.startswith("cli\n"))
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"][
@@ -109,7 +109,7 @@ def test_every_module_that_the_architecture_names_exists() -> None:
         assert file in modules, file
 
 
-def test_modules_that_the_architecture_names_beside_their_package_exist() -> None:
+def test_modules_that_the_architecture_names_next_to_their_package_exist() -> None:
     text = next(each for each in PAGES if each.name == "docs/architecture.md").text
     for package in ("kvevents", "kube", "sharing"):
         part = re.search(rf"^`epp/{package}/`.*?(?=\n\n`epp/|\n## |\Z)", text, re.DOTALL | re.MULTILINE)

@@ -74,7 +74,7 @@ def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others()
     assert undone(backlog, now=1.0) == 4900
 
 
-def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
+def test_the_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
     backlog = Backlog(now=0.0)
     aborted = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -91,7 +91,7 @@ def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
     assert undone(backlog, now=0.0) == 300
 
 
-def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None:
+def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
     backlog = Backlog(now=0.0)
     for tokens in (100, 200, 400):
         booked(backlog, tokens, now=0.0)
@@ -110,7 +110,7 @@ def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_b
     assert undone(backlog, now=0.0) == 5000
 
 
-def test_a_page_older_than_an_end_leaves_its_first_token_to_the_next_page() -> None:
+def test_the_first_token_of_a_request_that_ended_after_the_page_counts_for_the_next_page() -> None:
     backlog = Backlog(now=0.0)
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)

@@ -278,7 +278,7 @@ def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_
     )
 
 
-def test_a_long_wait_before_a_first_token_counts_for_no_more_than_the_prompt_itself() -> None:
+def test_a_long_wait_before_a_first_token_counts_at_most_as_much_as_the_prompt_itself() -> None:
     direct, waited = (
         _answering([2000.0, 4000.0, 4000.0], seconds=10, waiting_tokens=tokens)[0].slowness
         for tokens in (0.0, 400_000.0)

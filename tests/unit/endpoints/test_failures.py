@@ -66,7 +66,7 @@ def test_no_server_is_left_out_if_all_fail_alike() -> None:
     assert [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates] == [""] * 4
 
 
-def test_a_server_that_is_kept_in_because_others_fail_more_gets_trials_and_comes_back() -> None:
+def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_back() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0

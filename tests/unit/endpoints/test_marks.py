@@ -7,7 +7,7 @@ import pytest
 from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark
 
 
-def test_a_share_halves_every_five_seconds_and_stays_while_the_server_is_left_out() -> None:
+def test_a_share_halves_every_five_seconds_but_not_while_the_server_is_left_out() -> None:
     mark = Mark(share=0.8, at=10.0)
     assert [mark.now(at) for at in (10.0, 15.0, 20.0)] == pytest.approx([0.8, 0.4, 0.2])
     assert mark.now(9.0) == 0.8, "time that runs backwards raises no share"

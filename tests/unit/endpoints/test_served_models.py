@@ -190,7 +190,7 @@ def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
         picked_from(fleet, "m", "")
 
 
-def test_servers_that_list_the_same_model_learn_together_and_others_apart() -> None:
+def test_servers_that_list_the_same_model_learn_together_and_others_separately() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
     rates = {name: state.rate.model for name in "abc" if (state := fleet.get(EndpointName(name)))}
     assert rates["a"] is rates["b"] is not rates["c"]

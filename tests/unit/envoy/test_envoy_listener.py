@@ -80,7 +80,7 @@ def test_http2_without_tls_can_be_turned_off(settings: dict[str, Any], codec: st
 
 
 @pytest.mark.parametrize("fail_open", [True, False])
-def test_the_settings_for_a_picker_that_is_away_reach_ext_proc(fail_open: bool) -> None:  # noqa: FBT001 - a case
+def test_the_settings_for_an_unreachable_picker_are_passed_to_ext_proc(fail_open: bool) -> None:  # noqa: FBT001 - a case
     config = a_config(fail_open=fail_open, message_timeout_seconds=0.5, max_message_timeout_seconds=7)
     ext_proc = filters(config)[EXT_PROC]["typed_config"]
     assert ext_proc["failure_mode_allow"] is fail_open
@@ -109,7 +109,7 @@ def test_spans_are_made_only_if_a_collector_is_named() -> None:
     assert sampler["typed_config"]["sampling_percentage"] == {"numerator": 5_000, "denominator": "MILLION"}
 
 
-def test_a_larger_body_is_refused_by_the_route_so_that_answers_are_not_bounded_too() -> None:
+def test_a_body_that_is_too_large_is_refused_by_the_route_so_that_answers_have_no_bound() -> None:
     config = a_config(max_body_bytes=70_000)
     assert routes(config)[-1]["request_body_buffer_limit"] == 70_000
     assert "per_connection_buffer_limit_bytes" not in gateway(config)

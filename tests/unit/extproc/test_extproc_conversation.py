@@ -110,7 +110,7 @@ def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     assert (calls.pumps, others.gate.waiting) == (0, 1)
 
 
-def test_a_call_leaves_work_once_when_its_request_is_picked() -> None:
+def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
     calls = Calls()
     call, caller = calls.ask(head())
     assert caller.left_work == 0

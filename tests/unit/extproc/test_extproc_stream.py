@@ -107,7 +107,7 @@ def test_the_mode_of_a_data_plane_that_states_none_can_be_configured() -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 61_999, 62_000, 62_001, 124_000, 400_000])
 @pytest.mark.parametrize("ends_in_trailers", [False, True])
-def test_full_duplex_echoes_in_pieces_within_the_limit(
+def test_full_duplex_sends_the_body_back_in_pieces_within_the_limit(
     bench: Bench, *, size_bytes: int, ends_in_trailers: bool
 ) -> None:
     body = random.Random(size_bytes).randbytes(size_bytes)

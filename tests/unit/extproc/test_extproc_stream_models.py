@@ -165,7 +165,7 @@ def test_an_answer_that_passes_through_the_picker_has_the_name_that_the_client_s
         (DUPLEX, b'"m"', (*ANSWER[:2], ("content-encoding", "gzip"))),
     ],
 )
-def test_other_answers_go_on_as_they_come(modes: Modes, model: bytes, headers: Headers) -> None:
+def test_other_answers_are_passed_on_unchanged(modes: Modes, model: bytes, headers: Headers) -> None:
     """These answers do not pass here, belong to a request without a rewrite, or are compressed."""
     bench = Bench()
     rewriting(bench)

@@ -216,7 +216,7 @@ def test_a_full_duplex_request_that_is_still_coming_keeps_its_stream(bench: Benc
     assert not stream.can_detach
 
 
-def test_letting_go_leaves_the_load_to_the_scrapes(bench: Bench) -> None:
+def test_after_a_request_is_let_go_only_scrapes_show_its_load(bench: Bench) -> None:
     stream = through(bench)
     run(stream, ResponseHeaders(OK))
     stream.detach(now=5.0)

@@ -198,7 +198,7 @@ def test_a_gateway_with_a_fixed_time_out_is_not_asked_and_its_request_is_refused
 
 
 @pytest.mark.parametrize("how", ["closed", "answered"])
-def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
+def test_a_client_that_leaves_frees_its_place(how: str) -> None:
     held = Held()
     stream, _ = held.waits(BUFFERED)
     in_flight = held.bench.in_flight()

@@ -205,7 +205,7 @@ async def test_the_watcher_keeps_looking_by_itself(path: Path) -> None:
     assert follower.taken == [b"one", b"two", b"three"]
 
 
-async def test_a_content_is_parsed_in_a_thread_and_put_to_use_on_the_loop(path: Path) -> None:
+async def test_a_content_is_parsed_in_a_thread_and_applied_on_the_loop(path: Path) -> None:
     threads: list[threading.Thread] = []
 
     def parse(content: bytes) -> str:

@@ -102,7 +102,7 @@ def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
     assert side.connection.streams == 0
 
 
-def test_a_refused_client_that_never_ends_is_forgotten_in_time() -> None:
+def test_the_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, block(replace=[("content-type", "text/html")])))
     side.sent()
@@ -328,7 +328,7 @@ def test_a_reset_ends_a_call_once() -> None:
     assert side.sent() == []
 
 
-def test_leaving_takes_two_steps() -> None:
+def test_a_graceful_shutdown_takes_two_steps() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     side.connection.leave(now=side.now)

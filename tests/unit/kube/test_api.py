@@ -43,7 +43,7 @@ async def test_an_object_of_many_pieces_is_not_copied_at_each_of_them() -> None:
     assert len(line) == 15 * MIB
 
 
-async def test_a_line_that_no_object_can_be_is_refused() -> None:
+async def test_a_line_that_is_longer_than_any_object_is_refused() -> None:
     with pytest.raises(ValueError, match=f"a line has more than {16 * MIB} bytes"):
         await lines(*[b"x" * MIB] * 17)
 

@@ -70,7 +70,7 @@ def test_a_pod_that_begins_to_terminate_is_removed_at_once() -> None:
     assert shown(found) == []
 
 
-def test_a_heartbeat_changes_nothing() -> None:
+def test_an_update_without_a_relevant_field_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"))
     endpoints(found)
     found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))

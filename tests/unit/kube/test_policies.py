@@ -109,7 +109,7 @@ def test_a_change_that_corrects_a_refused_policy_is_in_force() -> None:
     assert policies.acting == ("p", 3, "random")
 
 
-def test_a_policy_refused_from_the_start_claims_nothing() -> None:
+def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> None:
     policies = Policies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
     assert policies.acting[0] == "good"
     assert policies.told("bad") == "False Invalid, False Invalid"
@@ -205,7 +205,7 @@ def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
     assert policies.set.observed()["p"].hit_ratio == "0.500"
 
 
-def test_an_own_write_that_comes_back_late_changes_no_spec() -> None:
+def test_a_late_copy_of_our_own_write_changes_no_spec() -> None:
     policies = Policies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="random", generation=2))
     policies.set.wrote(policy("p", rule="affinity", status={"hitRatio": "0.100"}))

@@ -111,7 +111,7 @@ def test_a_change_of_state_is_written_within_a_second_of_the_last_write() -> Non
     assert times.due("u", wanted=wanted, says=says, now=6.0)
 
 
-def test_numbers_that_move_are_written_once_an_interval() -> None:
+def test_changing_numbers_are_written_once_in_an_interval() -> None:
     times = WriteTimes(interval_s=10)
     says, wanted = status(verdict_on()), status(verdict_on(), hit_ratio="0.260")
     times.wrote("u", now=5.0)

@@ -25,7 +25,7 @@ def test_the_picker_may_change_only_status_leases_and_events() -> None:
         assert "delete" not in rule["verbs"]
 
 
-def test_the_file_of_the_chart_holds_the_rules_each_below_its_reason() -> None:
+def test_the_file_of_the_chart_holds_each_rule_below_its_reason() -> None:
     text = rules_yaml()
     assert yaml.safe_load(text) == rules()
     assert POOL in text

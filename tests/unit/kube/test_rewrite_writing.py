@@ -104,7 +104,7 @@ async def test_an_object_for_a_pool_without_a_picker_is_marked_after_a_while_and
     assert "for InferencePool vlm" in said_now["message"]
 
 
-async def test_the_rest_of_many_objects_follows_at_the_next_look() -> None:
+async def test_the_rest_of_many_objects_is_written_at_the_next_look() -> None:
     many = rewrites_of(*(rewrite(f"r{n:02}", rule(f"m{n}")) for n in range(30)))
     assert len(await look(StatusServer(), many, 1.0)) == 20
     assert (

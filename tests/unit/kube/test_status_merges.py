@@ -105,7 +105,7 @@ def reflector() -> Reflector[PolicyObject]:
     return Reflector(None, source, sink=None, on_change=lambda: None, on_state=lambda *_: None, rng=Random(1))  # type: ignore[arg-type]
 
 
-async def test_fields_that_a_newer_spec_does_not_set_leave_the_last_accepted_spec() -> None:
+async def test_fields_that_a_newer_spec_does_not_set_are_removed_from_the_last_accepted_spec() -> None:
     server = Merging(an_object(rule="random", flow={"mode": "Hold", "objectives": {"a": 1}}))
     await server.look_for_30_s()
     server.policy |= an_object(generation=2, status=server.policy["status"])

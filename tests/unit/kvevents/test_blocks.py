@@ -30,7 +30,7 @@ def test_blocks_are_freed_one_by_one() -> None:
     blocks.check_integrity()
 
 
-def test_no_dictionary_of_blocks_is_large() -> None:
+def test_blocks_are_spread_evenly_over_small_dictionaries() -> None:
     """One dictionary of 700,000 blocks takes 50 ms to grow."""
     found, rng = ByBlock[int](), random.Random(1)
     for n in range(100_000):

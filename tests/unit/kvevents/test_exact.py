@@ -217,7 +217,7 @@ def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
     assert (server.state, server.blocks) == ("partly", 0)
 
 
-def test_a_restart_that_the_picker_saw_is_passed_on() -> None:
+def test_a_prompt_with_a_new_process_number_shows_a_restart() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(0)))
     assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]

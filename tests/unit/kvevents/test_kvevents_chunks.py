@@ -37,7 +37,7 @@ def test_a_chain_that_is_mapped_again_changes_nothing() -> None:
     assert (again, changed) == (first, [])
 
 
-def test_other_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_again() -> None:
+def test_new_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_again() -> None:
     tree = ChunkTree(max_chunks=100)
     path, _ = tree.map(mapped([1, 2], [71], [0, 1]))
     path[1].seen = True

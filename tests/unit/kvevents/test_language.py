@@ -68,7 +68,7 @@ def test_a_template_that_recurses_without_end_is_refused(tmp_path: Path) -> None
         FolderLanguage(write_language(tmp_path, template=template)).render([message("user", "a")], tools=None)
 
 
-def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     language = FolderLanguage(
         write_language(tmp_path, template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
     )

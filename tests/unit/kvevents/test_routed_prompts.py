@@ -100,7 +100,7 @@ def test_the_mirror_of_a_followed_server_has_room_for_all_reported_blocks() -> N
     assert picker.table.mirrors[A.name].capacity_bytes == before
 
 
-def test_an_account_of_a_server_that_left_is_dropped() -> None:
+def test_a_report_of_a_server_that_left_is_dropped() -> None:
     picker = a_picker(None)
     picker.set_endpoints([B], now=1.0)
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])

@@ -55,7 +55,7 @@ def test_the_verdict_distinguishes_own_work_from_a_machine_that_others_use() -> 
     assert "machine of its own" in crowded.verdict(median_ttft_s=0.1)[0]
 
 
-def test_requests_sent_after_their_due_moments_are_a_bottleneck() -> None:
+def test_requests_that_are_sent_late_are_a_bottleneck() -> None:
     health = calm()
     for n in range(100):
         health.note_sent(due_at=float(n), sent_at=n + (0.5 if n > 90 else 0.001))

@@ -23,7 +23,7 @@ def test_quantiles_are_within_half_a_percent_of_the_sorted_values() -> None:
     samples.check_integrity()
 
 
-def test_parts_add_up_to_the_whole_also_by_way_of_json() -> None:
+def test_parts_add_up_to_the_whole_even_after_a_way_through_json() -> None:
     values = [0.001 * n for n in range(1, 400)]
     whole, parts = Samples(values), Samples()
     for n in range(3):

@@ -126,7 +126,7 @@ def test_a_single_picker_never_reports_late_news_however_its_prompts_end(rule: s
     assert not {"late", "unavailable"} & missed(misses).keys()
 
 
-def test_a_server_that_was_no_candidate_is_named() -> None:
+def test_a_server_that_was_not_a_candidate_is_named() -> None:
     picker, misses = watched(names="ab")
     first = served(picker, text("one", 8192), now=1.0)
     elsewhere = [e.address for e in picker.endpoints() if e.name != first]

@@ -153,7 +153,7 @@ def test_samples_without_information_are_refused_with_what_is_missing() -> None:
         fit([*decodes, *(PrefillSample(n, 0.1) for n in (10, 20, 30))])
 
 
-def test_a_late_prompt_that_came_too_late_gives_no_sample() -> None:
+def test_a_late_prompt_that_came_after_the_answer_gives_no_sample() -> None:
     ended = Trace(0.0, (1.0, 2.0, 3.0))
     assert sample_of(Probe((8,), 3, 8), [ended, Trace(3.5, (4.0,))]) is None
 

@@ -86,7 +86,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert request.finish_reason is FinishReason.LENGTH
 
 
-def test_decoding_requests_go_before_prompts_in_the_budget() -> None:
+def test_decoding_requests_use_the_budget_before_prompts() -> None:
     engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=10))
     first, second = request_of(4, max_tokens=9), request_of(30)
     add(engine, first)

@@ -24,7 +24,9 @@ from model_server.cli import main
         (["--cost", "/nowhere/costs.yaml"], "/nowhere/costs.yaml cannot be read"),
     ],
 )
-def test_flags_of_serve(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_flag_of_serve_is_an_error_of_one_line(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", *flags]) == 2
     said = capsys.readouterr().err
     assert says in said

@@ -94,7 +94,7 @@ def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
         settings("--runner", "hf", "--prompt-cache-size", "5", "--kv-store", str(tmp_path))
 
 
-def test_the_flags_of_the_kv_store_come_to_its_settings() -> None:
+def test_the_flags_of_the_kv_store_set_its_settings() -> None:
     hf = ("--runner", "hf", "--kv-store", "/var/kv")
     assert settings("--runner", "hf").kv_store is None
     assert settings(*hf).kv_store == KvStoreSettings(folder=Path("/var/kv"))
@@ -155,7 +155,7 @@ def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
             settings("--kv-cache-max-concurrency", "3", *flags)
 
 
-def test_the_stores_mode_chooses_between_exact_ways_only() -> None:
+def test_the_mode_of_the_store_chooses_only_between_exact_ways() -> None:
     flags = ("--runner", "hf", "--kv-store", "/tmp/x", "--kv-store-mode", "auto")
     store = settings(*flags).kv_store
     assert store is not None

@@ -182,7 +182,7 @@ class TestEqualHashesOfDifferentPrefixes:
     def hashes(self, *values: int) -> list[ChunkHash]:
         return [ChunkHash(v) for v in values]
 
-    def test_a_chain_that_repeats_a_hash(self) -> None:
+    def test_a_chain_that_repeats_a_hash_does_not_break_the_table(self) -> None:
         table = new_table(A, B)
         loop = self.hashes(1, 1, 2, 1, 2)
         table.record(A, loop, now=1)
@@ -194,7 +194,7 @@ class TestEqualHashesOfDifferentPrefixes:
         check_integrity(table)
         assert table.mirrors[A].used_bytes <= 1
 
-    def test_a_later_chunk_that_equals_another_chains_first(self) -> None:
+    def test_a_later_chunk_that_equals_the_first_of_another_chain_does_not_break_the_table(self) -> None:
         table = new_table(A)
         table.record(A, self.hashes(1, 2, 3), now=1)
         recorded = table.record(A, self.hashes(7, 1, 2, 3), now=2)

@@ -18,7 +18,7 @@ from tests.unit.picker_questions import a_picker, text
 from tests.unit.recording.recorded import ended, read
 
 
-async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_nothing(
+async def test_the_service_writes_and_a_failing_disk_is_counted_and_harms_nothing(
     tmp_path: Path,
 ) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")

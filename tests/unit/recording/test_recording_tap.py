@@ -47,7 +47,7 @@ def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
     assert len(read_lines(tap, "another")) == 1
 
 
-def test_a_reader_that_says_it_is_done_makes_room_at_once() -> None:
+def test_a_reader_that_ends_its_reading_makes_room_at_once() -> None:
     picker = a_picker()
     tap = Tap(picker, clock=Clock(100.0))
     read_lines(tap)

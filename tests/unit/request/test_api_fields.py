@@ -43,7 +43,7 @@ from epp.request.canonical import NO_RAW
         (b"", 0),
     ],
 )
-def test_a_priority_is_a_short_whole_number_within_bounds_or_0(sent: bytes, priority: int) -> None:
+def test_a_priority_that_is_not_a_small_whole_number_counts_as_0(sent: bytes, priority: int) -> None:
     assert priority_in(Raw(sent)) == priority
 
 
@@ -95,6 +95,6 @@ def test_fields_that_shape_a_chats_prompt_are_kept_as_sent(
     assert (json.loads(sent) if sent else None) == kept
 
 
-def test_a_completion_is_shaped_by_fewer_fields() -> None:
+def test_fewer_fields_of_a_completion_are_kept() -> None:
     asked = DECODE_COMPLETIONS.decode(b'{"reasoning_effort":"low","truncate_prompt_tokens":9}')
     assert SHAPING_COMPLETIONS.sent(asked) == b'{"truncate_prompt_tokens":9}'

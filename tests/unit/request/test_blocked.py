@@ -35,7 +35,7 @@ def test_other_paths_are_not_refused(target: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/v1/embeddings", "/V1/Chat", "/v1", "/"])
-def test_an_api_is_open_unless_it_is_blocked(prefix: str) -> None:
+def test_a_path_of_an_api_is_allowed_unless_it_is_blocked(prefix: str) -> None:
     blocked = BlockedPaths((prefix,))
     assert blocked.open_apis < API_PATHS
     assert {path for path in API_PATHS if not blocked.refuse(path)} == blocked.open_apis

@@ -137,7 +137,7 @@ def test_a_tool_result_within_a_tool_result_is_distinguished_by_hash() -> None:
     assert len(nested("a" * 9000)) < 100
 
 
-def test_anthropic_system_stands_between_tools_and_messages() -> None:
+def test_the_anthropic_system_prompt_comes_between_tools_and_messages() -> None:
     messages = [{"role": "user", "content": "hi"}]
     blocks = [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}]
     rendered = parse(MESSAGES, messages=messages, system=blocks, tools=[{"name": "f"}]).prompt

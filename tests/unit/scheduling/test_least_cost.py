@@ -269,9 +269,7 @@ def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_
     return earlier(least_s, most_s) if earlier is not None else None
 
 
-def test_the_requests_for_a_prefix_within_a_time_are_counted_and_all_requests_since_the_first_of_them() -> (
-    None
-):
+def test_requests_for_a_prefix_and_all_requests_since_the_first_of_them_are_counted() -> None:
     demand = Demand()
     assert came(demand, 7, now=1.0) is None
     demand.asked(7, now=1.0)
@@ -339,14 +337,14 @@ def test_only_the_first_request_of_a_group_decides_for_the_others() -> None:
     assert at_once.expected(0, now=20.11) == 1.0, "a prompt without a full chunk"
 
 
-def test_a_prompt_that_is_cached_everywhere_makes_no_groups_however_often_it_comes() -> None:
+def test_a_prompt_that_is_cached_everywhere_makes_no_group_however_often_it_comes() -> None:
     at_once = AtOnce()
     for n in range(1000):
         at_once.came(7, tokens=1.0, now=n * 0.01)
     assert at_once.expected(99, now=11.0) < 1.1
 
 
-def test_few_groups_are_kept() -> None:
+def test_the_number_of_kept_groups_is_bounded() -> None:
     at_once = AtOnce()
     for n in range(1, 10_000):
         at_once.came(n, tokens=100.0, now=1.0)

@@ -248,7 +248,7 @@ def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
     assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
 
 
-def test_an_endpoint_with_few_requests_takes_all_of_its_own() -> None:
+def test_an_owner_takes_its_prompts_up_to_four_requests_even_if_all_others_are_idle() -> None:
     rule, key = rule_of("prefix-hash"), keys()[0]
     owner = order(rule, [Seen(n) for n in NAMES], beginning=key)[0]
     for in_flight, kept in ((3, True), (4, False)):

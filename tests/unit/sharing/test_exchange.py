@@ -170,7 +170,7 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
         assert there.ended_loads == 1
 
 
-def test_an_idle_picker_gives_a_sign_of_life_once_a_second() -> None:
+def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
     one, _ = two()
     assert one.send(now=10.0)
     assert one.send(now=10.5) == []

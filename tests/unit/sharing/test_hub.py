@@ -61,7 +61,9 @@ async def test_a_turn_is_free_again_after_its_period(links: tuple[HubLink, HubLi
     assert await other.take_turn("store", period_s=10)
 
 
-async def test_the_age_of_a_table_is_by_the_hubs_clock(links: tuple[HubLink, HubLink], clock: Clock) -> None:
+async def test_the_age_of_a_table_is_measured_by_the_hubs_clock(
+    links: tuple[HubLink, HubLink], clock: Clock
+) -> None:
     one, other = links
     await one.store(b"table")
     await one.stored()

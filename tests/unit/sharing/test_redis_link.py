@@ -34,7 +34,7 @@ async def test_without_a_stored_table_none_is_returned() -> None:
     assert await read(FakeRedis(b"")) is None
 
 
-async def test_a_table_over_the_bound_is_not_read_to_its_end() -> None:
+async def test_a_table_over_the_bound_is_not_read_completely() -> None:
     redis = FakeRedis(b"5-1\n" + bytes(MOST_TABLE_BYTES + 9 * MOST_PIECE_BYTES))
     with pytest.raises(LinkError, match="the stored table has more than"):
         await read(redis)

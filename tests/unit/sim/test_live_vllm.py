@@ -69,7 +69,7 @@ def test_the_body_asks_for_an_exact_number_of_tokens_and_for_usage() -> None:
     )
 
 
-def test_the_report_names_the_pairs_that_the_simulator_has_the_other_way_round() -> None:
+def test_the_report_names_the_pairs_of_rules_that_the_simulator_orders_differently() -> None:
     runs = [run_of("least-cost", slower=9.0), run_of("round-robin"), run_of("round-robin", seed=2)]
     text = vllm_report.report(runs)
     assert "over 15% apart by mean TTFT: 1; in another order live: 1" in text

@@ -171,7 +171,7 @@ def test_answers_of_reasoning_have_about_4000_tokens() -> None:
     assert 3600 < sum(answers) / len(answers) < 4400
 
 
-def test_people_come_by_day_and_batch_jobs_always() -> None:
+def test_interactive_requests_come_by_day_and_batch_jobs_all_the_time() -> None:
     made = diurnal(random.Random(1), 4000)
     people = [t.request.priority == INTERACTIVE for t in made]
     assert 0.5 < sum(people) / len(people) < 0.7

@@ -161,7 +161,7 @@ def test_invariants_hold_after_each_event(seed: int, num_blocks: int) -> None:
     run_sim(work, shape_of(num_blocks=num_blocks, max_num_seqs=4, budget=64), checked=True)
 
 
-def test_an_arrival_waits_for_the_step_under_way_and_no_longer() -> None:
+def test_an_arrival_waits_only_for_the_current_step() -> None:
     shape = shape_of(num_blocks=400, max_num_seqs=4, budget=64)
     long_answer = Arrival(0, at_s=0.0, prompt=[7] * 3, answer_tokens=400, adapter="")
     late = Arrival(1, at_s=1.0, prompt=[9] * 3, answer_tokens=1, adapter="")

@@ -113,7 +113,7 @@ def test_the_page_is_made_once_for_all_requests_within_some_seconds(count: int, 
     assert page.asked == 2
 
 
-async def test_without_siblings_the_packed_page_is_the_own_part() -> None:
+async def test_without_other_pickers_the_packed_page_is_our_own_part() -> None:
     page = Page(endpoint())
     packed = await page.board.packed()
     assert json.loads(gzip.decompress(packed)) == json.loads(json.dumps(page.board.own()))
@@ -141,7 +141,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     )
 
 
-def test_the_part_for_another_picker_leaves_out_the_servers_and_comes_back() -> None:
+def test_the_part_for_another_picker_has_no_servers_and_can_be_read_back() -> None:
     explained = {"requests": 3, "prompt_tokens": 10, "matched_tokens": 4, "causes": []}
     page = Page(endpoint(), explain=lambda _: explained)
     part = page.board.part()

@@ -83,7 +83,7 @@ def test_json_shows_the_outcome_after_the_pick() -> None:
     assert shown["candidates"][0]["parts_s"] == {"backlog": 0.025, "prefill": 0.1}
 
 
-def test_text_that_is_not_utf8_endless_or_not_a_number_is_still_json() -> None:
+def test_invalid_utf8_long_text_and_nan_still_give_json() -> None:
     made = decision("id-\ud800", model="m" * 100_000)
     made.ttft_s = math.inf
     shown = json.loads(encode(as_json(made)))

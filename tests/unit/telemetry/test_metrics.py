@@ -114,7 +114,7 @@ def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown
     assert shown.samples("epp_unread_bodies_total") == {("costly_body",): 2}
 
 
-def test_fine_times_fall_into_fine_buckets(shown: Shown) -> None:
+def test_short_times_fall_into_fine_buckets(shown: Shown) -> None:
     shown.metrics.on_event(Parsed(0.00003, 1))
     buckets = shown.samples("epp_parse_seconds_bucket")
     assert buckets["1e-05",] == buckets["2e-05",] == 0

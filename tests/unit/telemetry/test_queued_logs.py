@@ -104,7 +104,7 @@ for n in range(5000):
 """
 
 
-def test_a_process_whose_standard_error_nobody_reads_ends_with_its_own_status() -> None:
+def test_a_process_with_an_unread_standard_error_ends_with_its_own_status() -> None:
     with subprocess.Popen([sys.executable, "-c", STALLED], stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0
         assert process.stderr is not None

@@ -197,7 +197,7 @@ def test_a_tail_that_a_step_is_still_computing_is_not_copied_in_that_step() -> N
     assert manager.get_computed(second).num_tokens == 29
 
 
-def test_an_aborted_step_leaves_no_wrong_key_on_a_block_that_is_continued() -> None:
+def test_after_an_aborted_step_a_block_that_is_continued_has_no_wrong_key() -> None:
     manager = manager_of()
     first = request_of(list(range(16)))
     prefix = manager.get_computed(first)

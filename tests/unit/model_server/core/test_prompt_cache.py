@@ -114,7 +114,7 @@ def test_003_2_blocks_return_to_the_pool_after_10_000_requests_under_eviction() 
     )
 
 
-def test_003_2_the_prompt_used_least_recently_leaves_first() -> None:
+def test_003_2_the_least_recently_used_prompt_is_evicted_first() -> None:
     model = PagedModel(block_size_tokens=16)
     engine = engine_of(model, config_of(), entries=2)
     a, b, c = 0, 500, 900

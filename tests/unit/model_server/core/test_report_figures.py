@@ -44,7 +44,7 @@ def test_000_5_a_small_bound_lowers_the_hit_rate_as_the_time_between_two_uses_pr
     assert plenty.r_squared > 0.99
 
 
-def test_000_6_one_prompt_repeated_is_found_whole_and_covers_the_share_that_its_length_gives() -> None:
+def test_000_6_a_repeated_prompt_is_found_whole_and_covers_the_expected_share() -> None:
     rates = identical_prompts()
     print("\n000-6: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates.items()))
     assert rates["prompts found"] >= 0.99

@@ -166,7 +166,7 @@ async def test_a_prefix_that_is_in_the_blocks_is_not_fetched(serving: Serving) -
     assert serving.tiers.fetched == []
 
 
-async def test_a_fetch_that_finds_nothing_or_fails_leaves_the_request_to_be_computed(
+async def test_a_request_is_computed_if_its_fetch_finds_nothing_or_fails(
     serving: Serving,
 ) -> None:
     def fails(_: Sequence[BlockHash], __: int) -> None:

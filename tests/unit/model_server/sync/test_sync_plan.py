@@ -59,7 +59,7 @@ def test_a_failed_load_does_not_make_an_adapter_of_others_ours() -> None:
         assert plan(wanted, {A: "/theirs"}, {A: tried}, now=100.0, prune=False) == []
 
 
-def test_an_adapter_of_others_does_not_disturb_being_in_sync_and_ours_that_stays_does() -> None:
+def test_an_adapter_of_others_does_not_break_the_sync_but_an_unwanted_one_of_ours_does() -> None:
     ours = {B: Record(loaded_path="/b")}
     served = {A: "/a", B: "/b"}
     foreign, leaving = status({}, served, ours, now=0.0, prune=False)

@@ -43,7 +43,7 @@ def test_a_prefix_that_leaves_in_the_middle_splits_the_node() -> None:
     tree.check_integrity()
 
 
-def test_leaves_go_and_nodes_come_back_where_they_were() -> None:
+def test_removed_leaves_can_be_inserted_again_at_their_place() -> None:
     tree = PrefixTree()
     one, longer = chain([1, 2, 3, 4]), chain([1, 2, 3, 4, 5, 6])
     tree.insert(one)

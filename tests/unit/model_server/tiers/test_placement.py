@@ -58,7 +58,7 @@ def test_002_4_more_is_found_than_with_lru_and_lfu_if_each_chunk_has_its_own_ran
         assert ours > important_hit_rate(by_uses, seed=seed) > important_hit_rate(by_age, seed=seed)
 
 
-def test_by_default_uses_decide_and_important_tokens_break_ties() -> None:
+def test_by_default_the_number_of_uses_decides_and_important_tokens_break_ties() -> None:
     def strength(*, uses: int, important: float, earlier: float = 0.0) -> float:
         return by_uses_and_importance(ChunkUse(1, important, uses, earlier=earlier))
 

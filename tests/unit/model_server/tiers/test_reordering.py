@@ -53,13 +53,13 @@ class Simulated:
         return self.now >= self.until_s
 
 
-def test_while_the_engine_computes_reordering_takes_its_share_of_the_time_and_no_more() -> None:
+def test_while_the_engine_computes_reordering_takes_only_its_share_of_the_time() -> None:
     simulated = Simulated(busy_share=0.1, is_idle=lambda _: False, until_s=1000)
     simulated.reordering.run()
     assert 95 <= simulated.reordering.reordered_nodes <= 100
 
 
-def test_while_the_engine_is_idle_node_follows_node_and_a_pause_ends_when_it_becomes_idle() -> None:
+def test_an_idle_engine_reorders_node_after_node_and_a_pause_ends_when_the_engine_becomes_idle() -> None:
     simulated = Simulated(busy_share=0.01, is_idle=lambda now: now >= 50, until_s=60)
     simulated.reordering.run()
     early = [at for at in simulated.done_at if at < 50]
@@ -78,7 +78,7 @@ def test_if_no_node_is_due_reordering_looks_again_from_time_to_time() -> None:
 @pytest.mark.parametrize(
     "error", [OSError("no space"), DamagedSegmentError("altered"), RuntimeError("what nobody thought of")]
 )
-def test_after_any_failure_the_disk_is_left_alone_for_a_while(error: Exception) -> None:
+def test_after_any_failure_the_disk_is_not_used_for_a_while(error: Exception) -> None:
     simulated = Simulated(busy_share=1.0, is_idle=lambda _: True, until_s=3 * FIRST_PAUSE_S)
     simulated.fails = error
     simulated.reordering.run()
@@ -86,7 +86,7 @@ def test_after_any_failure_the_disk_is_left_alone_for_a_while(error: Exception) 
     assert simulated.reordering.reordered_nodes == 0
 
 
-def test_the_thread_ends_when_it_is_told_to() -> None:
+def test_the_thread_ends_when_it_is_stopped() -> None:
     reordering = BackgroundReordering(lambda: False, is_idle=lambda: False, busy_share=0.5, clock=lambda: 0.0)
     reordering.start()
     assert reordering.stop(timeout_s=60)

@@ -204,7 +204,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ("model: x\nkvEvents: {endpoint: 5557}", "kvEvents.endpoint"),
     ],
 )
-def test_a_file_of_another_form_is_refused_at_its_field(raw: str, where: str) -> None:
+def test_a_file_of_another_form_is_refused_with_the_field(raw: str, where: str) -> None:
     with pytest.raises(ProfileError) as refused:
         read(raw)
     assert [problem.where for problem in refused.value.problems] == [where]
