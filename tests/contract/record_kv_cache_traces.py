@@ -1,8 +1,8 @@
 """Drives vLLM's own KVCacheManager through random traces and writes what it did to
 `data/kv_cache_traces.json.gz`.
 
-Run from the repository root with the Python of the vLLM environment (its `environment.locate().python`),
-a minute:
+Run from the repository root with the Python of the vLLM environment (its `environment.locate().python`).
+This takes a minute:
 
     env -u PYTHONHASHSEED PYTHON_OF_VLLM -m tests.contract.record_kv_cache_traces
 

@@ -24,7 +24,7 @@ def spellings() -> Iterator[str]:
         yield from combined(path, count=300, seed=1)
 
 
-def test_the_oracle_knows_vllms_odd_ones() -> None:
+def test_the_model_of_vllms_router_knows_its_odd_paths() -> None:
     for target in (
         "/metricsX",
         "/metrics.json",
@@ -43,11 +43,13 @@ def test_no_spelling_reaches_a_page_for_operators() -> None:
     blocked = BlockedPaths(BLOCKED_PATHS)
     tried = list(spellings())
     assert [target for target in tried if reaches_operators(target) and not blocked.refuse(target)] == []
-    assert sum(map(reaches_operators, tried)) > 500, "the spellings try nothing"
+    assert sum(map(reaches_operators, tried)) > 500, (
+        "too few spellings reach a page for operators, so the test shows nothing"
+    )
 
 
-def test_every_single_disguise_is_refused_though_vllm_would_not_know_it() -> None:
-    """Another gateway, or another server, may read what vLLM does not."""
+def test_every_single_disguise_is_refused_even_if_vllm_would_not_match_it() -> None:
+    """Another gateway or another server may accept a spelling that vLLM does not."""
     blocked = BlockedPaths(BLOCKED_PATHS)
     assert [target for path in SAMPLES for target in single(path) if not blocked.refuse(target)] == []
 
@@ -55,13 +57,13 @@ def test_every_single_disguise_is_refused_though_vllm_would_not_know_it() -> Non
 def test_every_route_for_clients_passes() -> None:
     blocked = BlockedPaths(BLOCKED_PATHS)
     known = {route["path"] for route in ROUTES}
-    assert known >= FOR_CLIENTS, "gone from vLLM"
+    assert known >= FOR_CLIENTS, "vLLM no longer has one of these routes"
     for path in FOR_CLIENTS:
         for target in (path, f"{path}?a=b", path.replace("{response_id}", "resp_5f3A.x"), f"{path}/"):
             assert not blocked.refuse(target), target
 
 
-def test_nothing_is_listed_that_vllm_does_not_serve() -> None:
+def test_every_listed_path_is_served_by_vllm_or_a_known_exception() -> None:
     # Paths of SGLang, of older releases of vLLM, and of this repository's model server.
     others = {"/resume_kv_cache_memory", "/kv_blocks"}
     unknown = {path for path in BLOCKED_PATHS if not any(s.startswith(path) for s in SAMPLES)}

@@ -96,7 +96,7 @@ def traces() -> list[Trace]:
 
 
 @pytest.mark.parametrize("queue", ["linked", "lazy", "deferred"])
-def test_001_2_hits_blocks_and_eviction_order_are_those_of_vllm_on_1000_traces(
+def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm_on_1000_traces(
     traces: list[Trace], queue: QueueName
 ) -> None:
     assert len(traces) == 1000
@@ -113,7 +113,7 @@ def test_001_2_hits_blocks_and_eviction_order_are_those_of_vllm_on_1000_traces(
     )
 
 
-def test_the_traces_hit_refuse_and_evict() -> None:
+def test_the_traces_contain_hits_refusals_and_evictions() -> None:
     outcomes = [outcome for trace in read() for outcome in trace.outcomes]
     assert sum(outcome.hit_tokens > 0 for outcome in outcomes) > 1000
     assert sum(outcome.new_blocks is None for outcome in outcomes) > 1000

@@ -109,8 +109,9 @@ def plain(event: object) -> Any:
 def test_the_same_requests_give_the_same_events_as_vllm_in_the_same_order(
     recording: KvEventRecording,
 ) -> None:
-    """Hashes, parents, tokens, adapters, extra keys, resets;
-    with 64 blocks evictions too (vLLM keeps one for itself)."""
+    """The events agree in hashes, parents, tokens, adapters, extra keys and resets. With 64 blocks they also
+    agree in evictions. vLLM keeps one block for itself.
+    """
     num_blocks = {"sha256": 63, "sha256_cbor": 2047}[recording.hash_algorithm]
     ours = [e for p in own_messages(recording, num_blocks=num_blocks) for e in decode_batch(p).events]
     theirs = [e for b in recording.batches for e in decode_batch(b.payload).events]
@@ -181,7 +182,7 @@ def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
     yield from payload(log)
 
 
-def test_what_a_store_holds_is_told_with_its_tier() -> None:
+def test_blocks_of_a_store_are_reported_with_their_tier() -> None:
     first, last = (
         [plain(event) for event in decode_batch(message).events]
         for message in messages_of_tiers(read_kv_events("sha256"))

@@ -47,7 +47,7 @@ def samples(page: str, name: str) -> list[Sample]:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("field", SUMS)
-def test_every_number_is_the_one_that_a_full_parser_reads(page: str, field: str) -> None:
+def test_every_number_equals_the_number_that_a_full_parser_reads(page: str, field: str) -> None:
     series = samples(page, SUMS[field])
     assert series
     assert getattr(read(page), field) == pytest.approx(sum(sample.value for sample in series))
@@ -72,7 +72,7 @@ def test_served_requests_show_in_every_counter_of_prefill() -> None:
         assert (after.prompt_tokens or 0) > (before.prompt_tokens or 0)
 
 
-def test_the_adapters_of_a_moment_ago_are_not_taken_for_current() -> None:
+def test_adapters_of_an_earlier_page_are_not_taken_for_current() -> None:
     series = samples("metrics_after_lora.txt", "vllm:lora_requests_info")
     assert any(sample.labels["running_lora_adapters"] for sample in series), (
         "no adapter was served while recording"

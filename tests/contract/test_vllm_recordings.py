@@ -43,9 +43,9 @@ def samples(page: str, name: str) -> list[Sample]:
 
 
 def expected_hashes(recording: KvEventRecording, request: RecordedRequest) -> list[bytes]:
-    # The server ran in the folder that holds the adapters, so an adapter's path is its name. Two string
-    # objects, not one: pickle writes the second mention of the same object as a reference, and so gives
-    # another hash.
+    # The server ran in the folder that holds the adapters, so an adapter's path is its name. There are
+    # two string objects and not one, because pickle writes the second mention of the same object as a
+    # reference, which gives another hash.
     path = "".join(list(request.model))
     return block_hashes(
         request.computed_token_ids,
@@ -93,7 +93,7 @@ def test_stored_blocks_name_their_adapter_and_salt(recording: KvEventRecording) 
     assert all(keys == [["tenant-1"], *[None] * (len(keys) - 1)] for keys in salted)
 
 
-def test_replaying_the_events_leaves_what_the_last_request_stored(recording: KvEventRecording) -> None:
+def test_replaying_the_events_leaves_the_blocks_of_the_last_request(recording: KvEventRecording) -> None:
     copies: Counter[int] = Counter()
     for event in recording.events():
         match event["type"]:

@@ -54,7 +54,7 @@ def run(
     [(JSONTEXT, MEGABYTES), (WIRE, "2"), (CHAIN, "30")],
     ids=lambda v: Path(v).name,
 )
-def test_no_input_makes_it_read_or_write_beyond_its_buffers(
+def test_no_input_makes_the_c_code_read_or_write_beyond_its_buffers(
     tmp_path: Path, path: Path, megabytes: str
 ) -> None:
     ended = run(tmp_path, path.name, path.read_text(), megabytes=megabytes)
@@ -85,7 +85,7 @@ def test_no_input_makes_it_read_or_write_beyond_its_buffers(
     ],
     ids=range(9),
 )
-def test_a_bound_that_is_off_is_noticed(tmp_path: Path, path: Path, bound: str, mistake: str) -> None:
+def test_a_wrong_bound_is_noticed(tmp_path: Path, path: Path, bound: str, mistake: str) -> None:
     source = path.read_text()
     assert bound in source
     ended = run(tmp_path, path.name, source.replace(bound, mistake))

@@ -262,7 +262,7 @@ class World:
             chosen.append(str(pick.decision.chosen))
         yield "by " + " ".join(chosen)
 
-    # -- what is remembered ----------------------------------------------------------------------------------
+    # -- table and bookings ----------------------------------------------------------------------------------
 
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show how many tokens each server holds according to the table."""

@@ -36,8 +36,8 @@ ten seconds."""
 
 @dataclass
 class Traffic:
-    """Requests come at even times. Well servers take some seconds, and the sick server does what `sick` says
-    for the model of the request.
+    """Requests come at even times. Healthy servers take some seconds, and the sick server does what `sick`
+    says for the model of the request.
     """
 
     servers: str = "abcd"

@@ -43,17 +43,17 @@ def addresses(file: Path) -> list[int]:
     return [each["endpoint"]["address"]["socket_address"]["port_value"] for each in locality["lb_endpoints"]]
 
 
-async def test_envoys_file_has_the_endpoints_before_the_picker_serves(tmp_path: Path) -> None:
+async def test_the_file_for_envoy_has_the_endpoints_before_the_picker_serves(tmp_path: Path) -> None:
     App(config_in(tmp_path))
     assert addresses(tmp_path / "eds.json") == [1]
 
 
-async def test_of_several_workers_only_the_first_writes_for_envoy(tmp_path: Path) -> None:
+async def test_only_the_first_of_several_workers_writes_the_file_for_envoy(tmp_path: Path) -> None:
     App(config_in(tmp_path, workers=2), worker=1)
     assert not (tmp_path / "eds.json").exists()
 
 
-async def test_a_file_for_envoy_that_cannot_be_written_is_named_with_its_field(tmp_path: Path) -> None:
+async def test_the_error_for_an_unwritable_file_for_envoy_names_its_field(tmp_path: Path) -> None:
     (tmp_path / "eds.json").mkdir()
     with pytest.raises(ConfigError, match=rf"envoy\.edsFile: {tmp_path}/eds\.json: "):
         App(config_in(tmp_path))
@@ -92,7 +92,7 @@ async def test_it_serves_until_the_signal_and_ends_with_status_0(tmp_path: Path)
         await get("/metrics")
 
 
-async def test_a_taken_admin_address_is_told_with_its_field(tmp_path: Path) -> None:
+async def test_the_error_for_an_admin_address_in_use_names_its_field(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     host, _, port = config.admin.address.rpartition(":")
     server = await asyncio.start_server(lambda *_: None, host, int(port))

@@ -68,14 +68,14 @@ def believed_prompts(
 
 
 @pytest.mark.parametrize("at_first", [20, 30, 120, 480])
-def test_a_cache_of_unknown_size_is_found_out_from_either_side(at_first: int) -> None:
+def test_the_size_of_a_cache_is_found_from_a_larger_and_a_smaller_guess(at_first: int) -> None:
     assert 30 <= believed_prompts(at_first=at_first, really=60) <= 120
 
 
-def test_a_size_that_is_stated_is_corrected_by_little() -> None:
+def test_a_stated_size_is_corrected_only_a_little() -> None:
     assert 48 <= believed_prompts(at_first=1, really=15, stated=60) < 55
     assert 65 < believed_prompts(at_first=1, really=150, stated=60) <= 75
 
 
-def test_a_policy_may_forbid_it() -> None:
+def test_a_policy_may_turn_off_the_learning_of_cache_sizes() -> None:
     assert believed_prompts(at_first=30, really=60, learn=False, seconds=200) == 30

@@ -75,7 +75,9 @@ def test_the_command_writes_the_same_text_into_a_file(config: Path, tmp_path: Pa
     assert output.read_text() == bootstrap(load_config(config))
 
 
-def test_a_file_that_cannot_be_written_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unwritable_output_file_names_the_flag(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["envoy-config", "--config", str(config), "--output", str(config / "envoy.yaml")]) == 2
     assert "--output" in capsys.readouterr().err
 

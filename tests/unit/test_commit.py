@@ -33,7 +33,7 @@ from tests.unit.picker_questions import (
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
-def test_a_request_is_in_flight_until_its_end_however_often_that_is_told(outcome: Outcome) -> None:
+def test_a_request_is_in_flight_until_its_end_however_often_the_end_is_reported(outcome: Outcome) -> None:
     picker = a_picker(on=endpoints("ab"))
     pick = picker.pick(ask(text("p")), now=1.0)
     assert in_flight(picker) == {pick.decision.chosen: 1}
@@ -59,14 +59,14 @@ def test_a_refused_request_leaves_no_prefix_behind() -> None:
     assert picker.table.entries == 0
 
 
-def test_a_failure_takes_back_only_what_nobody_else_recorded() -> None:
+def test_a_failure_removes_only_chunks_that_no_other_request_recorded() -> None:
     picker = a_picker(on=endpoints("a"))
     serve(picker, ask(text("p")), now=1.0)
     serve(picker, ask(text("p") + text("more")), now=2.0, status=500)
     assert picker.pick(ask(text("p") + text("more")), now=3.0).decision.matched_tokens == 31 * 64
 
 
-def test_headers_free_the_work_of_an_answer_that_is_not_streamed_but_not_of_a_streamed_one() -> None:
+def test_headers_end_the_work_of_a_plain_answer_but_not_of_a_streamed_answer() -> None:
     for stream, left in ((False, 0), (True, 2000)):
         picker = a_picker()
         pick = picker.pick(ask(text("p"), stream=stream), now=1.0)
@@ -75,7 +75,7 @@ def test_headers_free_the_work_of_an_answer_that_is_not_streamed_but_not_of_a_st
         assert in_flight(picker) == {pick.decision.chosen: 1}
 
 
-def test_booking_and_prefix_move_to_who_really_served() -> None:
+def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     first, second = pick.decision.chosen, pick.decision.candidates[1].name
@@ -92,7 +92,7 @@ def test_booking_and_prefix_move_to_who_really_served() -> None:
     check(picker)
 
 
-def test_the_first_choice_serving_is_no_mismatch() -> None:
+def test_an_answer_from_the_first_choice_is_no_mismatch() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)
     assert not picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.1)
@@ -120,7 +120,7 @@ def test_an_endpoint_that_got_another_address_meanwhile_is_no_mismatch() -> None
     check(picker)
 
 
-def test_a_stream_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
+def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
     picker = a_picker(on=endpoints("ab"))
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.1)
@@ -131,7 +131,7 @@ def test_a_stream_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
     assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the prefill of this request still runs
 
 
-def test_ends_after_the_endpoint_left_and_came_back_do_no_harm() -> None:
+def test_an_end_after_the_endpoint_left_and_came_back_changes_nothing() -> None:
     picker = a_picker(on=endpoints("a"))
     old = picker.pick(ask(text("p")), now=1.0)
     picker.on_response_headers(old, status=200, served=A, now=1.1)
@@ -155,7 +155,7 @@ def test_a_sampled_answer_teaches_bytes_per_token() -> None:
     assert picker.pick(ask(text("q")), now=40.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
 
 
-def test_counters_teach_bytes_per_token_without_any_sampling() -> None:
+def test_counters_teach_bytes_per_token_without_sampling() -> None:
     picker = a_picker(on=endpoints("a"))
     for second in range(1, 200):
         serve(picker, ask(text(f"p{second}", 3000)), now=float(second))
@@ -179,7 +179,7 @@ def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
     picker.end(pick, outcome="ended", now=2.0)
 
 
-def test_a_picture_teaches_what_pictures_take_and_nothing_of_text() -> None:
+def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
     picker = a_picker()
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque=True)
     pick = picker.pick(PickRequest(request_id="r", inference=inference), now=1.0)
@@ -193,7 +193,7 @@ def test_a_picture_teaches_what_pictures_take_and_nothing_of_text() -> None:
     assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
 
 
-def test_a_sampled_answers_text_is_there_for_the_next_turn() -> None:
+def test_the_text_of_a_sampled_answer_is_in_the_table_for_the_next_turn() -> None:
     picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
     prompt, answer = text("p", 8192), text("answer", 2048)
     pick = serve(picker, ask(prompt), now=1.0)
@@ -213,7 +213,7 @@ def test_the_text_of_an_answer_whose_server_left_is_not_indexed() -> None:
     assert picker.table.entries == 0
 
 
-def test_answers_take_cache_too() -> None:
+def test_answers_also_take_room_in_the_cache() -> None:
     picker = a_picker(on=endpoints("a"))
     for second, generated in enumerate([1000.0, 1500.0]):
         metrics = EndpointMetrics(scraped_at=float(second), generated_tokens=generated)
@@ -230,7 +230,7 @@ def test_a_server_whose_counters_fell_has_a_cold_cache() -> None:
     check(picker)
 
 
-def test_the_answer_of_a_process_that_has_since_restarted_teaches_the_table_nothing() -> None:
+def test_the_answer_of_a_process_that_has_since_restarted_does_not_change_the_table() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
@@ -242,7 +242,7 @@ def test_the_answer_of_a_process_that_has_since_restarted_teaches_the_table_noth
     check(picker)
 
 
-def test_the_table_holds_what_the_server_says_it_holds() -> None:
+def test_the_table_has_the_capacity_that_the_server_states() -> None:
     picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("a"))
     assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 20_000
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, capacity_tokens=3000), now=1.0)

@@ -28,7 +28,7 @@ def _tree(module: str) -> ast.Module:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_class_has_options_which_mypyc_drops(module: str) -> None:
+def test_no_class_has_options_that_mypyc_drops(module: str) -> None:
     """mypyc drops the option of `class Prompt(Struct, frozen=True)`, so anyone could change a prompt. The
     option of a base stays if the base is not compiled, like those in `epp.types`.
     """
@@ -99,7 +99,7 @@ def _called(function: ast.FunctionDef) -> set[str]:
     return {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
 
 
-def test_the_module_that_tells_is_one_of_them() -> None:
+def test_the_module_that_shows_whether_the_package_is_compiled_is_compiled() -> None:
     assert process.HOT_MODULE in MODULES
 
 

@@ -27,7 +27,7 @@ def test_a_server_that_cuts_every_answer_gets_trials_only_and_is_back_within_ten
     assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
 
 
-def test_without_probes_a_server_that_cuts_gets_trials_only_and_comes_back_too() -> None:
+def test_without_probes_a_server_that_cuts_gets_trials_only_and_also_comes_back() -> None:
     failures = Failures(probe=False)
     traffic = Traffic(sick=begins, cuts=True, failures=failures).run(45.0)
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
@@ -53,7 +53,7 @@ def test_an_address_that_no_endpoint_has_changes_nothing() -> None:
     assert not picker.fleet.failures.marks
 
 
-def test_answers_that_end_and_are_not_cut_take_the_blame_away() -> None:
+def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     picker = a_picker()
     for _ in range(4):
         picker.answer_cut(A, now=1.0)
@@ -76,7 +76,7 @@ def test_answers_that_end_and_are_not_cut_take_the_blame_away() -> None:
 
 
 @pytest.mark.parametrize("answers_per_s", [10, 100, 1000])
-def test_one_cut_answer_a_second_leaves_no_busy_server_out(answers_per_s: int) -> None:
+def test_one_cut_answer_a_second_does_not_leave_a_busy_server_out(answers_per_s: int) -> None:
     picker = a_picker()
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None

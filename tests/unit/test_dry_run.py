@@ -47,7 +47,7 @@ def chosen(picker: Picker, *, picks: int = 60) -> list[str]:
     return [pick.decision.chosen for pick in made]
 
 
-def test_the_policy_in_force_picks_as_if_nothing_were_tried() -> None:
+def test_the_policy_in_force_picks_as_it_would_without_a_dry_run() -> None:
     spec = PolicySpec()
     alone = chosen(a_picker(spec))
     for tried in (PolicySpec(rule="random"), PolicySpec(rule="round-robin"), PolicySpec(rule="affinity")):
@@ -62,7 +62,7 @@ def test_an_equal_policy_agrees_on_every_pick() -> None:
         assert (picker.dry_run.picks, picker.dry_run.agreed) == (60, 60), rule
 
 
-def test_another_policy_says_what_it_would_have_picked() -> None:
+def test_the_decision_shows_what_another_policy_would_have_picked() -> None:
     picker = a_picker(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
     picks = [picker.pick(ask(0), now=0.0) for _ in range(3)]
     assert len({pick.decision.chosen for pick in picks}) == 1, (
@@ -76,7 +76,7 @@ def test_another_policy_says_what_it_would_have_picked() -> None:
     }
 
 
-def test_the_rules_that_remember_nothing_can_be_tried_beside_another() -> None:
+def test_rules_without_memory_can_be_tried_beside_another() -> None:
     for tried, reason in ((PolicySpec(rule="prefix-hash"), "hash"), (PolicySpec(rule="session"), "session")):
         picker = a_picker(PolicySpec(), tried)
         would = []
@@ -89,7 +89,7 @@ def test_the_rules_that_remember_nothing_can_be_tried_beside_another() -> None:
         assert owners == owners[:5] * 4, "each prompt and each session keeps its owner"
 
 
-def test_a_policy_that_would_refuse_picks_nobody() -> None:
+def test_a_policy_that_would_refuse_picks_no_server() -> None:
     picker = a_picker(PolicySpec(), PolicySpec(load=Load(max_waiting=0, when_saturated="Reject")))
     for name in NAMES:
         picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
@@ -126,7 +126,7 @@ def test_without_a_dry_run_the_decision_says_nothing() -> None:
     assert picker.pick(ask(0), now=0.0).decision.dry_run is None
 
 
-def test_the_decision_and_a_counter_show_it() -> None:
+def test_the_decision_and_a_counter_show_the_dry_run() -> None:
     ring = DecisionRing(maxlen=10)
     metrics = Metrics(decisions=ring, state=PickerStatus)
     picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))

@@ -1,5 +1,5 @@
-"""What a picker makes of the news of its servers: scrapes that fail, and base models that come and go. It
-keeps no more models than it has servers, and a few models that are gone.
+"""How a picker handles news of its servers: scrapes that fail, and base models that come and go. It keeps
+at most as many models as it has servers, and a few models that are gone.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
     assert chosen == {A, B, C, D}
 
 
-def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() -> None:
+def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     sizes = []
     for n in range(2100):
-        if n in (1050, 2099):  # each time as many models leave as the picker may keep
+        if n in (1050, 2099):  # before each of these, as many models have left as the picker may keep
             sizes.append(blocks())
         rename(picker, "a", f"base-{n}", now=float(n))
     assert sizes[1] - sizes[0] < 2500  # without the limit there were 17 for each name
     assert picker.learned("m") is picker.learned("m")
 
 
-def test_what_was_learned_of_a_model_that_servers_have_outlives_the_names_of_others() -> None:
+def test_what_was_learned_of_a_served_model_is_kept_while_other_names_come_and_go() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     serve(picker, ask(text("one")), now=1.0)
@@ -66,7 +66,7 @@ def test_what_was_learned_of_a_model_that_servers_have_outlives_the_names_of_oth
     assert picker.learned("m") is learned
 
 
-def test_queues_of_models_that_nobody_has_any_more_are_forgotten() -> None:
+def test_queues_of_models_that_no_server_has_any_more_are_forgotten() -> None:
     """Each queue has its own time series."""
     picker = a_picker(PolicySpec(flow=Flow(mode="Hold")), on=endpoints("a"))
     gate = Gate(picker)

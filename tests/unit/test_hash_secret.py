@@ -24,7 +24,7 @@ def test_the_secret_comes_from_the_file_then_from_the_signing_key(tmp_path: Path
     assert hash_secret(Config(sharing=redis), hub=None) == derived(key.read_bytes().strip())
 
 
-def test_otherwise_it_is_made_at_start_once_for_all_workers(tmp_path: Path) -> None:
+def test_without_a_file_or_a_key_the_secret_is_made_once_at_start_for_all_workers(tmp_path: Path) -> None:
     made = [hash_secret(Config(), hub=None) for _ in range(2)]
     assert made[0] != made[1]
     write_beside(tmp_path / "hub.sock")
@@ -34,7 +34,7 @@ def test_otherwise_it_is_made_at_start_once_for_all_workers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short"])
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_the_error_for_an_unusable_file_names_its_field(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "secret"
     if content is not None:
         file.write_bytes(content)
@@ -42,7 +42,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
         hash_secret(Config(hash_secret_file=str(file)), hub=None)
 
 
-def test_workers_that_share_over_redis_take_no_secret_of_their_own_machine(tmp_path: Path) -> None:
+def test_workers_that_share_over_redis_do_not_use_a_secret_of_their_machine(tmp_path: Path) -> None:
     """The workers of other machines could not know it: all workers then agree on a secret over Redis."""
     write_beside(tmp_path / "hub.sock")
     config = Config(sharing=Sharing(redis=Redis(url="redis://h")))
@@ -50,7 +50,7 @@ def test_workers_that_share_over_redis_take_no_secret_of_their_own_machine(tmp_p
     assert workers[0] != workers[1]
 
 
-def test_a_secret_of_the_operator_is_not_one_that_was_made_here(tmp_path: Path) -> None:
+def test_a_secret_from_a_file_does_not_count_as_made_here(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(b" sixteen bytes!!! \n")
     secret = hash_secret(Config(hash_secret_file=str(file)), hub=None)

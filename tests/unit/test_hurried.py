@@ -20,7 +20,7 @@ def hurried(number: int) -> PickRequest:
     return PickRequest(request_id=str(number), inference=UNREAD, body_bytes=4_000, hurried=True)
 
 
-def test_an_unread_request_goes_by_load_and_is_booked_until_it_is_let_go() -> None:
+def test_an_unread_request_is_routed_by_load_and_booked_until_it_is_let_go() -> None:
     picker = a_picker(on=endpoints("abcd"))
     picks = [picker.pick(hurried(n), now=n / 1000) for n in range(400)]
     assert all(80 <= count <= 120 for count in in_flight(picker).values())
@@ -60,7 +60,7 @@ def test_only_servers_of_its_model_are_asked() -> None:
     assert not picker.one_model
 
 
-def test_without_an_endpoint_it_is_refused() -> None:
+def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
     picker = a_picker()
     picker.set_endpoints([], now=0.0)
     with pytest.raises(NoEndpointError):

@@ -21,7 +21,7 @@ HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, meta
 
 
 @pytest.mark.parametrize("field", ["endpointsFile", "policyFile"])
-def test_a_file_that_is_not_there_is_told_with_its_field_and_where_it_was_looked_for(
+def test_the_error_for_a_missing_file_names_its_field_and_the_folder_that_was_searched(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def test_a_file_that_is_not_there_is_told_with_its_field_and_where_it_was_looked
         load_inputs(load_config(file))
 
 
-def test_the_policy_file_beside_a_cluster_is_the_default_and_not_in_dry_run(tmp_path: Path) -> None:
+def test_a_policy_file_beside_a_cluster_is_the_default_policy_and_never_a_dry_run(tmp_path: Path) -> None:
     policy, kubeconfig = tmp_path / "policy.yaml", tmp_path / "kubeconfig"
     policy.write_text(f"{{{HEAD}, spec: {{mode: DryRun}}}}")
     kubeconfig.write_text("{current-context: c, contexts: [{name: c, context: {namespace: n}}]}")
@@ -87,7 +87,7 @@ def test_a_policy_that_is_refused_ends_a_check_and_not_a_picker(
     assert [endpoint.name for endpoint in inputs.listed.endpoints] == ["a"]
 
 
-def test_endpoints_that_are_refused_end_a_picker_too(listed: Path) -> None:
+def test_a_refused_list_of_endpoints_also_ends_a_picker(listed: Path) -> None:
     listed.write_text("endpoints: [{name: a}]")
     with pytest.raises(ConfigError, match="address"):
         load_inputs(Config(endpoints_file=str(listed)), tolerant=True)

@@ -25,7 +25,7 @@ def declared() -> dict[str, Metric | None]:
     return {each.name: each.metadata.get("metric") for each in fields(Counts)}
 
 
-def test_a_declaration_is_the_default_of_its_field_too() -> None:
+def test_a_declaration_is_also_the_default_of_its_field() -> None:
     one, other = Counts(), Counts()
     assert (one.served, one.waiting) == (0, {})
     one.waiting["a"] = 1

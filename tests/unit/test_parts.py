@@ -21,14 +21,14 @@ def config(**fields: Any) -> Config:
     return Config(endpoints_file="e.yaml", **fields)
 
 
-def test_each_worker_listens_at_its_own_address_with_the_other_settings_of_all() -> None:
+def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> None:
     shared = Listen(address="unix:/run/p.sock", socket_mode="0600")
     made = [listen(config(workers=2, listen=shared), worker=n) for n in range(2)]
     assert [each.address for each in made] == ["unix:/run/p.sock.0", "unix:/run/p.sock.1"]
     assert {each.socket_mode for each in made} == {"0600"}
 
 
-def test_what_is_not_configured_is_not_made() -> None:
+def test_parts_that_are_not_configured_are_not_made() -> None:
     assert exact_mode(config(), a_picker()) is None
     assert recording_service(config(), a_picker(), worker=0) is None
     assert recording_service(config(recording=Recording(file="/tmp/r")), a_picker(), worker=0) is not None
@@ -45,7 +45,7 @@ def test_what_is_not_configured_is_not_made() -> None:
     ],
     ids=["unknown", "own-envoy", "fails-closed", "fixed-time", "not-held"],
 )
-def test_the_streams_follow_the_gateway(
+def test_the_settings_of_streams_follow_the_gateway(
     fields: dict[str, Any], *, held: bool, destinations: int, asks_s: float, given_s: float
 ) -> None:
     made = stream_settings(config(**fields), BodyRoom(), traced=False)
@@ -62,7 +62,7 @@ def test_paths_that_are_allowed_are_not_blocked() -> None:
     assert made.blocked.open_apis == API_PATHS
 
 
-def test_modes_are_assumed_by_their_names() -> None:
+def test_assumed_modes_are_read_by_their_names() -> None:
     modes = AssumedModes(request_body="BUFFERED", response_body="NONE")
     room = BodyRoom()
     made = stream_settings(
@@ -73,7 +73,7 @@ def test_modes_are_assumed_by_their_names() -> None:
     assert (made.traced, made.mode_override) == (True, False)
 
 
-def test_every_mode_of_the_configuration_is_one_of_the_streams() -> None:
+def test_every_mode_of_the_configuration_is_a_body_mode_of_the_stream() -> None:
     for name in msgspec.json.schema(AssumedModes)["$defs"]["AssumedModes"]["properties"]["requestBody"][
         "enum"
     ]:

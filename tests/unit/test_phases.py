@@ -25,7 +25,7 @@ def test_only_a_request_that_went_to_a_server_can_fail_or_be_let_go() -> None:
 
 
 @pytest.mark.parametrize("last", [phase for phase in Phase if phase in OVER])
-def test_nothing_follows_the_end(last: Phase) -> None:
+def test_no_phase_follows_the_end(last: Phase) -> None:
     made = pick()
     enter(made, last)
     assert made.over

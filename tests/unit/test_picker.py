@@ -47,7 +47,7 @@ def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_c
     assert undone(picker, second.decision.chosen, now=2.0) == 2000 - second.decision.matched_tokens
 
 
-def test_a_prompt_is_never_predicted_cached_to_its_last_token_and_only_in_whole_blocks() -> None:
+def test_the_predicted_cached_tokens_are_whole_blocks_and_never_the_whole_prompt() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
     serve(
@@ -90,7 +90,7 @@ def test_token_ids_count_four_bytes_to_a_token() -> None:
     assert 2000 - 64 <= again.matched_tokens < 2000
 
 
-def test_a_match_under_the_gain_threshold_is_ignored_but_still_booked_as_cached() -> None:
+def test_a_match_below_the_gain_threshold_is_ignored_but_still_booked_as_cached() -> None:
     spec = PolicySpec(gain=Gain(min_match_ratio=0.5))
     picker = a_picker(spec)
     warm = serve(picker, ask(text("system", 1024) + text("one", 7000)), now=1.0).decision.chosen
@@ -111,7 +111,7 @@ def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
     assert decision.reason == "load"
 
 
-# -- who may be picked ---------------------------------------------------------------------------------------
+# -- allowed endpoints ---------------------------------------------------------------------------------------
 
 
 def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
@@ -122,7 +122,7 @@ def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
     assert (caught.value.status, caught.value.reason) == (503, "no_ready_endpoint")
 
 
-def test_only_the_subset_is_chosen_from_also_for_the_fallback() -> None:
+def test_the_choice_and_the_fallback_come_only_from_the_subset() -> None:
     picker = a_picker()
     for _ in range(30):
         pick = picker.pick(ask(text("p"), subset=frozenset({B, C})), now=1.0)
@@ -138,7 +138,7 @@ def test_a_subset_is_compared_with_its_port() -> None:
     assert in_flight(picker) == {}
 
 
-def test_an_empty_subset_allows_nobody() -> None:
+def test_an_empty_subset_allows_no_endpoint() -> None:
     with pytest.raises(NoEndpointError):
         a_picker().pick(ask(text("p"), subset=frozenset()), now=1.0)
 
@@ -167,7 +167,7 @@ def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
 
 @pytest.mark.parametrize("rule", get_args(RuleName))
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_the_fallback_list_has_two_or_more_where_there_are_two_and_no_duplicates(
+def test_the_fallback_list_has_two_or_more_endpoints_if_there_are_two_and_no_duplicates(
     rule: RuleName, count: int
 ) -> None:
     picker = a_picker(PolicySpec(rule=rule), on=endpoints("abcd"[:count], model="m", adapters=["x"]))
@@ -179,7 +179,7 @@ def test_the_fallback_list_has_two_or_more_where_there_are_two_and_no_duplicates
         assert pick.decision.chosen == next(n for n in ADDRESSES if ADDRESSES[n] == pick.destinations[0])
 
 
-def test_endpoints_left_out_by_load_are_still_a_fallback() -> None:
+def test_endpoints_that_are_left_out_by_load_are_still_a_fallback() -> None:
     picker = a_picker(on=endpoints("ab"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, waiting=1000), now=1.0)
     pick = picker.pick(ask(), now=1.5)
@@ -215,7 +215,7 @@ def test_saturated_endpoints_are_still_used_by_default() -> None:
 
 
 @pytest.mark.parametrize("rule", get_args(RuleName))
-def test_a_policy_may_refuse_when_all_are_saturated(rule: RuleName) -> None:
+def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: RuleName) -> None:
     picker = a_picker(PolicySpec(rule=rule, load=Load(when_saturated="Reject", retry_after_seconds=7)))
     saturate(picker, now=1.0)
     with pytest.raises(SaturatedError) as caught:
@@ -231,7 +231,7 @@ def test_saturation_is_forgotten_when_the_metrics_are_stale() -> None:
     assert picker.pick(ask(text("p")), now=7.0).decision.reason == "load"
 
 
-def test_a_burst_of_one_prompt_is_shared_out_though_nothing_has_been_scraped() -> None:
+def test_a_burst_of_one_prompt_is_spread_out_even_before_the_first_scrape() -> None:
     picker = a_picker()
     for _ in range(400):
         picker.pick(ask(text("hot")), now=1.0)
@@ -240,7 +240,7 @@ def test_a_burst_of_one_prompt_is_shared_out_though_nothing_has_been_scraped() -
     assert max(loads.values()) - min(loads.values()) < 40
 
 
-def test_unlike_prompts_are_spread_evenly_by_their_tokens() -> None:
+def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
     picker = a_picker()
     rng = random.Random(5)
     for number in range(200):
@@ -254,7 +254,7 @@ def test_chance_decides_between_equals() -> None:
     assert chosen == set("abcd")
 
 
-def test_where_equal_prompts_come_eight_at_once_the_first_counts_an_eighth_of_its_stall_price() -> None:
+def test_if_equal_prompts_come_eight_at_once_the_first_counts_an_eighth_of_its_stall_price() -> None:
     def stalled_share(pick: Pick) -> float:
         """Return the part of the stall price that counted, as a share of the whole price, at the worst
         candidate.

@@ -36,19 +36,19 @@ def a_request() -> PickRequest:
     )
 
 
-def at(event: PickerEvent) -> float:
+def time_of(event: PickerEvent) -> float:
     assert not isinstance(event, Parsed | Refused | ProtocolFault), "events of a stream have no time"
     return event.at
 
 
-def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
+def test_a_request_sends_events_when_it_begins_moves_is_answered_and_ends() -> None:
     picker, events = heard_picker()
     pick = picker.pick(a_request(), now=1.0)
     elsewhere = B if pick.destinations[0] == A else A
     picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
     picker.end(pick, outcome="ended", now=3.0)
     picker.end(pick, outcome="ended", now=4.0)
-    assert [(type(event), at(event)) for event in events] == [
+    assert [(type(event), time_of(event)) for event in events] == [
         (Began, 1.0),
         (Moved, 2.0),
         (Answered, 2.0),
@@ -95,7 +95,7 @@ def test_events_of_streams_reach_the_same_listeners() -> None:
     assert events == told
 
 
-def test_every_listener_hears_every_event_from_when_it_subscribes() -> None:
+def test_every_listener_gets_every_event_after_it_subscribes() -> None:
     picker, events = heard_picker()
     pick = picker.pick(a_request(), now=1.0)
     late: list[PickerEvent] = []
@@ -104,12 +104,12 @@ def test_every_listener_hears_every_event_from_when_it_subscribes() -> None:
     assert late == events[1:]
 
 
-def test_a_restart_seen_from_counters_is_told_and_one_that_the_source_tells_is_not() -> None:
+def test_a_restart_seen_in_counters_sends_an_event_and_a_restart_that_the_source_states_does_not() -> None:
     picker, events = heard_picker()
     name = EndpointName("a")
     picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
     picker.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
-    assert [(type(event), at(event)) for event in events] == [(Restarted, 2.0)]
+    assert [(type(event), time_of(event)) for event in events] == [(Restarted, 2.0)]
     state = picker.fleet.get(name)
     assert state is not None
     assert state.cold_at == 2.0

@@ -27,7 +27,7 @@ def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> N
     assert picker.policy.spec == spec
 
 
-def test_chunks_cut_differently_start_the_table_anew_and_older_requests_end_quietly() -> None:
+def test_a_new_chunk_size_empties_the_table_and_older_requests_end_without_an_error() -> None:
     picker = a_picker(on=endpoints("ab"))
     old = [picker.pick(ask(text("p"), stream=True), now=1.0) for _ in range(4)]
     picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)
@@ -55,7 +55,7 @@ def test_the_share_of_sampled_requests_is_the_policys() -> None:
 # -- decisions -----------------------------------------------------------------------------------------------
 
 
-def test_a_decision_says_what_was_known_and_why() -> None:
+def test_a_decision_shows_the_known_numbers_and_the_reason() -> None:
     picker = a_picker()
     picker.observe(
         EndpointName("b"), EndpointMetrics(scraped_at=0.5, running=3, waiting=2, kv_usage=0.5), now=0.5

@@ -35,7 +35,7 @@ def test_the_front_is_the_destination_and_the_headers_name_the_rank(hurried: boo
     assert dict(pick.set_headers) == rank
 
 
-def test_each_rank_has_a_cache_and_a_load_of_its_own() -> None:
+def test_each_rank_has_its_own_cache_and_load() -> None:
     picker = a_picker(on=ranks())
     homes = {serve(picker, ask(text(f"p{n}")), now=1.0 + n).decision.chosen for n in range(8)}
     assert len(homes) > 1
@@ -54,7 +54,7 @@ def test_the_subset_names_fronts() -> None:
         picker.pick(ask(text("p"), subset=frozenset({ELSEWHERE})), now=1.0)
 
 
-def test_envoy_is_told_of_fronts_only() -> None:
+def test_the_file_for_envoy_has_only_fronts() -> None:
     told = render(ranks())
     assert told.count(b'"address": "10.0.0.1"') == 1
     assert b"8001" not in told

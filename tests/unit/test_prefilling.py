@@ -54,7 +54,7 @@ def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
 
 
 def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
-    """Let so many answers run on that server. A prefill would delay them."""
+    """Let `running` answers run on the server. A prefill would delay them."""
     page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
     picker.observe(EndpointName(name), page, now=now)
 
@@ -98,7 +98,7 @@ def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
     assert a_long_one(split(slow)).decision.prefill is None
 
 
-def test_what_the_answering_endpoint_holds_already_is_not_moved_for() -> None:
+def test_a_prompt_that_the_answering_endpoint_holds_is_not_computed_elsewhere() -> None:
     picker = split()
     first = a_long_one(picker)
     picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
@@ -108,7 +108,7 @@ def test_what_the_answering_endpoint_holds_already_is_not_moved_for() -> None:
     assert again.decision.prefill is None
 
 
-def test_the_prompt_is_booked_at_the_prefill_endpoint_alone_and_held_by_both() -> None:
+def test_the_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> None:
     picker = split()
     pick = a_long_one(picker)
     helper = pick.decision.prefill
@@ -141,7 +141,7 @@ def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 404])
-def test_an_error_leaves_nothing_behind_at_either(status: int) -> None:
+def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
     picker = split()
     pick = a_long_one(picker)
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
@@ -152,7 +152,7 @@ def test_an_error_leaves_nothing_behind_at_either(status: int) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["aborted", "failed"])
-def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either(outcome: str) -> None:
+def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either_endpoint(outcome: str) -> None:
     picker = split()
     pick = a_long_one(picker)
     picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> N
     assert held_bytes(picker, pick.decision.prefill.name) > 0
 
 
-def test_a_fault_is_laid_to_the_prefill_endpoint_until_answers_without_it_tell_more() -> None:
+def test_an_error_counts_against_the_prefill_endpoint_and_not_against_the_answering_endpoint() -> None:
     picker = split()
     for n in range(6):
         pick = a_long_one(picker, f"p{n}", now=1.0 + n)
@@ -185,7 +185,7 @@ def test_a_fault_is_laid_to_the_prefill_endpoint_until_answers_without_it_tell_m
         assert picker.fleet.failures.share(state, now=7.0) == 0
 
 
-def test_another_endpoint_that_serves_it_is_booked_no_prompt_either() -> None:
+def test_another_endpoint_that_serves_the_request_has_no_booked_prompt_either() -> None:
     picker = split()
     pick = a_long_one(picker)
     other = pick.destinations[1]
@@ -204,13 +204,13 @@ def test_a_prefill_endpoint_is_never_a_destination() -> None:
     assert seen == {A, B}
 
 
-def test_where_only_prefill_endpoints_are_left_nobody_answers() -> None:
+def test_a_request_is_refused_if_only_prefill_endpoints_are_left() -> None:
     picker = a_picker(on=fleet({"c": Role.PREFILL, "d": Role.ENCODE}))
     with pytest.raises(NoEndpointError):
         picker.pick(ask(text("p")), now=1.0)
 
 
-def test_the_data_planes_subset_holds_for_prefill_endpoints_too() -> None:
+def test_the_data_planes_subset_also_limits_prefill_endpoints() -> None:
     picker = split()
     for decoder in "ab":
         busy(picker, decoder, running=8, now=1.0)
@@ -222,7 +222,7 @@ def test_the_data_planes_subset_holds_for_prefill_endpoints_too() -> None:
     assert pick.decision.prefill is None
 
 
-def test_an_endpoint_with_both_roles_answers_and_helps_but_never_itself() -> None:
+def test_an_endpoint_with_both_roles_is_never_its_own_prefill_endpoint() -> None:
     picker = a_picker(on=fleet({"a": Role.BOTH, "b": Role.BOTH}))
     busy(picker, "a", running=8, now=1.0)
     busy(picker, "b", running=8, now=1.0)
@@ -231,7 +231,7 @@ def test_an_endpoint_with_both_roles_answers_and_helps_but_never_itself() -> Non
         assert decision.prefill is None or decision.prefill.name != decision.chosen
 
 
-def test_other_apis_than_generation_are_left_alone() -> None:
+def test_only_prompts_of_generation_are_computed_elsewhere() -> None:
     picker = split()
     for decoder in "ab":
         busy(picker, decoder, running=8, now=1.0)
@@ -262,7 +262,7 @@ def test_listeners_hear_of_the_work_of_the_prefill_endpoint_from_its_start_to_it
     assert (ended.prefill, ended.outcome, ended.failed, ended.at) == (began.prefill, "computed", False, 4.0)
 
 
-def test_without_roles_a_pick_carries_no_headers_and_asks_nobody_for_help() -> None:
+def test_without_roles_a_pick_has_no_headers_and_no_prefill_endpoint() -> None:
     picker = a_picker()
     for name in "abcd":
         busy(picker, name, running=8, now=1.0)

@@ -47,7 +47,9 @@ def tls(folder: Path, *, cert: str = CERTIFICATE, key: str = PRIVATE_KEY, **fiel
     return {"certFile": str(folder / "tls.crt"), "keyFile": str(folder / "tls.key"), **fields}
 
 
-def test_what_fits_passes_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_configuration_passes_without_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = tls(tmp_path, clientCaFile=str(tmp_path / "tls.crt"), caFile=str(tmp_path / "tls.crt"))
     envoy = {"edsFile": str(tmp_path / "made later" / "eds.json"), "tls": files}
     assert check(tmp_path, {"listen": {"tls": files}, "envoy": envoy}, capsys) == (0, "")
@@ -68,7 +70,7 @@ def test_a_key_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize("field", ["certFile", "clientCaFile", "caFile"])
 @pytest.mark.parametrize("text", ["", "\u00fc", CERTIFICATE[:200]], ids=["empty", "no PEM", "cut off"])
-def test_a_certificate_that_is_none_is_refused(
+def test_a_file_that_is_not_a_certificate_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, text: str
 ) -> None:
     bad = tmp_path / "bad.pem"
@@ -110,7 +112,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
         assert "Not a directory; one part of this path is a file and not a folder: correct the path" in said
 
 
-def test_a_socket_needs_a_folder_that_is_there_a_short_name_and_a_free_place(
+def test_a_socket_needs_an_existing_folder_a_short_path_and_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
@@ -125,7 +127,7 @@ def test_a_socket_needs_a_folder_that_is_there_a_short_name_and_a_free_place(
     assert "this file exists and is not a socket; remove it, or choose another path" in said
 
 
-def test_the_socket_of_a_picker_that_runs_is_no_fault(
+def test_the_socket_of_a_running_picker_is_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

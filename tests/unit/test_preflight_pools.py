@@ -30,11 +30,11 @@ def remarks(**fields: Any) -> str:
         ({"dialect": "gke"}, "kubernetes.pools: gke chooses the InferencePool by its route"),
     ],
 )
-def test_several_pools_are_contradicted_by(fields: dict[str, Any], why: str) -> None:
+def test_settings_that_contradict_several_pools_get_a_remark(fields: dict[str, Any], why: str) -> None:
     assert why in remarks(**fields)
     assert not remarks(**fields, kubernetes=Kubernetes(pool="a"))
 
 
-def test_several_pools_with_models_that_are_asked_for_pass_without_a_word() -> None:
+def test_several_pools_with_models_that_are_asked_for_get_no_remark() -> None:
     assert not remarks()
     assert not remarks(dialect="envoy")

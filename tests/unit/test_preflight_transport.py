@@ -10,7 +10,7 @@ from epp.serve.preflight import inspect
 
 
 @pytest.mark.parametrize(("transport", "told"), [("http2", False), ("grpcio", True)])
-def test_only_grpcio_is_said_to_see_overload_late(transport: str, *, told: bool) -> None:
+def test_only_grpcio_gets_the_remark_about_late_overload(transport: str, *, told: bool) -> None:
     listen = Listen(address="127.0.0.1:9002", transport="grpcio" if transport == "grpcio" else "http2")
     remarks = inspect(Config(endpoints_file="endpoints.yaml", listen=listen))
     assert any("sees late that it is overloaded" in remark for remark in remarks) is told

@@ -24,11 +24,11 @@ def remarks(dialect: Any, *, envoy: dict[str, Any] | None = None, **flow: Any) -
     return [remark for remark in contradictions(config, policy) if remark.startswith("flow.")]
 
 
-def test_our_own_envoy_waits_for_the_default_policy() -> None:
+def test_our_own_envoy_waits_long_enough_for_the_default_policy() -> None:
     assert remarks("auto", envoy=OWN, mode="Hold") == []
 
 
-def test_a_wait_beyond_what_our_own_envoy_is_asked_for_is_named_with_its_bound() -> None:
+def test_a_wait_beyond_the_bound_of_our_own_envoy_gets_a_remark_with_the_bound() -> None:
     (said,) = remarks("envoy", envoy=OWN, mode="Hold", ttl_by_priority={"-10": 600})
     assert (
         f"wait for 600 s, but with envoy a request with a buffered body is refused after {60 * WAIT_SHARE:g} s"
@@ -37,12 +37,12 @@ def test_a_wait_beyond_what_our_own_envoy_is_asked_for_is_named_with_its_bound()
     assert "envoy.maxMessageTimeoutSeconds" in said
 
 
-def test_our_own_envoy_is_not_called_unknown_where_no_dialect_is_named() -> None:
+def test_our_own_envoy_is_not_called_unknown_if_no_dialect_is_set() -> None:
     (said,) = remarks("auto", envoy={**OWN, "max_message_timeout_seconds": 5.0}, mode="Hold")
     assert "but with envoy a request with a buffered body is refused after 4.5 s" in said
 
 
-def test_envoy_gateway_is_not_asked_for_time_and_its_own_time_out_is_the_bound() -> None:
+def test_envoy_gateway_is_not_asked_for_time_and_its_timeout_is_the_bound() -> None:
     (said,) = remarks("envoy-gateway", mode="Hold")
     assert "refused after 0.9 s, nine tenths of envoy.messageTimeoutSeconds" in said
     assert remarks("envoy-gateway", envoy={"message_timeout_seconds": 40.0}, mode="Hold") == []
@@ -50,7 +50,7 @@ def test_envoy_gateway_is_not_asked_for_time_and_its_own_time_out_is_the_bound()
     assert (config.asks_for_s, config.gives_s) == (0.0, 1.0)
 
 
-def test_an_unknown_gateway_is_not_relied_on_until_its_time_out_is_named() -> None:
+def test_an_unknown_gateway_gets_a_remark_until_its_timeout_is_set() -> None:
     (said,) = remarks("auto", mode="Hold")
     assert "no request with a buffered body waits" in said
     assert remarks("auto", envoy={"max_message_timeout_seconds": 60.0}, mode="Hold") == []
@@ -62,7 +62,7 @@ def test_a_gateway_that_does_not_wait_for_bodies_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["istio", "ai-gateway", "agentgateway", "gke"])
-def test_nothing_is_due_in_full_duplex(dialect: str) -> None:
+def test_there_is_no_remark_in_full_duplex(dialect: str) -> None:
     assert remarks(dialect, mode="Hold", ttl_seconds=3600.0) == []
 
 

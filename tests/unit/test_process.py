@@ -1,3 +1,5 @@
+"""The settings of the process: memory, the garbage collector, threads and open files."""
+
 from __future__ import annotations
 
 import os
@@ -31,12 +33,12 @@ def _faults(how: str) -> int:
 
 
 @pytest.mark.skipif(not hasattr(CDLL(None), "mallopt"), reason="the allocator is not glibc's")
-def test_memory_of_large_prompts_is_used_again_instead_of_being_faulted_in_anew() -> None:
+def test_memory_of_large_prompts_is_reused_with_less_than_a_third_of_the_page_faults() -> None:
     plain, tuned = _faults("plain"), _faults("tuned")
     assert tuned < plain / 3, (plain, tuned)  # kernels that use large folios have fewer faults to save
 
 
-def test_the_collector_runs_seldom_and_leaves_alone_what_was_there_at_start() -> None:
+def test_the_collector_runs_seldom_and_skips_objects_from_the_start() -> None:
     script = "import gc; from epp.serve import process; process.tune(); print(gc.get_freeze_count(), *gc.get_threshold())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     frozen, youngest, *_ = map(int, done.stdout.split())
@@ -99,7 +101,7 @@ def test_a_message_is_not_handed_from_thread_to_thread() -> None:
     assert chosen < plain / 4, (plain, chosen)
 
 
-def test_the_command_line_leaves_grpc_to_be_imported_once_it_is_chosen() -> None:
+def test_the_command_line_does_not_import_grpc_before_it_is_chosen() -> None:
     script = "import sys; from epp import cli; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "False"

@@ -12,5 +12,5 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
-def test_the_committed_page_is_the_generated_one(page: str) -> None:
+def test_the_committed_page_equals_the_generated_page(page: str) -> None:
     assert (REPOSITORY / PLACES[page]).read_text() == PAGES[page](), "run `make docs`"

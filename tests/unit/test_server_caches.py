@@ -28,13 +28,13 @@ def test_a_prompt_shorter_than_a_chunk_has_no_chain() -> None:
     assert hash_chain(b"abc", seed=99, schedule=SMALL) == []
 
 
-def test_root_is_stable_across_releases() -> None:
+def test_the_root_is_stable_across_releases() -> None:
     # Replicas of different builds share hashes. If this value changes, the version of the scheme has to
     # change too.
     assert Roots(ChunkSchedule(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
 
 
-def test_roots_differ_by_every_part_and_by_where_it_ends() -> None:
+def test_roots_differ_by_every_part_and_by_the_end_of_each_part() -> None:
     parts = [("ab", ""), ("a", "b"), ("", "ab"), ("", ""), ("a\x00", "b"), ("a", "\x00b"), ("\udcff", "")]
     schedules = [ChunkSchedule(), SMALL, ChunkSchedule(4, 8, 10), ChunkSchedule(8, 4, 10)]
     roots = [
@@ -63,7 +63,7 @@ def test_a_short_prompt_is_measured_exactly(text: str) -> None:
     ("letters", "share"), [("a", 0.0), ("é", 1 / 2), ("漢", 2 / 3), ("😀", 3 / 4), ("abc漢字", 4 / 9)]
 )
 @pytest.mark.parametrize("size", [5000, 40_000, 400_000])
-def test_a_long_prompt_is_measured_by_a_sample_that_no_alphabet_keeps_in_step_with(
+def test_a_long_prompt_is_measured_by_a_sample_within_3_percent_for_every_alphabet(
     letters: str, share: float, size: int
 ) -> None:
     prompt = (letters * size).encode()[:size]
@@ -72,11 +72,11 @@ def test_a_long_prompt_is_measured_by_a_sample_that_no_alphabet_keeps_in_step_wi
     assert found.continuation_bytes / size == pytest.approx(share, abs=0.03)
 
 
-def test_the_prompts_of_a_batch_count_together_and_are_taken_to_be_alike() -> None:
+def test_the_prompts_of_a_batch_are_summed_and_assumed_to_be_alike() -> None:
     assert prompt_size(request("é".encode() * 50, more=300)) == PromptSize(400, 200.0, 0)
 
 
-def test_token_ids_are_bytes_and_nothing_else() -> None:
+def test_token_ids_are_measured_by_their_bytes_alone() -> None:
     assert prompt_size(request(b"\x80\x00\x00\x00" * 5, token_ids=True)) == PromptSize(20)
 
 
@@ -84,11 +84,11 @@ def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
     assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=900) == PromptSize(900)
 
 
-def test_a_large_body_that_could_not_be_read_counts_for_no_more_than_a_long_prompt() -> None:
+def test_a_large_unread_body_counts_at_most_as_a_long_prompt() -> None:
     assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=32_000_000) == PromptSize(256 * 1024)
 
 
-def test_an_upload_counts_as_one_thing_whatever_its_size() -> None:
+def test_an_upload_counts_as_one_opaque_part_whatever_its_size() -> None:
     form = b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + bytes(20_000_000)
     uploaded = parse_request("/v1/audio/transcriptions", form)
     size = prompt_size(uploaded, body_bytes=len(form))
@@ -97,7 +97,7 @@ def test_an_upload_counts_as_one_thing_whatever_its_size() -> None:
     assert prompt_size(asked, body_bytes=9000) == PromptSize(9000)
 
 
-def test_pictures_are_counted_each() -> None:
+def test_each_picture_is_counted() -> None:
     part = '{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}'
     parts = ",".join(part % (name * 300) for name in "AB")
     body = f'{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"hi"}},{parts}]}}]}}'

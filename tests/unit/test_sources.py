@@ -85,7 +85,7 @@ async def test_a_source_that_is_cancelled_ends() -> None:
     assert kept_by.failures == {"file": 0}
 
 
-async def test_one_source_that_fails_leaves_the_others_alone() -> None:
+async def test_a_source_that_fails_does_not_affect_the_others() -> None:
     bad, good, kept_by = Failing(*[OSError("away")] * 5), Failing(), sources()
     async with kept(kept_by, bad), kept(kept_by, good):
         await wait_until(lambda: bad.runs == 6, what="the failing source was started again")

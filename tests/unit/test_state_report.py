@@ -106,7 +106,7 @@ def test_the_status_in_a_cluster_has_the_counters_of_fresh_pages_only() -> None:
     assert site.live(now=11.0).saturation is None, "flow control is off"
 
 
-def test_an_endpoint_whose_scrapes_fail_says_so_in_the_status() -> None:
+def test_the_status_of_an_endpoint_shows_that_its_scrapes_fail() -> None:
     spec = check_spec({"scrape": {"failuresToEject": 1}})
     site = a_site(spec=spec)
     site.picker.observe(EndpointName("a"), PAGE, now=10.0)

@@ -52,7 +52,7 @@ def test_a_test_that_fails_twice_has_failed(folder: Path) -> None:
     assert "FAILED" in table([outcome], seconds=1.0)
 
 
-def test_a_file_that_cannot_be_imported_is_no_pass(folder: Path) -> None:
+def test_a_file_that_cannot_be_imported_fails(folder: Path) -> None:
     outcome = run_part(_part("import nothing_of_this_name\n", folder), built=None)
     assert outcome.status != 0
 
@@ -88,7 +88,7 @@ def test_tests_may_record_properties(folder: Path) -> None:
     assert "17" in (folder / "build/tests/one-first.xml").read_text()
 
 
-def test_parts_beside_one_another_keep_their_failures_apart(
+def test_parts_that_run_together_keep_their_failures_separate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failure of one part is neither forgotten nor run again because another part ends at the same time."""
@@ -133,7 +133,7 @@ def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
     return found
 
 
-def test_every_file_of_tests_lies_where_tests_are_looked_for() -> None:
+def test_every_test_file_is_in_a_folder_where_pytest_looks() -> None:
     """The tests of bench/ once did not run for days, and with them the short form of `make soak`."""
     root = Path(__file__).parents[2]
     config = tomllib.loads((root / "pyproject.toml").read_text())

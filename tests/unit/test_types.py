@@ -53,13 +53,13 @@ def test_an_address_is_read_in_its_usual_form(text: str, host: str, port: int, w
         "10.0.0.1:" + "9" * 5000,
     ],
 )
-def test_anything_else_is_refused_with_the_text_and_what_is_wrong(text: str) -> None:
+def test_other_text_is_refused_with_an_error_that_names_the_form(text: str) -> None:
     with pytest.raises(ValueError, match="is not ip:port"):
         Address.parse(text)
 
 
 @given(ip=st.ip_addresses(), port=st.integers(1, 65535))
-def test_what_is_written_is_read_back(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+def test_a_written_address_is_read_back(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
     address = Address(host=str(ip), port=port)
     assert Address.parse(str(address)) == address
 

@@ -42,7 +42,7 @@ async def running(loop_of: Callable[[], Awaitable[None]]) -> AsyncIterator[None]
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_beginning_and_the_end_of_an_overload_are_one_line_each(
+async def test_the_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "epp")

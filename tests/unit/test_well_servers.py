@@ -1,4 +1,4 @@
-"""Clients' requests can neither get a well server left out nor bring a sick server back."""
+"""Requests of clients can neither make the picker leave out a healthy server nor bring a sick server back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chat(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest
     return PickRequest("r", inference, body_bytes=len(prompt), path_hash=path_hash)
 
 
-def at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
+def answer_at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
     """Send one request to a certain server, which answers at once."""
     address = state(picker, server).endpoint.address
     one = PickRequest(
@@ -42,72 +42,72 @@ def price(picker: Picker, server: str) -> float:
     return found.parts_s["failing"]
 
 
-def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients() -> None:
+def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
-    at("a", chat(path_hash=1), picker, status=200, now=1.0)
+    answer_at("a", chat(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
-        at("b", chat(path_hash=2), picker, status=404, now=1.0)
+        answer_at("b", chat(path_hash=2), picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
-    at("b", chat(path_hash=1), picker, status=404, now=1.0)
+    answer_at("b", chat(path_hash=1), picker, status=404, now=1.0)
     assert price(picker, "b") > 0.0
 
 
-def test_a_404_for_no_model_is_the_clients() -> None:
+def test_a_404_for_a_request_without_a_model_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
-    at("a", MISSING, picker, status=200, now=1.0)
+    answer_at("a", MISSING, picker, status=200, now=1.0)
     for _ in range(8):
-        at("b", MISSING, picker, status=404, now=1.0)
+        answer_at("b", MISSING, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
 
 
-def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients() -> None:
+def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients_fault() -> None:
     def asks(body: bytes) -> PickRequest:
         return PickRequest("r", parse_request("/v1/responses", body), len(body), path_hash=1)
 
     picker = a_picker(on=endpoints("ab"))
-    at("a", asks(b'{"model":"m","input":"hello"}'), picker, status=200, now=1.0)
+    answer_at("a", asks(b'{"model":"m","input":"hello"}'), picker, status=200, now=1.0)
     for _ in range(8):
         follows = asks(b'{"model":"m","input":"go on","previous_response_id":"resp_1"}')
-        at("b", follows, picker, status=404, now=1.0)
+        answer_at("b", follows, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
 
 
-def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
+def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() -> None:
     """The body may name a stored response, and nobody has read it."""
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
     unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
     picker = a_picker(on=endpoints("ab"))
-    at("a", chat(path_hash=1), picker, status=200, now=1.0)
+    answer_at("a", chat(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
-        at("b", unread, picker, status=404, now=1.0)
+        answer_at("b", unread, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
 
 
-def test_an_api_that_a_model_does_not_have_is_the_clients_mistake() -> None:
+def test_an_api_that_a_model_does_not_have_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(8):
-        at("b", chat(path_hash=1), picker, status=501, now=1.0)
+        answer_at("b", chat(path_hash=1), picker, status=501, now=1.0)
     assert price(picker, "b") == 0.0
 
 
 def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
-        at("b", chat(path_hash=1), picker, status=500, now=1.0)
+        answer_at("b", chat(path_hash=1), picker, status=500, now=1.0)
     assert picker.left_out(now=1.0)
     before = price(picker, "b")
     for _ in range(6):
-        at("b", HEALTH, picker, status=200, now=1.0)
+        answer_at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=3.0)
     assert picker.left_out(now=3.0)
     assert price(picker, "b") == before
     for _ in range(3):
-        at("b", chat(path_hash=1), picker, status=200, now=1.0)
+        answer_at("b", chat(path_hash=1), picker, status=200, now=1.0)
     assert not picker.left_out(now=1.0)
 
 
 @pytest.mark.parametrize("stands_still", [False, True])
-def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
+def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
     """One server has two long answers, and the other has short ones at the same time."""
     picker = a_picker(on=endpoints("ab"))
     counted = dict.fromkeys("ab", 1.0)
@@ -124,7 +124,7 @@ def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_s
     other = "ab".replace(busy, "")
     for tenth in range(1, 100):
         now = tenth / 10
-        at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        answer_at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
         if tenth % 10 == 5:
             counted[other] += 10.0
             counted[busy] += 0.0 if stands_still else 50.0
@@ -134,17 +134,17 @@ def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_s
     assert bool(picker.left_out(now=10.0)) is stands_still
 
 
-def test_health_checks_count_as_no_whole_answers_of_a_server_that_cuts() -> None:
+def test_health_checks_do_not_count_as_complete_answers_of_a_server_that_cuts() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
         picker.answer_cut(state(picker, "b").endpoint.address, now=1.0)
     for _ in range(6):
-        at("b", HEALTH, picker, status=200, now=1.0)
+        answer_at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=4.0)
     assert picker.left_out(now=4.0)
 
 
-def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stall() -> None:
+def test_sglang_counts_tokens_at_the_end_of_an_answer_so_long_answers_are_no_stall() -> None:
     picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)
 
@@ -161,7 +161,7 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
     picker.on_response_headers(long, status=200, served=long.destinations[0], now=0.2)
     other = "ab".replace(long.decision.chosen, "")
     for second in range(1, 20):
-        at(other, chat(path_hash=1, name=f"{second}"), picker, status=200, now=float(second))
+        answer_at(other, chat(path_hash=1, name=f"{second}"), picker, status=200, now=float(second))
         finished[other] += 1
         scrape(second + 0.5)
         picker.housekeep(now=second + 0.6)
@@ -169,7 +169,7 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
 
 
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(verdict: Verdict) -> None:
+def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(verdict: Verdict) -> None:
     """A server whose page has no counter has ten long answers that are not streamed. The other server has
     short ones.
     """
@@ -180,7 +180,7 @@ def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(ver
     probes = 0
     for tenth in range(10, 100):
         now = tenth / 10
-        at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        answer_at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
         for name in "ab":
             picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
         picker.housekeep(now=now)
@@ -195,9 +195,7 @@ def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(ver
 
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_sglang_is_probed_where_answers_that_are_not_streamed_take_long(
-    verdict: Verdict, waiting: int
-) -> None:
+def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Verdict, waiting: int) -> None:
     """SGLang's counters grow only when an answer ends. While requests wait there, the probe waits too."""
     picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)
@@ -217,7 +215,7 @@ def test_sglang_is_probed_where_answers_that_are_not_streamed_take_long(
             busy = longest[0].decision.chosen
             other = "ab".replace(busy, "")
         else:
-            at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+            answer_at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
             finished[other] += 1
         picker.housekeep(now=now)
         for probe in picker.probes_due(now=now):

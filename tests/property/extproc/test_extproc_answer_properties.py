@@ -41,7 +41,7 @@ def _by_protobuf(answer: Answer) -> ext_proc.ProcessingResponse:
     st.booleans(),
     st.booleans(),
 )
-def test_an_answer_is_what_protobuf_writes(  # noqa: PLR0917 - Hypothesis gives them
+def test_an_answer_has_the_bytes_that_protobuf_writes(  # noqa: PLR0917 - Hypothesis gives them
     slot: Slot,
     lists: list[str],
     removed: tuple[str, ...],

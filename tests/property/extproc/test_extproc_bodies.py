@@ -47,7 +47,7 @@ def test_a_json_object_ends_where_its_last_brace_is_however_it_is_cut(
 
 
 @pytest.mark.parametrize("body", [b"--form", b"[1]", b'"text"', b"7"])
-def test_what_is_no_json_object_is_whole_at_once(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_complete_at_once(body: bytes) -> None:
     assert JsonEnd().feed(body[:1])
 
 
@@ -116,7 +116,7 @@ TestStreams = Streams.TestCase
 # -- without room --------------------------------------------------------------------------------------------
 
 
-def test_a_body_without_room_goes_on_unread_and_whole() -> None:
+def test_a_body_without_room_is_passed_on_unread_and_complete() -> None:
     bench = Bench(settings=StreamSettings(room=BodyRoom(len(BODY) + 100)))
     waiting = bench.stream()
     run(waiting, head(DUPLEX), RequestBody(BODY[:200]))
@@ -130,7 +130,7 @@ def test_a_body_without_room_goes_on_unread_and_whole() -> None:
     assert bench.seen.picks[1].decision.unread == ""
 
 
-def test_a_body_without_room_is_refused_where_the_policy_refuses_at_overload() -> None:
+def test_a_body_without_room_is_refused_if_the_policy_refuses_at_overload() -> None:
     load = Load(when_saturated="Reject", retry_after_seconds=7)
     bench = Bench(settings=StreamSettings(room=BodyRoom(100)), load=load)
     stream = bench.stream()

@@ -250,7 +250,7 @@ def test_no_bytes_on_the_wire_raise_anything_but_a_protocol_error(data: bytes, p
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=500), end=st.booleans(), request_side=st.booleans(), more=st.booleans())
-def test_cutting_a_body_out_of_the_wire_reads_what_protobuf_reads(
+def test_a_body_that_is_cut_out_of_the_bytes_equals_what_protobuf_reads(
     *, data: bytes, end: bool, request_side: bool, more: bool
 ) -> None:
     from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc  # noqa: PLC0415 - untyped, only here

@@ -191,7 +191,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_a_header_message_means_what_protobuf_makes_of_it(data: bytes) -> None:
+def test_a_header_message_is_read_as_protobuf_reads_it(data: bytes) -> None:
     assert decoded(data) == expected(data)
 
 
@@ -206,7 +206,9 @@ def test_two_messages_in_one_are_merged_as_protobuf_does(
 
 
 @given(messages, st.data())
-def test_a_message_with_wrong_bytes_is_refused_or_means_the_same(data: bytes, draw: st.DataObject) -> None:
+def test_a_message_with_wrong_bytes_is_refused_or_read_as_protobuf_reads_it(
+    data: bytes, draw: st.DataObject
+) -> None:
     broken = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 3))):
         at = draw.draw(st.integers(0, len(broken)))
@@ -258,9 +260,7 @@ def expected_body(data: bytes) -> Event:
 
 @settings(max_examples=300)
 @given(bodies, st.data())
-def test_a_body_message_is_refused_or_means_what_protobuf_makes_of_it(
-    data: bytes, draw: st.DataObject
-) -> None:
+def test_a_body_message_is_refused_or_read_as_protobuf_reads_it(data: bytes, draw: st.DataObject) -> None:
     broken = bytearray(data)
     for _ in range(draw.draw(st.integers(0, 2))):
         at = draw.draw(st.integers(0, len(broken)))
@@ -282,7 +282,7 @@ def test_a_body_message_is_refused_or_means_what_protobuf_makes_of_it(
 
 
 @given(st.lists(st.tuples(st.sampled_from(WANTED), values), min_size=1, max_size=5))
-def test_no_value_passes_for_another_header(headers: list[tuple[str, bytes]]) -> None:
+def test_no_value_is_taken_for_another_header(headers: list[tuple[str, bytes]]) -> None:
     header_map = b"".join(part(1, part(1, name.encode()) + part(3, value)) for name, value in headers)
     read = wire.headers_of(part(2, part(1, header_map)), tuple(WANTED))
     assert read is not None
@@ -304,7 +304,7 @@ def test_the_messages_that_envoy_sends_need_no_protobuf() -> None:
     assert read == ([(":path", "/v1/completions"), ("x-request-id", "r1")], False, len(data) - 6)
 
 
-def test_the_part_in_c_is_there() -> None:
+def test_the_part_in_c_is_compiled() -> None:
     assert wire.COMPILED, "build it: python -m pip install --no-deps --no-build-isolation -e ."
 
 
@@ -313,7 +313,7 @@ def test_the_part_in_c_is_there() -> None:
     st.binary(max_size=300) | st.integers(0, 62_000).map(bytes),
     st.booleans(),
 )
-def test_an_echo_by_hand_is_what_protobuf_writes(slot: Slot, data: bytes, end: bool) -> None:  # noqa: FBT001 - Hypothesis gives them
+def test_an_echo_has_the_bytes_that_protobuf_writes(slot: Slot, data: bytes, end: bool) -> None:  # noqa: FBT001 - Hypothesis gives them
     message = ext_proc.ProcessingResponse()
     streamed = getattr(message, slot.value).response.body_mutation.streamed_response
     streamed.SetInParent()
@@ -326,7 +326,7 @@ def test_an_echo_by_hand_is_what_protobuf_writes(slot: Slot, data: bytes, end: b
     st.binary(max_size=300) | st.integers(0, 62_000).map(bytes),
     st.lists(st.sampled_from([b"\x42\x00", b"\x4a\x00", b"\x4a\x03\x0a\x01a"]), max_size=3).map(b"".join),
 )
-def test_a_piece_that_goes_on_as_it_came_needs_no_objects(piece: bytes, around: bytes) -> None:
+def test_a_piece_that_is_passed_on_unchanged_needs_no_objects(piece: bytes, around: bytes) -> None:
     message = ext_proc.ProcessingRequest()
     message.response_body.body = piece
     found = echo_of(message.SerializeToString() + around)
@@ -342,7 +342,7 @@ def framed(message: bytes) -> bytes:
     st.integers(0, 9),
     st.integers(0, 9),
 )
-def test_all_pieces_of_a_frame_go_on_as_they_came(pieces: list[bytes], before: int, behind: int) -> None:
+def test_all_pieces_of_a_frame_are_passed_on_unchanged(pieces: list[bytes], before: int, behind: int) -> None:
     message = ext_proc.ProcessingRequest()
     sent = answers = b""
     for piece in pieces:
@@ -355,7 +355,7 @@ def test_all_pieces_of_a_frame_go_on_as_they_came(pieces: list[bytes], before: i
 
 
 @pytest.mark.parametrize(("at", "end"), [(0, 0), (-1, 9), (9, 3), (0, 99), (1, 9), (0, 8)])
-def test_places_that_hold_no_whole_messages_have_no_echoes(at: int, end: int) -> None:
+def test_incomplete_messages_have_no_echoes(at: int, end: int) -> None:
     data = framed(b"\x2a\x02\x0a\x00") * 2
     assert echoes_in(data, 0, 9) == framed(encode(Echo(Slot.RESPONSE_BODY, b"")))
     assert echoes_in(data, at, end) is None

@@ -71,7 +71,7 @@ class _Pipe(asyncio.Transport):
 
 
 class _Loud(logging.Handler):
-    """A handler of logs that fails. An exception that a call's guard caught is a fault too."""
+    """A log handler that raises: an exception that a call's guard caught and logged is a fault too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raise AssertionError(record.getMessage()) from (record.exc_info[1] if record.exc_info else None)

@@ -76,7 +76,7 @@ frames = st.one_of(
 LIMITS = Limits(max_message_bytes=30, max_streams=3)
 
 
-def told(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Event], str]:
+def events_of(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Event], str]:
     side = CallerSide(limits=LIMITS)
     edges = [0, *sorted(cuts), len(wire)]
     limit = iter(limits * (10 * len(wire) + 10))
@@ -94,12 +94,12 @@ def test_every_split_of_the_bytes_gives_the_same_events(script: list[bytes], dra
     wire = hello() + b"".join(script)
     cuts = draw.draw(st.lists(st.integers(0, len(wire)), max_size=20))
     limits = draw.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    whole = told(wire, [], [2**31])
-    assert told(wire, cuts, limits) == whole
-    assert told(wire, list(range(len(wire))), [1]) == whole
+    whole = events_of(wire, [], [2**31])
+    assert events_of(wire, cuts, limits) == whole
+    assert events_of(wire, list(range(len(wire))), [1]) == whole
 
 
-def test_a_long_conversation_byte_by_byte() -> None:
+def test_a_long_conversation_gives_the_same_events_byte_by_byte() -> None:
     rng = random.Random(7)
     wire = hello()
     for number in range(1, 60, 2):
@@ -108,15 +108,15 @@ def test_a_long_conversation_byte_by_byte() -> None:
         wire += (
             headers(number) + data(number, body[:cut]) + data(number, body[cut:], ends=True) + reset(number)
         )
-    assert told(wire, list(range(len(wire))), [2**31]) == told(wire, [], [2**31])
+    assert events_of(wire, list(range(len(wire))), [2**31]) == events_of(wire, [], [2**31])
 
 
-def test_messages_in_frames_of_every_size() -> None:
-    """Frames that hold a part of a message, its end, and the end with the next message's beginning."""
+def test_messages_in_frames_of_any_size_are_read() -> None:
+    """A frame holds a part of a message, its end, or its end and the beginning of the next message."""
     messages = [random.Random(size).randbytes(size) for size in (30, 0, 29, 1, 13, 30)]
     body = b"".join(map(grpc, messages))
     for size in range(1, 40):
         parts = [data(1, body[at : at + size]) for at in range(0, len(body), size)]
-        events, over = told(hello() + headers(1) + b"".join(parts), [], [2**31])
+        events, over = events_of(hello() + headers(1) + b"".join(parts), [], [2**31])
         assert [event.data for event in events if isinstance(event, Message)] == messages
         assert not over

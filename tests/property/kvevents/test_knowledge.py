@@ -151,7 +151,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "knowledge"))
     @invariant()
-    def parts_are_sound(self) -> None:
+    def invariants_hold(self) -> None:
         self.knowledge.check_integrity()
         check_integrity(self.mirrors.table)
 
@@ -160,7 +160,7 @@ TestKnowledge = KnowledgeMachine.TestCase
 TestKnowledge.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def test_what_is_lost_while_it_is_on_its_way_is_told_when_it_has_not_come_for_long() -> None:
+def test_a_block_that_is_lost_while_its_prompt_is_computed_is_reported_after_a_long_wait() -> None:
     machine = KnowledgeMachine()
     machine.start(complete=True)
     name, other = SERVERS[0], b"s" * 16

@@ -78,7 +78,7 @@ class SequenceMachine(RuleBasedStateMachine):
             self.a_message_arrives()
 
     @rule()
-    def all_comes_through(self) -> None:
+    def all_messages_arrive(self) -> None:
         """When messages and replays arrive, the follower believes exactly what this process sent last."""
         self.replay = None
         for _ in range(4):
@@ -94,7 +94,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "sequence"))
     @invariant()
-    def what_is_believed_is_one_process_without_a_gap(self) -> None:
+    def the_believed_messages_are_of_one_process_without_a_gap(self) -> None:
         self.sequence.check_integrity()
         numbers = [payload.split(b".") for payload in self.applied]
         assert len({process for process, _ in numbers}) <= 1

@@ -59,7 +59,7 @@ class BoundedPoolMachine(RuleBasedStateMachine):
         self.pool.end_step()
 
     @invariant()
-    def test_000_3_unused_blocks_stay_under_the_bound_and_held_ones_are_never_evicted(self) -> None:
+    def test_000_3_unused_blocks_stay_under_the_bound_and_held_blocks_are_never_evicted(self) -> None:
         if not hasattr(self, "pool"):
             return
         self.pool.check_integrity()

@@ -47,7 +47,7 @@ actions = st.one_of(
     st.tuples(st.just("go on"), st.integers(0, 9), st.integers(0, 2), st.sampled_from([None, "a"])),
     st.tuples(st.sampled_from(["step", "step", "step", "abort", "stop", "reset"]), st.integers(0, 9)),
 )
-"""Those between two steps come while the first of them is computed, or after it."""
+"""Events between two steps come while the first step is computed, or after it."""
 
 
 class Session:
@@ -106,7 +106,7 @@ class Session:
 
 @settings(deadline=None, max_examples=150)
 @given(config=configs, script=st.lists(actions, max_size=60))
-def test_whatever_happens_during_a_step_every_answer_is_its_own_and_every_block_comes_back(
+def test_whatever_happens_during_a_step_every_answer_is_right_and_every_block_is_freed(
     config: EngineConfig, script: list[tuple[object, ...]]
 ) -> None:
     session = Session(config)

@@ -58,7 +58,7 @@ def alone(request: Request) -> list[TokenId]:
 
 @settings(deadline=None, max_examples=150)
 @given(arrivals=arrivals, num_blocks=st.integers(8, 20), seqs=st.integers(1, 4), budget=st.integers(1, 16))
-def test_every_request_ends_with_the_tokens_it_would_get_alone(
+def test_every_request_gets_the_tokens_that_it_would_get_alone(
     arrivals: list[tuple[int, int, int, str | None, int, int | None]], num_blocks: int, seqs: int, budget: int
 ) -> None:
     engine = engine_of(num_blocks, seqs, budget)

@@ -81,7 +81,7 @@ def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int
 @pytest.mark.parametrize("queue", list(QUEUES))
 @given(steps=operations)
 @settings(deadline=None, max_examples=60)
-def test_001_4_the_three_queues_are_the_same_queue(
+def test_001_4_the_three_queues_give_the_same_order(
     queue: QueueName, steps: list[tuple[str, int, int, int, int]]
 ) -> None:
     run(make_order("lru", queue=queue), SortedReference(SORTED["lru"]), steps)
@@ -91,7 +91,7 @@ def references(blocks: list[Block]) -> list[int]:
     return [sys.getrefcount(block) for block in blocks]
 
 
-def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_lazy_one_does_not() -> None:
+def test_001_4_only_the_deferred_queue_sweeps_in_its_own_thread_after_a_step() -> None:
     sweepers = set()
 
     class Watched(DeferredQueue):
@@ -115,7 +115,7 @@ def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_
     assert threading.current_thread() not in sweepers
 
 
-def test_whoever_comes_after_a_sweep_waits_for_it_and_hears_of_its_failure() -> None:
+def test_a_call_after_a_sweep_waits_for_the_sweep_and_raises_its_failure() -> None:
     class Broken(DeferredQueue):
         def _sweep_marked(self) -> None:
             raise RuntimeError("swept away")
@@ -128,7 +128,7 @@ def test_whoever_comes_after_a_sweep_waits_for_it_and_hears_of_its_failure() -> 
         len(queue)
 
 
-def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
+def test_the_pool_reports_the_end_of_a_step_to_its_queue() -> None:
     class Told(DeferredQueue):
         num_steps = 0
 
@@ -151,14 +151,14 @@ def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
 @given(steps=operations)
 @settings(deadline=None, max_examples=150)
-def test_000_4_victims_are_those_of_a_sorted_list(
+def test_000_4_evicted_blocks_are_those_of_a_sorted_list(
     name: EvictionName, steps: list[tuple[str, int, int, int, int]]
 ) -> None:
     run(make_order(name), SortedReference(SORTED[name]), steps)
 
 
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
-def test_entries_that_hits_leave_behind_do_not_pile_up(name: EvictionName) -> None:
+def test_stale_entries_after_hits_do_not_pile_up(name: EvictionName) -> None:
     order, block, other = make_order(name), Block(BlockId(0)), Block(BlockId(1))
     order.append(other)
     for step in range(10_000):
@@ -175,7 +175,7 @@ sequences = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1
 
 @given(sequences=sequences)
 @settings(deadline=None)
-def test_001_3_freed_in_reverse_lru_is_last_touch_then_longest_where_each_sequence_ends_in_its_own_step(
+def test_001_3_lru_with_blocks_freed_in_reverse_equals_last_touch_if_sequences_end_in_different_steps(
     sequences: list[tuple[int, int]],
 ) -> None:
     """vLLM frees blocks in reverse into a list. The report has a heap of heaps. Both structures give one
@@ -200,7 +200,7 @@ def test_001_3_freed_in_reverse_lru_is_last_touch_then_longest_where_each_sequen
         assert pools[0].free_in_order() == pools[1].free_in_order()
 
 
-def test_sequences_that_end_in_one_step_go_longest_first_only_with_last_touch() -> None:
+def test_only_last_touch_evicts_the_longest_of_sequences_that_end_in_one_step_first() -> None:
     orders = {}
     for name in ("lru", "last-touch"):
         pool = BlockPool(6, order=make_order(name))
@@ -214,7 +214,7 @@ def test_sequences_that_end_in_one_step_go_longest_first_only_with_last_touch() 
     assert orders == {"lru": [1, 0, 5, 4, 3, 2], "last-touch": [5, 4, 1, 3, 0, 2]}
 
 
-def test_what_is_used_often_survives_what_is_used_lately_only_with_lfu() -> None:
+def test_only_lfu_keeps_a_frequently_used_block_rather_than_a_recently_used_block() -> None:
     survivors = {}
     for name in EVICTION_NAMES:
         pool = BlockPool(2, order=make_order(name))

@@ -72,7 +72,7 @@ class PromptEngineMachine(RuleBasedStateMachine):
         self.engine.prompt_cache.evict_one()
 
     @invariant()
-    def test_003_2_nothing_is_lost_and_every_answer_is_its_own(self) -> None:
+    def test_003_2_no_block_is_lost_and_every_answer_is_right(self) -> None:
         if not hasattr(self, "engine"):
             return
         self.engine.check_integrity()

@@ -186,7 +186,7 @@ def run(
 
 @settings(max_examples=200, deadline=None)
 @given(arrivals, st.integers(9, 16), st.integers(1, 5), st.integers(4, 40))
-def test_answers_are_those_of_a_model_that_computes_everything(
+def test_answers_equal_those_of_a_model_that_computes_everything(
     coming: list[Arrival], num_blocks: int, seqs: int, budget: int
 ) -> None:
     run(coming, num_blocks=num_blocks, seqs=seqs, budget=budget)
@@ -197,14 +197,14 @@ def alone(prefix: int, *, outside: bool, at_most: int) -> Arrival:
     return Arrival(prefix, 25, 3, 30, 2, outside, None, at_most)
 
 
-def test_prefixes_are_really_loaded_and_read_outside() -> None:
+def test_prefixes_are_loaded_or_read_outside_the_blocks() -> None:
     coming = [alone(number % 3, outside=number % 2 == 0, at_most=6) for number in range(12)]
     model, _ = run(coming, num_blocks=10, seqs=2, budget=8)
     assert model.loaded_blocks > 10
     assert model.outside_reads > 10
 
 
-def test_blocks_after_a_prefix_that_is_read_outside_are_found_by_requests_of_their_kind() -> None:
+def test_blocks_after_a_prefix_that_is_read_outside_are_found_by_requests_of_the_same_kind() -> None:
     """The blocks are in their places, after blocks that stay empty."""
     coming = [alone(prefix, outside=False, at_most=6) for prefix in (0, 1, 2)]
     coming += [alone(0, outside=True, at_most=2), alone(0, outside=True, at_most=2)]

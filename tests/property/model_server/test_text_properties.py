@@ -31,7 +31,7 @@ def answer_of(tokenizer: Tokenizer, prompt: list[TokenId], *, mean: int = 30) ->
 
 
 @given(text=texts)
-def test_pieces_cover_the_text(text: str) -> None:
+def test_the_pieces_of_a_text_cover_the_text(text: str) -> None:
     from model_server.text.tokenizer import PIECES  # noqa: PLC0415  # the one place that looks inside
 
     assert "".join(PIECES.findall(text)) == text
@@ -63,7 +63,7 @@ def test_a_conversation_with_its_answer_begins_the_next_turn(turns: list[str]) -
         assert after[: len(prompt) + len(answer)] == prompt + answer
 
 
-def test_answers_depend_on_the_prompt_alone() -> None:
+def test_answers_depend_only_on_the_prompt() -> None:
     first, second = Tokenizer(), Tokenizer()
     prompt = first.encode("Tell me a story")
     assert answer_of(first, prompt) == answer_of(second, prompt)
@@ -71,12 +71,12 @@ def test_answers_depend_on_the_prompt_alone() -> None:
 
 
 @given(mean=st.integers(1, 50), text=st.text(min_size=1, max_size=10))
-def test_answers_spread_around_the_mean(mean: int, text: str) -> None:
+def test_the_length_of_an_answer_differs_from_the_mean_by_at_most_half(mean: int, text: str) -> None:
     tokenizer = Tokenizer()
     length = len(answer_of(tokenizer, tokenizer.encode(text), mean=mean)) - 1
     assert max(1, mean // 2) <= length <= max(1, mean * 3 // 2)
 
 
-def test_only_single_pieces_can_be_registered() -> None:
+def test_only_single_tokens_can_be_registered() -> None:
     with pytest.raises(ValueError, match="is 2 pieces"):
         Tokenizer().register("two words")

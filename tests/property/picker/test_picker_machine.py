@@ -47,8 +47,8 @@ counts = st.none() | st.integers(0, 2000).map(float)
 
 @dataclass(eq=False)
 class Open:
-    """A request that is not over, and who holds its booking: a server in one of its memberships, or nobody
-    known.
+    """An open request and the holder of its booking: a server in one of its memberships, or no known
+    server.
     """
 
     pick: Pick
@@ -250,7 +250,7 @@ class PickerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), how=st.sampled_from(["ended", "aborted", "failed", "detached"]))
-    def over_with_it(
+    def request_ends(
         self, data: st.DataObject, how: Literal["ended", "aborted", "failed", "detached"]
     ) -> None:
         request = data.draw(st.sampled_from(self.open))
@@ -268,7 +268,7 @@ class PickerMachine(RuleBasedStateMachine):
         outcome=st.sampled_from(["ended", "aborted", "failed"]),
         status=st.sampled_from([200, 500]),
     )
-    def told_again(self, data: st.DataObject, outcome: Outcome, status: int) -> None:
+    def reported_again(self, data: st.DataObject, outcome: Outcome, status: int) -> None:
         """A second end, or anything after an end, changes nothing."""
         pick = data.draw(st.sampled_from(self.over))
         before = (pick.decision.outcome, pick.decision.status, self.picker.table.entries)
@@ -277,10 +277,10 @@ class PickerMachine(RuleBasedStateMachine):
         assert not self.picker.on_response_headers(pick, status=status, served=HOSTS[5], now=self.now)
         assert (pick.decision.outcome, pick.decision.status, self.picker.table.entries) == before
 
-    # -- what always holds -----------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     @invariant()
-    def sound(self) -> None:
+    def invariants_hold(self) -> None:
         self.picker.check_integrity()
 
     @invariant()
@@ -296,7 +296,7 @@ class PickerMachine(RuleBasedStateMachine):
             self.picker.end(request.pick, outcome="ended", now=self.now)
         for state in self.picker.fleet.states():
             assert state.in_flight == 0
-        self.sound()
+        self.invariants_hold()
 
 
 def policy_of(spec: PolicySpec) -> Policy:

@@ -37,7 +37,7 @@ def plain_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[in
 
 
 @given(prompt=prompts, seed=seeds, schedule=schedules)
-def test_chain_is_what_the_plain_definition_says(prompt: bytes, seed: int, schedule: ChunkSchedule) -> None:
+def test_the_chain_equals_the_plain_definition(prompt: bytes, seed: int, schedule: ChunkSchedule) -> None:
     assert hash_chain(prompt, seed=seed, schedule=schedule) == plain_chain(
         prompt, seed=seed, schedule=schedule
     )
@@ -76,13 +76,13 @@ def test_a_sample_has_the_hashes_without_the_masks_bits(chunks: list[ChunkHash],
 @pytest.mark.parametrize(
     "wanted", [(240, 1, 241, 0), (241, 3, 241, 0), (241, 1, 241, 2), (241, -1, 241, 0), (241, 0, 240, 0)]
 )
-def test_chunks_that_are_not_there_are_not_hashed(wanted: tuple[int, int, int, int]) -> None:
+def test_missing_chunks_are_not_hashed(wanted: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="no such chunks"):
         chain_of(bytes(700), 1, *wanted)
 
 
 @given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
-def test_chain_of_a_prefix_is_a_prefix_of_the_chain(
+def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(
     prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
 ) -> None:
     chain = hash_chain(prompt, seed=seed, schedule=schedule)
@@ -90,7 +90,7 @@ def test_chain_of_a_prefix_is_a_prefix_of_the_chain(
 
 
 @given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
-def test_a_chain_goes_on_from_the_bytes_behind_its_last_chunk(
+def test_a_chain_continues_with_the_bytes_after_its_last_chunk(
     prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
 ) -> None:
     chain = hash_chain(prompt, seed=seed, schedule=schedule)

@@ -1,3 +1,5 @@
+"""The reader of JSON strings and token ids in C, compared with the decoder."""
+
 from __future__ import annotations
 
 import json
@@ -50,7 +52,7 @@ def test_the_text_of_a_json_string_is_its_utf8(*, text: str, ascii_only: bool) -
 @example(pieces=[b"12345678", b'"', b"12345678"])
 @example(pieces=[b"1234567", b"\\"])
 @example(pieces=[b"\\u12", b"x4"])
-def test_what_is_read_is_what_the_decoder_reads_and_the_rest_is_left_to_it(pieces: list[bytes]) -> None:
+def test_text_is_read_as_the_decoder_reads_it_or_left_to_the_decoder(pieces: list[bytes]) -> None:
     token = b'"' + b"".join(pieces) + b'"'
     found = plain_text(msgspec.Raw(token))
     try:
@@ -66,9 +68,7 @@ _NUMBERS = st.sampled_from(
 
 
 @given(items=st.lists(_NUMBERS, max_size=4), between=st.sampled_from([b",", b" , ", b",,", b"\n,"]))
-def test_token_ids_are_what_the_decoder_reads_and_the_rest_is_left_to_it(
-    items: list[bytes], between: bytes
-) -> None:
+def test_token_ids_are_read_as_the_decoder_reads_them(items: list[bytes], between: bytes) -> None:
     value = msgspec.Raw(b"[" + between.join(items) + b"]")
     try:
         numbers = array("I", msgspec.json.decode(value, type=list[int]))
@@ -80,5 +80,5 @@ def test_token_ids_are_what_the_decoder_reads_and_the_rest_is_left_to_it(
 
 
 @given(value=st.sampled_from([b"null", b"[]", b'["a"]', b"5", b"", b'"', b'"a']))
-def test_what_is_no_string_is_left_to_the_decoder(value: bytes) -> None:
+def test_values_that_are_not_strings_are_left_to_the_decoder(value: bytes) -> None:
     assert plain_text(msgspec.Raw(value)) is None

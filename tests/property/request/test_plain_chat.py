@@ -1,5 +1,5 @@
-"""Bodies of chats that C reads in one pass. What C accepts, the ordinary decoder reads alike. C leaves to
-that decoder what it does not know.
+"""Bodies of chats that C reads in one pass. What C accepts, the ordinary decoder reads alike. C leaves
+fields that it does not know to that decoder.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def same(body: bytes) -> None:
 
 
 @given(body=_BODY, ascii_only=st.booleans(), indent=st.none() | st.just(1))
-def test_what_is_taken_is_what_the_ordinary_decoder_reads(
+def test_a_plain_chat_is_read_as_the_ordinary_decoder_reads_it(
     *, body: dict[str, Any], ascii_only: bool, indent: int | None
 ) -> None:
     same(json.dumps(body, ensure_ascii=ascii_only, indent=indent).encode())
@@ -94,13 +94,15 @@ def test_what_is_taken_is_what_the_ordinary_decoder_reads(
 
 @given(body=_BODY, at=st.floats(0, 1), damage=_DAMAGE, gone=st.integers(0, 4))
 @example(body={"model": "m", "messages": [{"role": "user", "content": "a"}]}, at=1.0, damage=b" ", gone=0)
-def test_whatever_is_done_to_a_body(body: dict[str, Any], at: float, damage: bytes, gone: int) -> None:
+def test_a_damaged_chat_is_read_as_the_ordinary_decoder_reads_it(
+    body: dict[str, Any], at: float, damage: bytes, gone: int
+) -> None:
     whole = json.dumps(body).encode()
     place = round(at * len(whole))
     same(whole[:place] + damage + whole[place + gone :])
 
 
-def test_nearly_every_chat_is_taken() -> None:
+def test_the_usual_chat_is_read_in_c() -> None:
     body = {
         "model": "m",
         "messages": [
@@ -143,7 +145,7 @@ FEW_BYTES_EACH = [b'"":1,', b'"a":1,', b'"":"",', b'"a":     1,', b'"abcdef":nul
 
 
 @pytest.mark.parametrize("field", FEW_BYTES_EACH)
-def test_a_body_of_small_fields_is_given_up_as_soon_as_it_is_too_costly(field: bytes) -> None:
+def test_reading_a_body_of_small_fields_ends_as_soon_as_it_is_too_costly(field: bytes) -> None:
     """An earlier version read it to its end: 8 MB held the picker for 22 ms."""
     plain = b'"model":"m","messages":[{"role":"user","content":"a"}]}'
 
@@ -170,5 +172,5 @@ def test_every_other_field_of_the_prompt_is_left_to_the_ordinary_decoder(field: 
         b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}',
     ],
 )
-def test_a_field_that_comes_twice_is_left_too(twice: bytes) -> None:
+def test_a_body_with_a_repeated_field_is_left_to_the_ordinary_decoder(twice: bytes) -> None:
     assert plain_chat(twice) is None

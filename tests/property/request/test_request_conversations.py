@@ -56,7 +56,7 @@ dialects = st.sampled_from(
     tools=tool_lists,
     system=st.one_of(st.none(), texts),
 )
-def test_a_conversation_is_a_byte_prefix_of_its_next_turn(
+def test_the_prompt_of_a_conversation_is_a_byte_prefix_of_its_next_turn(
     dialect: tuple[str, str, str], turns: list[Any], later: list[Any], tools: Any, system: str | None
 ) -> None:
     path, field, system_field = dialect
@@ -96,7 +96,7 @@ def test_conversations_that_differ_in_text_never_give_equal_bytes(one: list[Any]
     as_parts=st.booleans(),
     extra=st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}]),
 )
-def test_the_prompt_foreseen_from_an_answer_is_where_the_next_turn_starts(
+def test_the_next_turn_starts_with_the_prompt_predicted_from_the_answer(
     *,
     path: str,
     turns: list[Any],
@@ -119,7 +119,7 @@ def test_the_prompt_foreseen_from_an_answer_is_where_the_next_turn_starts(
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(prompt=texts, answer=texts, more=texts)
-def test_a_completion_foreseen_from_its_answer_is_where_the_next_one_starts(
+def test_the_next_completion_starts_with_the_prompt_predicted_from_the_answer(
     prompt: str, answer: str, more: str
 ) -> None:
     foreseen = next_turn_prompt(parse(COMPLETIONS, {"prompt": prompt}), answer)

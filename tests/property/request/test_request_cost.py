@@ -39,10 +39,10 @@ SIZES = (3_000, 30_000, 200_000)
 LARGEST = 33_000_000
 
 FLOOR_NS = 1_000_000
-"""The least cost of any request, as in epp/request/jsontext.py: carrying a request costs as much."""
+"""The least cost of any request, as in epp/request/jsontext.py. It costs as much to pass a request on."""
 TIMES_PLAIN = 10
 SLACK = 4
-"""For a busy machine, and for weights that are not measured."""
+"""How many times more a body may cost, for a busy machine and for weights that are not measured."""
 
 WORST = [
     # A review found these: 368 ms, 66, 62 and 50 for 400 KB, where plain text took 0.32.
@@ -77,9 +77,9 @@ def cpu_ns(path: str, body: bytes, *, times: int) -> int:
     return min(once() for _ in range(times))
 
 
-def too_dear(shape: Shape, size_bytes: int) -> str:
+def too_costly(shape: Shape, size_bytes: int) -> str:
     """Return an empty text if the body is within its bounds. A body is measured several times before it is
-    called too dear.
+    called too costly.
     """
     body, text = shape.body(size_bytes), plain(size_bytes)
     for times in (1, 3, 10, 30):
@@ -100,16 +100,16 @@ def random_shapes() -> Iterator[Shape]:
 @pytest.mark.parametrize("shape", WORST)
 @pytest.mark.parametrize("size_bytes", [*SIZES, 4_000_000])
 def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: Shape, size_bytes: int) -> None:
-    assert not too_dear(shape, size_bytes)
+    assert not too_costly(shape, size_bytes)
 
 
-def test_no_piece_in_any_place_of_a_body_costs_more() -> None:
-    assert [dear for shape in every_shape() if (dear := too_dear(shape, 30_000))] == []
+def test_no_piece_at_any_place_of_a_body_costs_more() -> None:
+    assert [costly for shape in every_shape() if (costly := too_costly(shape, 30_000))] == []
 
 
-def test_no_body_that_chance_makes_costs_more() -> None:
+def test_no_random_body_costs_more() -> None:
     sizes = itertools.cycle(SIZES)
-    assert [dear for shape in random_shapes() if (dear := too_dear(shape, next(sizes)))] == []
+    assert [costly for shape in random_shapes() if (costly := too_costly(shape, next(sizes)))] == []
 
 
 @pytest.mark.parametrize("shape", [*WORST, Shape(CHAT, plain(60).decode()[:-3], "a", '"}]}')])
@@ -121,7 +121,7 @@ def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: Shape) 
     assert cpu_ns(shape.path, body, times=5) < SLACK * 20_000_000
 
 
-def test_a_model_behind_a_long_text_is_known_though_the_body_is_not_read() -> None:
+def test_a_model_after_a_long_text_is_known_even_if_the_body_is_not_read() -> None:
     body = b'{"messages":[{"role":"user","content":"' + b"a" * LARGEST + b'"}],"model":"sql"}'
     assert parse_request(CHAT, body).model == "sql"
 
@@ -167,9 +167,9 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-SMALL_CHANGE_BYTES = 4_000_000
-"""Memory of Python objects that stand for a few bytes each. Bodies are read one at a time, so this counts
-once.
+SMALL_OBJECTS_BYTES = 4_000_000
+"""Room for small Python objects, which take more memory than the few bytes that they stand for. Bodies are
+read one at a time, so this room counts once.
 """
 
 
@@ -177,15 +177,15 @@ once.
 @pytest.mark.parametrize("size_bytes", [1_000_000, 4_000_000])
 def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: Shape, size_bytes: int) -> None:
     body = shape.body(size_bytes)
-    assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_CHANGE_BYTES
+    assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_OBJECTS_BYTES
 
 
 @pytest.mark.slow
-def test_no_piece_in_any_place_of_a_body_takes_more_memory() -> None:
+def test_no_piece_at_any_place_of_a_body_takes_more_memory() -> None:
     for shape in every_shape():
         body = shape.body(1_000_000)
         peak = len(body) + peak_bytes(lambda: read(shape.path, body))  # noqa: B023 - called at once
-        assert peak < 4 * len(body) + SMALL_CHANGE_BYTES, shape
+        assert peak < 4 * len(body) + SMALL_OBJECTS_BYTES, shape
 
 
 # Bodies of real clients are read.
@@ -222,5 +222,5 @@ def many_tools(count: int) -> bytes:
     ids=["calls", "many calls", "tools", "many tools", "7.5 MB", "short turns", "ids", "batch"],
 )  # fmt: skip
 @pytest.mark.skipif(not jsontext.COMPILED, reason="without C fewer bodies are read")
-def test_what_real_clients_send_is_read(path: str, body: bytes) -> None:
+def test_bodies_of_real_clients_are_read(path: str, body: bytes) -> None:
     assert read(path, body) == "read", weigh(body)

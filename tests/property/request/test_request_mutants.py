@@ -344,7 +344,7 @@ def test_mutated_answers_never_raise_and_read_alike_however_split() -> None:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=()), max_size=40), ascii_only=st.booleans())
-def test_any_text_a_client_can_write_becomes_utf8(*, text: str, ascii_only: bool) -> None:
+def test_any_text_of_a_client_becomes_utf8(*, text: str, ascii_only: bool) -> None:
     """Lone surrogates may come as escapes. Written raw, they are not UTF-8 and are refused."""
     body = json.dumps({"model": "m", "prompt": text}, ensure_ascii=ascii_only).encode(
         "utf-8", "surrogatepass"

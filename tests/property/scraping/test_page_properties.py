@@ -117,7 +117,7 @@ def test_a_damaged_page_is_read_or_refused(engine: EngineState, data: st.DataObj
 
 @settings(deadline=None)
 @given(st.lists(engines, min_size=1, max_size=3), st.lists(names, max_size=3, unique=True), names)
-def test_what_a_server_writes_is_what_is_read(
+def test_the_numbers_that_a_server_writes_are_read_back(
     written: list[EngineState], adapters: list[str], model: str
 ) -> None:
     written = [replace(e, cache_tokens=written[0].cache_tokens) for e in written]

@@ -97,7 +97,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.replicas[at].exchange.listener.expire(now=self.now)
 
     @invariant()
-    def everything_is_sound(self) -> None:
+    def invariants_hold(self) -> None:
         for replica in self.replicas:
             replica.check()
 

@@ -16,7 +16,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "epp.yaml"
 
 
-def test_a_pool_is_all_that_must_be_said_of_a_cluster(file: Path) -> None:
+def test_a_cluster_needs_only_the_name_of_its_pool(file: Path) -> None:
     file.write_text("kubernetes: {pool: vllm-llama}")
     cluster = load_config(file).kubernetes
     assert cluster is not None
@@ -62,14 +62,14 @@ def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(
     assert why in message
 
 
-def test_a_selector_with_ports_needs_no_pool_that_exists(file: Path) -> None:
+def test_a_selector_and_target_ports_may_be_given_in_the_configuration(file: Path) -> None:
     file.write_text("kubernetes: {pool: p, selector: {app: vllm}, targetPorts: [8000, 8001]}")
     cluster = load_config(file).kubernetes
     assert cluster is not None
     assert (cluster.names, cluster.target_ports) == (("p",), (8000, 8001))
 
 
-def test_of_several_pools_the_first_goes_first_and_names_the_lease() -> None:
+def test_the_order_of_pools_is_kept_and_the_first_pool_names_the_lease() -> None:
     cluster = Kubernetes(pools=("b", "a"))
     cluster.validate()
     assert cluster.names == ("b", "a")

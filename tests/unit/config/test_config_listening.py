@@ -16,11 +16,11 @@ from epp.config.listening import Admin, Listen
         ("[fd00::1]:9002", 3, ("[fd00::1]:9002", "[fd00::1]:9003", "[fd00::1]:9004")),
     ],
 )
-def test_each_worker_has_an_address_of_its_own(address: str, workers: int, expected: tuple[str, ...]) -> None:
+def test_each_worker_has_its_own_address(address: str, workers: int, expected: tuple[str, ...]) -> None:
     assert Listen(address=address).addresses(workers=workers) == expected
 
 
-def test_each_worker_has_an_admin_address_of_its_own() -> None:
+def test_each_worker_has_its_own_admin_address() -> None:
     assert [str(a) for a in Admin(address="[::1]:9090").addresses(workers=2)] == ["[::1]:9090", "[::1]:9091"]
 
 

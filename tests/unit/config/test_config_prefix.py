@@ -33,7 +33,7 @@ def test_later_chunks_may_be_as_large_as_the_first() -> None:
     assert load_policy(text, source="p.yaml").spec.chunks.later_size_bytes == 512
 
 
-def test_a_larger_first_chunk_needs_larger_later_ones() -> None:
+def test_a_larger_first_chunk_needs_larger_later_chunks() -> None:
     """A policy that sets only `sizeBytes` is compared with the default of `laterSizeBytes`."""
     with pytest.raises(ConfigError, match=r"chunks\.laterSizeBytes is smaller than chunks\.sizeBytes"):
         check_spec({"chunks": {"sizeBytes": 4096}})

@@ -32,7 +32,7 @@ def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field:
     assert why in str(caught.value)
 
 
-def test_each_bound_can_be_reached() -> None:
+def test_a_value_may_equal_its_bound() -> None:
     spec = check_spec(
         {
             "gain": {"minMatchTokens": 0, "minMatchRatio": 1},

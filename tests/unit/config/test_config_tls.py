@@ -17,7 +17,7 @@ def read(folder: Path, text: str) -> Config:
     return load_config(file)
 
 
-def test_a_certificate_and_its_key_are_all_that_must_be_said(tmp_path: Path) -> None:
+def test_tls_needs_only_a_certificate_and_its_key(tmp_path: Path) -> None:
     config = read(
         tmp_path, "listen: {tls: {certFile: c, keyFile: k}}, envoy: {tls: {certFile: d, keyFile: l}}"
     )
@@ -30,6 +30,8 @@ def test_a_certificate_and_its_key_are_all_that_must_be_said(tmp_path: Path) -> 
     ("tls", "why"),
     [("{keyFile: k}", "certFile"), ("{certFile: c}", "keyFile"), ("{certFile: c, keyFile: k, ca: x}", "ca")],
 )
-def test_half_a_pair_and_unknown_files_are_refused(tmp_path: Path, section: str, tls: str, why: str) -> None:
+def test_a_certificate_without_its_key_and_unknown_fields_are_refused(
+    tmp_path: Path, section: str, tls: str, why: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"{section}\.tls.*{why}|{why}.*{section}\.tls"):
         read(tmp_path, f"{section}: {{tls: {tls}}}")

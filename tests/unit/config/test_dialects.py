@@ -46,17 +46,17 @@ def test_every_name_has_a_profile() -> None:
         ("gke", 8),
     ],
 )
-def test_a_gateway_gets_as_many_destinations_as_it_reads_and_an_unknown_one_gets_one(
+def test_a_gateway_gets_as_many_destinations_as_it_reads_and_an_unknown_gateway_gets_one(
     tmp_path: Path, name: str, most: int
 ) -> None:
     assert load_config(config(tmp_path, f"dialect: {name}")).caller.max_destinations == most
 
 
-def test_a_picker_that_writes_endpoints_for_an_envoy_serves_our_own() -> None:
+def test_the_dialect_is_envoy_if_the_picker_writes_endpoints_for_envoy() -> None:
     assert dialect_of("auto", own_envoy=True) is DIALECTS["envoy"]
 
 
-def test_streams_are_not_held_where_the_gateway_fails_closed(tmp_path: Path) -> None:
+def test_streams_are_not_held_if_the_gateway_fails_closed(tmp_path: Path) -> None:
     assert not load_config(config(tmp_path, "dialect: ai-gateway")).holds_streams
     assert load_config(config(tmp_path, "dialect: istio")).holds_streams
     assert load_config(config(tmp_path)).holds_streams
@@ -70,7 +70,7 @@ def test_streams_are_not_held_where_the_gateway_fails_closed(tmp_path: Path) -> 
         ("dialect: traefik", "dialect"),
     ],
 )
-def test_what_contradicts_the_dialect_is_refused(tmp_path: Path, text: str, field: str) -> None:
+def test_settings_that_contradict_the_dialect_are_refused(tmp_path: Path, text: str, field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         load_config(config(tmp_path, text))
 
@@ -85,14 +85,14 @@ def test_what_contradicts_the_dialect_is_refused(tmp_path: Path, text: str, fiel
         ("dialect: gke\nworkers: 2", "{}", "InferencePool names one port"),
     ],
 )
-def test_check_says_what_the_gateway_makes_of_other_settings(
+def test_the_check_says_how_other_settings_work_with_the_gateway(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, policy: str, said: str
 ) -> None:
     assert said in remarks(config(tmp_path, text, policy=policy), capsys)
 
 
 @pytest.mark.parametrize("name", ["envoy", "envoy-gateway", "istio", "agentgateway"])
-def test_check_has_nothing_to_say_of_a_dialect_alone(
+def test_the_check_prints_no_remark_if_only_the_dialect_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert remarks(config(tmp_path, f"dialect: {name}"), capsys) == ""

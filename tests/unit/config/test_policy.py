@@ -11,7 +11,7 @@ from epp.errors import ConfigError
 HEAD = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: test}}\n"
 
 
-def test_what_was_set_is_what_differs_from_the_defaults_and_reads_back_the_same() -> None:
+def test_the_fields_that_differ_from_the_defaults_read_back_as_the_same_spec() -> None:
     spec = check_spec({"rule": "affinity", "gain": {"minMatchTokens": 128}, "sampling": {}})
     assert only_set(spec) == {"rule": "affinity", "gain": {"minMatchTokens": 128}}
     assert check_spec(only_set(spec)) == spec
@@ -28,13 +28,13 @@ def test_fields_are_written_in_camel_case() -> None:
     assert spec.gain.min_match_tokens == 9
 
 
-def test_what_kubernetes_adds_to_metadata_is_let_pass() -> None:
+def test_metadata_fields_that_kubernetes_adds_are_accepted() -> None:
     text = HEAD.replace("{name: test}", "{name: test, namespace: n, generation: 3, uid: abc, labels: {a: b}}")
     metadata = load_policy(text, source="p.yaml").metadata
     assert (metadata.name, metadata.namespace, metadata.generation) == ("test", "n", 3)
 
 
-def test_json_is_a_policy_too() -> None:
+def test_a_policy_may_be_written_in_json() -> None:
     text = msgspec.json.encode(DEFAULT_POLICY)
     assert load_policy(text, source="p.json") == DEFAULT_POLICY
 
@@ -79,13 +79,13 @@ def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(spec: str, 
         (HEAD + "spec: !!python/object:os.system {}", "constructor"),
     ],
 )
-def test_a_document_that_is_no_policy_is_refused(text: str | bytes, why: str) -> None:
+def test_a_document_that_is_not_a_policy_is_refused(text: str | bytes, why: str) -> None:
     with pytest.raises(ConfigError, match=r"^p\.yaml: ") as caught:
         load_policy(text, source="p.yaml")
     assert why in str(caught.value)
 
 
-def test_a_document_nested_without_end_is_refused() -> None:
+def test_a_document_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^p\.yaml: "):
         load_policy("[" * 2000 + "]" * 2000, source="p.yaml")
 

@@ -15,7 +15,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "epp.yaml"
 
 
-def test_the_endpoints_file_is_all_that_must_be_said(file: Path) -> None:
+def test_a_configuration_needs_only_the_endpoints_file(file: Path) -> None:
     file.write_text("endpointsFile: endpoints.yaml")
     config = load_config(file)
     assert config.endpoints_file == "endpoints.yaml"
@@ -24,7 +24,7 @@ def test_the_endpoints_file_is_all_that_must_be_said(file: Path) -> None:
     assert not config.conformance_headers
 
 
-def test_a_full_file_is_read(file: Path) -> None:
+def test_a_file_with_many_sections_is_read(file: Path) -> None:
     file.write_text(
         """
 endpointsFile: endpoints.yaml
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
         load_config(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
+def test_bytes_that_are_not_text_are_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(ConfigError, match=r"epp\.yaml"):
         load_config(file)

@@ -14,7 +14,7 @@ from epp.files.endpoints_file import load_endpoints
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: d}\n"
 
 
-def said_of_config(text: str, folder: Path) -> str:
+def error_of_config(text: str, folder: Path) -> str:
     file = folder / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as refused:
@@ -22,20 +22,20 @@ def said_of_config(text: str, folder: Path) -> str:
     return str(refused.value).removeprefix(f"{file}: ")
 
 
-def said_of_policy(text: str) -> str:
+def error_of_policy(text: str) -> str:
     with pytest.raises(ConfigError) as refused:
         load_policy(text, source="policy.yaml")
     return str(refused.value).removeprefix("policy.yaml: ")
 
 
-def said_of_endpoints(text: str) -> str:
+def error_of_endpoints(text: str) -> str:
     with pytest.raises(ConfigError) as refused:
         load_endpoints(text, source="endpoints.yaml")
     return str(refused.value).removeprefix("endpoints.yaml: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("endpointFile: e", "unknown field `endpointFile`; did you mean `endpointsFile`?"),
         (
@@ -53,34 +53,34 @@ def said_of_endpoints(text: str) -> str:
         ("", "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"),
     ],
 )
-def test_a_mistake_in_the_configuration(tmp_path: Path, text: str, said: str) -> None:
-    assert said in said_of_config(text, tmp_path)
+def test_a_mistake_in_the_configuration_gets_its_message(tmp_path: Path, text: str, message: str) -> None:
+    assert message in error_of_config(text, tmp_path)
 
 
-def test_a_name_that_resembles_none_gets_the_list_of_all(tmp_path: Path) -> None:
-    said = said_of_config("{endpointsFile: e, log: {zzz: 1}}", tmp_path)
-    assert said == "unknown field `zzz` - at `$.log`; fields are level, format"
+def test_an_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_path: Path) -> None:
+    message = error_of_config("{endpointsFile: e, log: {zzz: 1}}", tmp_path)
+    assert message == "unknown field `zzz` - at `$.log`; fields are level, format"
 
 
-def test_a_mistake_in_a_list_of_endpoints() -> None:
-    said = said_of_endpoints("endpoints: [{name: a, adress: '10.0.0.1:80'}]")
-    assert said == "unknown field `adress` - at `$.endpoints[0]`; did you mean `address`?"
+def test_a_mistake_in_a_list_of_endpoints_gets_its_message() -> None:
+    message = error_of_endpoints("endpoints: [{name: a, adress: '10.0.0.1:80'}]")
+    assert message == "unknown field `adress` - at `$.endpoints[0]`; did you mean `address`?"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (HEAD + "spec: {rul: least-cost}", "unknown field `rul` - at `$.spec`; did you mean `rule`?"),
         (HEAD + "spec: {gain: {minMatch: 3}}", "did you mean `minMatch"),
         ("", "is empty; it needs at least apiVersion, kind, metadata"),
     ],
 )
-def test_a_mistake_in_a_policy(text: str, said: str) -> None:
-    assert said in said_of_policy(text)
+def test_a_mistake_in_a_policy_gets_its_message(text: str, message: str) -> None:
+    assert message in error_of_policy(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{flow: {ttlSeconds: 30s}}", "write a number, without quotes and without a unit"),
         ("{load: {maxWaiting: '64'}}", "write a number, without quotes and without a unit"),
@@ -93,31 +93,31 @@ def test_a_mistake_in_a_policy(text: str, said: str) -> None:
         ("{rule: off}", "values are affinity, least-cost,"),
     ],
 )
-def test_a_value_of_another_kind_gets_told_what_the_field_takes(text: str, said: str) -> None:
-    assert said_of_policy(f"{HEAD}spec: {text}").partition("; ")[2].startswith(said)
+def test_the_error_for_a_value_of_the_wrong_type_says_what_the_field_takes(text: str, message: str) -> None:
+    assert error_of_policy(f"{HEAD}spec: {text}").partition("; ")[2].startswith(message)
 
 
-def test_a_key_that_stands_twice_is_refused() -> None:
-    said = said_of_policy(f"{HEAD}spec:\n  rule: random\n  load: {{maxWaiting: 1}}\n  rule: session\n")
-    assert said == "`rule` stands twice, in lines 5 and 7; write it once"
+def test_a_repeated_key_is_refused() -> None:
+    message = error_of_policy(f"{HEAD}spec:\n  rule: random\n  load: {{maxWaiting: 1}}\n  rule: session\n")
+    assert message == "`rule` stands twice, in lines 5 and 7; write it once"
 
 
-def test_keys_of_different_maps_and_merged_maps_are_no_repetition() -> None:
+def test_equal_keys_in_different_maps_and_in_merged_maps_are_accepted() -> None:
     text = (
         "x: &one {zone: eu}\ny: &two {rack: r1}\nendpoints:\n"
         "  - {name: a, address: '10.0.0.1:80', labels: {zone: eu, ? [1, 2] : name}}\n"
         "  - {name: b, address: '10.0.0.2:80', labels: {<<: *one, <<: *two}}\n"
     )
-    assert "twice" not in said_of_endpoints(text)
+    assert "twice" not in error_of_endpoints(text)
 
 
-def test_a_url_is_no_address_of_a_server() -> None:
-    said = said_of_endpoints("endpoints: [{name: a, address: 'https://10.0.0.1:8000'}]")
-    assert said.endswith("is a URL; write ip:port. The gateway reaches model servers without TLS")
+def test_a_url_is_refused_as_the_address_of_a_server() -> None:
+    message = error_of_endpoints("endpoints: [{name: a, address: 'https://10.0.0.1:8000'}]")
+    assert message.endswith("is a URL; write ip:port. The gateway reaches model servers without TLS")
 
 
 @pytest.mark.parametrize("text", ["{", "[1", "a: b: c", "\tx: 1", "endpoints: [{name: a"])
 def test_every_message_is_one_line(tmp_path: Path, text: str) -> None:
-    for said in (said_of_config(text, tmp_path), said_of_policy(text), said_of_endpoints(text)):
-        assert "\n" not in said
-        assert "byte string" not in said
+    for message in (error_of_config(text, tmp_path), error_of_policy(text), error_of_endpoints(text)):
+        assert "\n" not in message
+        assert "byte string" not in message

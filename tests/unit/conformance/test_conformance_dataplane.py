@@ -62,7 +62,7 @@ async def test_an_answer_that_no_data_plane_waits_for_is_a_fault(answers: list[A
             await asked.send(b"{}")
 
 
-async def test_a_body_sent_back_is_a_fault_unless_the_mode_is_full_duplex_and_needed_if_it_is() -> None:
+async def test_a_body_must_be_sent_back_in_full_duplex_and_must_not_in_other_modes() -> None:
     back = wire.ProcessingResponse()
     back.request_body.response.body_mutation.streamed_response.body = b"{}"
     for mode, body, fault in (
@@ -78,7 +78,7 @@ async def test_a_body_sent_back_is_a_fault_unless_the_mode_is_full_duplex_and_ne
                 await asked.send(b"{}")
 
 
-async def test_a_picker_that_does_not_answer_is_waited_for_only_so_long() -> None:
+async def test_a_picker_that_does_not_answer_is_a_timeout() -> None:
     async with scripted(lambda _: []) as channel, exchange(channel, patience_s=0.05) as asked:
         with pytest.raises(TimeoutError):
             await asked.send(b"{}")

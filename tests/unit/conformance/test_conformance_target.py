@@ -1,4 +1,4 @@
-"""A picker is asked as one gateway asks."""
+"""The target sends requests to a picker in the way of each gateway."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_routed_request_is_answered_by_its_server() -> None:
         assert seen[3:] == ["request_headers", "request_body"]
 
 
-async def test_a_request_that_the_picker_refuses_gets_no_answer_of_a_server() -> None:
+async def test_a_request_that_the_picker_refuses_reaches_no_server() -> None:
     async with scripted(buffered(refusing(429))) as channel:
         routed = await Target(channel, "envoy", [HERE]).route(b"{}")
         assert routed.refused.status == 429

@@ -62,7 +62,7 @@ async def asked(body: bytes, *, status: int = 200, cut: bool = False) -> Answer:
         return await ask(session, f"{url}/v1/chat/completions", b"{}")
 
 
-def test_the_text_of_an_answer_is_put_together_from_its_events() -> None:
+def test_the_text_of_an_answer_is_joined_from_its_events() -> None:
     assert read_events(EVENTS + DONE) == (" one two", True)
 
 
@@ -114,14 +114,14 @@ def test_a_page_without_a_counter_is_refused_rather_than_read_as_zero() -> None:
         read_counters(PAGE.replace("vllm:prefix_cache_hits_total", "vllm:other_total"))
 
 
-def test_the_meter_counts_the_cpu_time_of_a_process_and_is_unknown_for_none() -> None:
+def test_the_meter_measures_the_cpu_time_of_a_process_and_gives_nan_without_one() -> None:
     meter = CpuMeter(os.getpid())
     sum(n * n for n in range(1_000_000))
     assert meter.spent_s() > 0
     assert math.isnan(CpuMeter(0).spent_s())
 
 
-def test_progress_off_a_terminal_is_whole_lines() -> None:
+def test_progress_is_printed_as_whole_lines_outside_a_terminal() -> None:
     stream = io.StringIO()
     progress = Progress(stream)
     progress.show("least-cost", Run(total=4, started_at=0.0, sent=3, done=2, ttfts_s=[0.1]), now=7.4)
@@ -145,7 +145,7 @@ def test_progress_on_a_terminal_writes_over_itself_and_leaves_no_trace() -> None
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_a_line_of_progress_tells_failures_and_a_full_bar_at_the_end() -> None:
+def test_a_line_of_progress_shows_failures_and_a_full_bar_at_the_end() -> None:
     text = line("x", Run(total=2, started_at=0.0, sent=2, done=2, failures=["status 500"]), now=3.0)
     assert "░" not in text
     assert "1 failed" in text

@@ -32,17 +32,15 @@ def cells(text: str, title: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 2), (0.51, 3), (0.9, 4), (1.0, 4)])
-def test_a_percentile_is_one_of_the_values_that_enough_of_them_do_not_exceed(
-    share: float, expected: int
-) -> None:
+def test_a_percentile_is_one_of_the_values(share: float, expected: int) -> None:
     assert percentile([3, 1, 4, 2], share) == expected
 
 
-def test_a_percentile_of_nothing_is_no_number() -> None:
+def test_a_percentile_of_no_values_is_nan() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def test_the_table_sets_rules_side_by_side_with_the_ratio_to_the_first() -> None:
+def test_the_table_shows_rules_side_by_side_with_the_ratio_to_the_first() -> None:
     text = table([BASE, BETTER])
     assert cells(text, "token hit rate") == ["40.0", "%", "80.0", "%", "2.00x"]
     assert cells(text, "prompt tokens computed") == ["600", "200", "0.33x"]
@@ -60,7 +58,7 @@ def test_the_columns_of_the_table_are_aligned_to_the_right() -> None:
     assert lines[0].index("round-robin") == lines[1].index("─" * 11, 20)
 
 
-def test_one_rule_alone_has_no_ratio_and_three_have_two() -> None:
+def test_a_table_of_one_rule_has_no_ratio_and_of_three_rules_has_two() -> None:
     assert "ratio" not in table([BASE])
     assert table([BASE, BETTER, BETTER]).splitlines()[0].count("ratio") == 2
 

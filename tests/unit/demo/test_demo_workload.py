@@ -1,5 +1,5 @@
-"""The demo's workload: its seed fixes it, every rule gets the same work, and conversations grow by what
-was said.
+"""The demo's workload: the seed determines it, every rule gets the same work, and conversations grow with
+each turn.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def turns(user: User) -> list[Turn]:
     return [turn for conversation in user.conversations for turn in conversation]
 
 
-def test_a_seed_gives_the_same_workload_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_workload_and_another_seed_another_workload() -> None:
     assert make_workload(SHAPE, seed=1) == make_workload(SHAPE, seed=1)
     assert make_workload(SHAPE, seed=1) != make_workload(SHAPE, seed=2)
 
 
-def test_every_user_has_the_same_number_of_requests_and_together_they_are_those_announced() -> None:
+def test_every_user_has_the_same_number_of_requests_and_the_announced_total_is_their_sum() -> None:
     workload = make_workload(SHAPE, seed=1)
     assert {len(turns(user)) for user in workload.users} == {SHAPE.requests_per_user}
     assert sum(len(turns(user)) for user in workload.users) == SHAPE.requests == 264
@@ -33,7 +33,7 @@ def test_few_requests_come_from_few_users_so_that_conversations_still_have_turns
     assert Shape.of(servers=4, requests=1).requests == 2
 
 
-def test_a_turn_sends_the_conversation_so_far_behind_its_tenants_system_prompt() -> None:
+def test_a_turn_sends_the_conversation_so_far_after_its_tenants_system_prompt() -> None:
     workload = make_workload(SHAPE, seed=1)
     user = workload.users[3]
     first, second = next(c for c in user.conversations if len(c) > 1)[:2]
@@ -45,7 +45,7 @@ def test_a_turn_sends_the_conversation_so_far_behind_its_tenants_system_prompt()
     assert after["cache_salt"] == f"tenant-{user.tenant}"
 
 
-def test_another_nonce_changes_every_prompt_from_its_first_words_and_no_size() -> None:
+def test_another_nonce_changes_every_prompt_from_its_first_words_but_not_its_size() -> None:
     workload = make_workload(SHAPE, seed=1)
     user = workload.users[0]
     bodies = [json.dumps(workload.body(user, [], turns(user)[0], nonce=n)) for n in ("aaaaaa", "bbbbbb")]
@@ -53,7 +53,7 @@ def test_another_nonce_changes_every_prompt_from_its_first_words_and_no_size() -
     assert bodies[0].index("aaaaaa") < bodies[0].index(workload.systems[user.tenant][:20])
 
 
-def test_the_prefixes_in_use_fit_the_fleet_and_not_one_server() -> None:
+def test_the_prefixes_in_use_fit_four_caches_but_not_two() -> None:
     cache = made_up().cache_tokens
 
     live = make_workload(SHAPE, seed=1).live_prefix_tokens
@@ -64,7 +64,7 @@ def test_the_reusable_share_counts_system_prompts_and_earlier_turns() -> None:
     shape = Shape(users=1, tenants=1, requests_per_user=2)
     one = User(tenant=0, conversations=[[Turn("x" * 50, 10, 0.0), Turn("y" * 50, 10, 0.0)]])
     two = User(tenant=0, conversations=[[Turn("z" * 100, 10, 0.0)]])
-    # The prompts have 150, 250 and 200 characters. Of the second 200 are known, and of the third the 100
-    # of the system prompt.
+    # The prompts have 150, 250 and 200 characters. The second begins with 200 known characters, and the
+    # third with the 100 of the system prompt.
     workload = Workload(shape, ["s" * 100], [one, two])
     assert workload.reusable_share() == (200 + 100) / (150 + 250 + 200)

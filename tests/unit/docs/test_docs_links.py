@@ -30,7 +30,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Page) -> None
 
 
 @EACH
-def test_no_page_holds_what_a_merge_left_behind(page: Page) -> None:
+def test_no_page_holds_conflict_markers_of_a_merge(page: Page) -> None:
     assert not re.search(r"^(<{7}|>{7}|={7}$)", page.text, re.MULTILINE)
 
 
@@ -90,7 +90,7 @@ def test_the_targets_that_take_arguments_are_listed() -> None:
     assert set(re.findall(r"`([a-z-]+)`", sentence[1])) == take
 
 
-def test_the_layers_on_the_page_are_those_that_the_linter_proves() -> None:
+def test_the_layers_on_the_page_are_those_that_the_linter_checks() -> None:
     page = next(each for each in PAGES if each.name == "docs/architecture.md")
     block = next(text for _, text in page.blocks if text.startswith("cli\n"))
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"][
@@ -109,7 +109,7 @@ def test_every_module_that_the_architecture_names_exists() -> None:
         assert file in modules, file
 
 
-def test_modules_that_the_architecture_names_beside_their_package_exist() -> None:
+def test_modules_that_the_architecture_names_next_to_their_package_exist() -> None:
     text = next(each for each in PAGES if each.name == "docs/architecture.md").text
     for package in ("kvevents", "kube", "sharing"):
         part = re.search(rf"^`epp/{package}/`.*?(?=\n\n`epp/|\n## |\Z)", text, re.DOTALL | re.MULTILINE)
@@ -119,7 +119,7 @@ def test_modules_that_the_architecture_names_beside_their_package_exist() -> Non
         for name in named:
             assert (folder / f"{name}.py").exists(), f"epp/{package}/{name}.py"
         unnamed = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
-        assert len(unnamed) < len(named), f"of epp/{package} most modules are on no page: {sorted(unnamed)}"
+        assert len(unnamed) < len(named), f"most modules of epp/{package} are on no page: {sorted(unnamed)}"
 
 
 def braces(path: str) -> list[str]:
@@ -130,6 +130,6 @@ def braces(path: str) -> list[str]:
     return [path.replace(inside[0], each) for each in inside[1].split(",")]
 
 
-def test_braces_are_paths_of_their_own() -> None:
+def test_a_path_with_braces_stands_for_several_paths() -> None:
     assert braces("a/{b,c}.py") == ["a/b.py", "a/c.py"]
     assert Path(braces("a/b")[0]) == Path("a/b")

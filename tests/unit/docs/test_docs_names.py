@@ -51,7 +51,7 @@ PROGRAMS: Final = {"epp": flags_of(picker.command_line()), "model-server": flags
 
 
 @cache
-def spoken() -> str:
+def texts_with_flags() -> str:
     """Return all text of the repository that may define a flag: programs, charts, Makefile."""
     files = [
         path
@@ -64,12 +64,12 @@ def spoken() -> str:
 
 
 @cache
-def spoken_flags() -> frozenset[str]:
-    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", spoken()))
+def flags_of_the_repository() -> frozenset[str]:
+    return frozenset(re.findall(r"--[a-z][a-z0-9-]*", texts_with_flags()))
 
 
 @EACH
-def test_commands_of_ours_take_the_flags_that_are_given(page: Page) -> None:
+def test_our_commands_accept_the_flags_that_a_page_gives_them(page: Page) -> None:
     for line in page.commands:
         program, *words = words_of(line)
         if program not in PROGRAMS:
@@ -85,12 +85,12 @@ def test_commands_of_ours_take_the_flags_that_are_given(page: Page) -> None:
 
 
 @EACH
-def test_every_flag_that_is_named_is_one_of_some_program_here(page: Page) -> None:
+def test_every_flag_that_is_named_belongs_to_a_program_of_this_repository(page: Page) -> None:
     for line in page.commands:
         if set(words_of(line)) & OF_OTHERS:
             continue
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+\w", line):
-            assert flag in spoken_flags(), f"{flag} in: {line}"
+            assert flag in flags_of_the_repository(), f"{flag} in: {line}"
 
 
 def words_of(line: str) -> list[str]:
@@ -122,9 +122,9 @@ def test_every_metric_of_the_picker_that_is_named_exists(page: Page) -> None:
 
 
 @EACH
-def test_every_metric_of_vllm_that_is_named_is_read_or_written_here(page: Page) -> None:
+def test_every_metric_of_vllm_that_is_named_is_read_or_written_by_our_code(page: Page) -> None:
     for name in re.findall(r"vllm:[a-z_]+[a-z]", page.text):
-        assert name in spoken(), name
+        assert name in texts_with_flags(), name
 
 
 # -- fields --------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _fields(node: msgspec.inspect.Type) -> dict[str, object]:
 
 @cache
 def trees() -> list[dict[str, object]]:
-    """Return everything in which a dotted name on a page may start."""
+    """Return every tree of fields in which a dotted name on a page may start."""
     config, spec, profile = fields_of(Config), fields_of(PolicySpec), fields_of(Profile)
     found: list[dict[str, object]] = [config, spec, {"spec": spec, "config": config}, profile]
     for chart in ("prefix-gateway", "model-server"):
@@ -156,7 +156,7 @@ def trees() -> list[dict[str, object]]:
     return found
 
 
-def leads_to_something(dotted: str) -> bool:
+def is_a_field(dotted: str) -> bool:
     return any(_leads(tree, dotted.split(".")) for tree in trees())
 
 
@@ -171,25 +171,25 @@ def _leads(node: object, parts: list[str]) -> bool:
 
 
 @EACH
-def test_every_field_that_is_named_is_one_of_configuration_policy_or_chart(page: Page) -> None:
+def test_every_field_that_is_named_exists_in_configuration_policy_or_chart(page: Page) -> None:
     tops = {name for tree in trees() for name, inner in tree.items() if isinstance(inner, dict)}
     for span in page.spans:
         dotted = re.fullmatch(r"([a-z]\w*(?:\.[a-z]\w*)+)(?:: .*)?", span)
         if dotted and dotted[1].split(".")[0] in tops and not dotted[1].endswith(OTHER_DOTS):
-            assert leads_to_something(dotted[1]), span
+            assert is_a_field(dotted[1]), span
 
 
 def test_a_field_that_does_not_exist_is_noticed() -> None:
-    assert leads_to_something("load.whenSaturated")
-    assert leads_to_something("config.envoy.maxBodyBytes")
-    assert not leads_to_something("load.whenSaturate")
-    assert not leads_to_something("config.envoy.bodyBytes")
+    assert is_a_field("load.whenSaturated")
+    assert is_a_field("config.envoy.maxBodyBytes")
+    assert not is_a_field("load.whenSaturate")
+    assert not is_a_field("config.envoy.bodyBytes")
 
 
 # -- examples that are files ---------------------------------------------------------------------------------
 
 
-def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None:
+def test_the_three_files_of_the_operations_page_are_valid() -> None:
     blocks = [text for language, text in NAMED["docs/operations.md"].blocks if language == "yaml"]
     assert len(blocks) == 3
     config, endpoints, policy = blocks
@@ -198,7 +198,7 @@ def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None
     assert load_policy(policy, source="page").spec.rule == "least-cost"
 
 
-def test_the_two_files_of_the_readme_are_enough() -> None:
+def test_the_two_files_of_the_readme_are_valid() -> None:
     (block,) = [text for language, text in NAMED["README.md"].blocks if language == "yaml"]
     config, endpoints = block.split("# endpoints.yaml\n")
     msgspec.yaml.decode(config, type=Config).validate()
@@ -257,7 +257,7 @@ def test_no_upgrade_keeps_the_old_charts_defaults(page: Page) -> None:
     assert "--reuse-values" not in commands
 
 
-def test_an_upgrade_in_the_docs_keeps_what_was_set() -> None:
+def test_an_upgrade_in_the_docs_keeps_the_values_that_were_set() -> None:
     texts = [page.text for page in PAGES]
     upgrades = [
         line

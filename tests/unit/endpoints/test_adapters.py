@@ -12,7 +12,7 @@ from tests.unit.endpoints.bookings import a_state
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
 
 
-def test_adapters_are_remembered_by_last_use_within_the_servers_slots() -> None:
+def test_as_many_adapters_as_the_server_has_slots_are_remembered_by_last_use() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "x", "z"]):
         use_adapter(state, adapter, spec=SPEC, now=float(now))
@@ -20,7 +20,7 @@ def test_adapters_are_remembered_by_last_use_within_the_servers_slots() -> None:
     assert not has_adapter(state, "y")
 
 
-def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
+def test_slots_and_active_adapters_on_the_servers_page_are_believed() -> None:
     state = a_state()
     metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))
     pages.take_in(state, metrics, now=1.0)
@@ -31,7 +31,7 @@ def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
     assert has_adapter(state, "w")
 
 
-def test_an_adapter_is_loaded_for_the_first_request_of_those_that_keep_it() -> None:
+def test_a_request_loads_its_adapter_if_the_server_does_not_hold_it() -> None:
     state = a_state()
     used = [use_adapter(state, name, spec=SPEC, now=0.0) for name in ("x", "x", "y", "z", "x")]
     assert used == [True, False, True, True, True]

@@ -20,7 +20,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.backlog = Backlog(now=0.0)
-        self.pairs: list[tuple[Booking, list[int]]] = []  # live ones: booking, [model's tokens]
+        self.pairs: list[tuple[Booking, list[int]]] = []  # live bookings: booking, [model's tokens]
         self.over: list[Booking] = []
         self.drained = 0.0
         self.uncounted = 0

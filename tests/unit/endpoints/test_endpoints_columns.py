@@ -53,7 +53,7 @@ def test_a_models_only_server_that_is_down_is_not_replaced_by_servers_of_another
     assert fleet.healthy(fleet.serving("m")) == []
 
 
-def test_a_model_is_served_by_those_who_say_so() -> None:
+def test_a_model_is_served_by_the_endpoints_that_declare_it() -> None:
     fleet = a_fleet(
         endpoint("a", model="m"), endpoint("b", model="m", adapters=["x"]), endpoint("c", model="n")
     )
@@ -62,18 +62,18 @@ def test_a_model_is_served_by_those_who_say_so() -> None:
     assert names_serving(fleet, "n") == ["c"]
 
 
-def test_a_model_that_nobody_names_is_tried_anywhere() -> None:
+def test_a_model_that_no_endpoint_declares_may_go_to_any_endpoint() -> None:
     assert names_serving(a_fleet(endpoint("a"), endpoint("b", model="m")), "unknown") == ["a", "b"]
 
 
-def test_an_adapter_that_was_only_seen_may_go_to_any_server_of_the_same_base_model() -> None:
+def test_an_adapter_seen_on_a_page_may_go_to_any_server_of_the_same_base_model() -> None:
     fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="m"), endpoint("c", model="n"))
     holds(fleet, "a", "x")
     assert fleet.adapter("x") == "x"
     assert names_serving(fleet, "x") == ["a", "b"]
 
 
-def test_a_declared_adapter_loaded_at_run_time_elsewhere_is_served_there_too() -> None:
+def test_a_declared_adapter_is_also_served_where_it_was_loaded_at_run_time() -> None:
     fleet = a_fleet(
         endpoint("a", model="m", adapters=["x"]), endpoint("b", model="m"), endpoint("c", model="m")
     )
@@ -81,14 +81,14 @@ def test_a_declared_adapter_loaded_at_run_time_elsewhere_is_served_there_too() -
     assert names_serving(fleet, "x") == ["a", "b"]
 
 
-def test_a_base_model_is_no_adapter() -> None:
+def test_a_base_model_is_not_taken_for_an_adapter() -> None:
     fleet = a_fleet(endpoint("a", model="m", adapters=["x"]))
     assert fleet.adapter("m") == ""
     assert fleet.adapter("x") == "x"
     assert fleet.adapter("never-heard-of") == ""
 
 
-def test_a_snapshot_stays_as_it_was_made() -> None:
+def test_a_snapshot_does_not_change_after_it_was_made() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
@@ -101,7 +101,7 @@ def test_a_snapshot_stays_as_it_was_made() -> None:
     assert (after.in_flight[0], after.waiting[0], after.kv_usage[0]) == (18, 9, 0.9)
 
 
-def test_unknown_and_stale_numbers_are_nan_and_the_load_is_then_what_pickers_know_to_be_open() -> None:
+def test_unknown_and_stale_numbers_are_nan_and_the_load_is_then_the_known_open_requests() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, c = fleet.states()
     pages.take_in(a, EndpointMetrics(scraped_at=0.0, running=7, waiting=2, kv_usage=0.5), now=0.0)
@@ -123,7 +123,7 @@ def test_a_snapshot_of_some_slots_has_their_numbers_in_the_order_asked_for() -> 
     assert fleet.columns.block_tokens[seen.at].tolist() == [1, 1]
 
 
-def test_a_snapshot_says_who_holds_the_adapter_and_who_can_load_one_more() -> None:
+def test_a_snapshot_shows_which_endpoints_hold_the_adapter_or_have_a_free_slot() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, _ = fleet.states()
     use_adapter(a, "x", spec=SPEC, now=0.0)
@@ -135,7 +135,7 @@ def test_a_snapshot_says_who_holds_the_adapter_and_who_can_load_one_more() -> No
     assert fleet.snapshot(range(3), model="m", adapter="", spec=SPEC, now=0.0).has_adapter is None
 
 
-def test_only_endpoints_at_the_allowed_addresses_are_candidates_and_ranks_share_theirs() -> None:
+def test_only_endpoints_at_the_allowed_addresses_are_candidates_and_ranks_share_an_address() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     allowed = {endpoint("c").address, endpoint("a").address, endpoint("z").address}
     assert fleet.candidates("m", subset=allowed) == [0, 2]
@@ -148,7 +148,7 @@ def test_only_endpoints_at_the_allowed_addresses_are_candidates_and_ranks_share_
     assert raised.value.reason == "subset_empty", "the data plane knows the ranks by their front"
 
 
-def test_only_endpoints_that_answer_are_candidates_and_the_others_compute_prompts_for_them() -> None:
+def test_endpoints_that_answer_are_candidates_and_prefill_endpoints_compute_prompts() -> None:
     fleet = a_fleet(
         replace(endpoint("p"), role=Role.PREFILL),
         replace(endpoint("d"), role=Role.DECODE),
@@ -166,7 +166,7 @@ EVENTS = st.sampled_from(["book", "end", "page", "fail", "adapter", "restart", "
 
 
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
-def test_after_any_events_the_columns_say_what_the_states_say(events: list[tuple[str, int]]) -> None:
+def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[str, int]]) -> None:
     fleet, now = a_fleet(*map(endpoint, "abcd")), 0.0
     held: dict[EndpointState, list[Booking]] = {state: [] for state in fleet.states()}
     for event, number in events:

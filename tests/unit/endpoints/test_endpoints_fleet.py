@@ -12,7 +12,7 @@ from tests.unit.endpoints.fleets import SPEC, a_fleet, fail, ready
 from tests.unit.endpoints.lettered import endpoint
 
 
-def test_a_new_list_says_what_came_what_went_and_what_was_restarted() -> None:
+def test_a_new_list_reports_the_endpoints_that_came_left_or_restarted() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"), endpoint("d"))
     change = fleet.set_endpoints(
         [endpoint("a"), endpoint("b", host="10.9.9.9"), endpoint("c", incarnation="2"), endpoint("e")],
@@ -24,7 +24,7 @@ def test_a_new_list_says_what_came_what_went_and_what_was_restarted() -> None:
     fleet.check_integrity()
 
 
-def test_an_endpoint_that_stays_keeps_its_state_also_with_other_adapters() -> None:
+def test_an_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
     fleet = a_fleet(endpoint("a", model="m"))
     before = fleet.get(EndpointName("a"))
     change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], now=1.0)
@@ -45,7 +45,7 @@ def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     fleet.check_integrity()
 
 
-def test_addresses_lead_to_who_has_them_now() -> None:
+def test_an_address_leads_to_the_endpoint_that_has_it_now() -> None:
     a, b = endpoint("a"), endpoint("b")
     fleet = a_fleet(a, b)
     swapped = [endpoint("a", host=b.address.host), endpoint("b", host=a.address.host)]

@@ -14,7 +14,7 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone
 
 
-def test_of_a_prompt_that_a_page_does_not_count_a_quarter_is_undone_then_and_drains_from_there() -> None:
+def test_a_quarter_of_a_prompt_that_a_page_does_not_count_stays_undone_and_drains_from_then() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
@@ -43,18 +43,18 @@ def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
     assert len(backlog.bookings) == 0
 
 
-def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_partly_done() -> None:
+def test_counters_replace_the_estimate_except_for_a_prompt_that_may_be_partly_done() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 200, now=0.0)
     booked(backlog, 400, now=0.0)
-    # By the estimate 500 tokens are done, and the server counted 100. So of the rest only the 200 that are
-    # next can be under way.
+    # The estimate says that 500 tokens are done, and the server counted 100. Of the rest only the next 200
+    # tokens can be under way.
     confirm(backlog, 100, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
 
-def test_a_server_slower_than_thought_gets_its_work_back() -> None:
+def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 50, now=0.0)
     booked(backlog, 400, now=0.0)
@@ -74,7 +74,7 @@ def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others()
     assert undone(backlog, now=1.0) == 4900
 
 
-def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
+def test_the_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
     backlog = Backlog(now=0.0)
     aborted = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -83,7 +83,7 @@ def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
     assert undone(backlog, now=0.0) == 4900
 
 
-def test_each_first_token_ends_the_oldest_booking_whatever_it_held() -> None:
+def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
     backlog = Backlog(now=0.0)
     for tokens in (5000, 10, 300):
         booked(backlog, tokens, now=0.0)
@@ -91,12 +91,12 @@ def test_each_first_token_ends_the_oldest_booking_whatever_it_held() -> None:
     assert undone(backlog, now=0.0) == 300
 
 
-def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None:
+def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
     backlog = Backlog(now=0.0)
     for tokens in (100, 200, 400):
         booked(backlog, tokens, now=0.0)
-    # By the estimate 500 tokens are done, and the server began one answer. So of the rest only the 200
-    # that are next can be under way.
+    # The estimate says that 500 tokens are done, and the server began one answer. Of the rest only the next
+    # 200 tokens can be under way.
     begun(backlog, 1, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -110,7 +110,7 @@ def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_b
     assert undone(backlog, now=0.0) == 5000
 
 
-def test_a_page_older_than_an_end_leaves_its_first_token_to_the_next_page() -> None:
+def test_the_first_token_of_a_request_that_ended_after_the_page_counts_for_the_next_page() -> None:
     backlog = Backlog(now=0.0)
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -120,7 +120,7 @@ def test_a_page_older_than_an_end_leaves_its_first_token_to_the_next_page() -> N
     assert undone(backlog, now=0.0) == 5000
 
 
-def test_first_tokens_of_somebody_elses_requests_are_not_saved_up() -> None:
+def test_first_tokens_of_unknown_requests_do_not_end_later_bookings() -> None:
     backlog = Backlog(now=0.0)
     begun(backlog, 7, now=0.0, rate=RATE)
     booked(backlog, 300, now=0.0)
@@ -128,20 +128,20 @@ def test_first_tokens_of_somebody_elses_requests_are_not_saved_up() -> None:
     assert undone(backlog, now=0.0) == 300
 
 
-def test_first_tokens_are_compared_with_what_waited_before_them_if_all_of_the_requests_are_known() -> None:
+def test_first_tokens_are_compared_with_the_tokens_that_waited_only_if_all_requests_are_known() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
     assert begun(backlog, 2, now=4.0, rate=RATE) == (400, 100 + 350)
     booked(backlog, 100, now=5.0)
-    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "one of them is somebody else's"
+    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "the picker does not know one of the requests"
     backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
-    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "it ended before the page was read"
+    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "the request ended before the page was read"
     backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
-    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "it waited for an adapter"
+    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
 
 
-def test_the_first_counters_already_hold_what_was_released_before() -> None:
+def test_the_first_counters_include_the_work_that_was_released_before() -> None:
     backlog = Backlog(now=0.0)
     backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
     booked(backlog, 500, now=0.0)
@@ -150,7 +150,7 @@ def test_the_first_counters_already_hold_what_was_released_before() -> None:
     assert undone(backlog, now=0.0) == 400
 
 
-def test_without_counters_the_estimate_is_believed() -> None:
+def test_without_counters_the_estimate_is_used() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 100, now=0.0)
@@ -159,7 +159,7 @@ def test_without_counters_the_estimate_is_believed() -> None:
     assert undone(backlog, now=1.5) == 50
 
 
-def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> None:
+def test_an_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
     state = a_state()
     book(state, 5000, now=0.5)
     pages.take_in(state, page(1.0, running=1, prompt_tokens=0.0), now=1.0)
@@ -201,7 +201,7 @@ def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: f
     assert state.tokens_per_s == pytest.approx(550, rel=0.1)
 
 
-def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() -> None:
+def test_a_first_token_ends_a_booking_however_many_tokens_were_expected() -> None:
     state = a_state()
     pages.take_in(state, page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
     book(state, 4000, now=0.0)
@@ -212,7 +212,7 @@ def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() 
     assert len(state.backlog.bookings) == 1
 
 
-def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
+def test_a_server_that_only_decodes_has_no_prompts_left_from_before_the_first_page() -> None:
     """Bookings from before the first page end there, because no later growth can show their first tokens."""
     state = a_state()
     book(state, 4000, now=0.0)
@@ -240,7 +240,7 @@ def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_bus
     assert len(state.backlog.bookings) == 0
 
 
-def test_a_good_scrape_ends_a_row_of_failures() -> None:
+def test_a_good_scrape_resets_the_count_of_failures() -> None:
     state = a_state()
     state.scrape_failed(now=1.0)
     state.scrape_failed(now=2.0)
@@ -248,7 +248,7 @@ def test_a_good_scrape_ends_a_row_of_failures() -> None:
     assert state.failures == 0
 
 
-def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -> None:
+def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "z"]):
         use_adapter(state, adapter, spec=PolicySpec(), now=float(now))
@@ -258,15 +258,15 @@ def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
     pages.take_in(state, later, now=2.5)
-    # x waits there, and z was sent there after the page before. y was dropped, and w came from somebody
-    # else.
+    # A request for x waits there, and z was sent there after the previous page. The server dropped y and
+    # loaded w for an unknown request.
     assert loaded_adapters(state) == {"w", "x", "z"}
     # another process has started and does not report it
     pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
     assert loaded_adapters(state) == {"x", "z"}
 
 
-def test_a_load_counts_once_between_the_pages_where_its_request_ended() -> None:
+def test_an_adapter_load_counts_between_the_two_pages_where_its_request_ended() -> None:
     state = a_state()
     loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
     loading.loads = aborted.loads = True
@@ -280,9 +280,7 @@ def test_a_load_counts_once_between_the_pages_where_its_request_ended() -> None:
     assert state.ended_loads == 0
 
 
-def test_tokens_computed_a_second_are_those_of_the_last_minute_without_hits_and_start_anew_with_the_process() -> (
-    None
-):
+def test_computed_tokens_a_second_cover_the_last_minute_without_hits_and_end_with_the_process() -> None:
     state = a_state()
     for second in range(120):
         tokens = 1000.0 * min(second, 60)

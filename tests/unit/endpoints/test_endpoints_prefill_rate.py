@@ -16,8 +16,8 @@ from epp.types import EndpointMetrics
 
 
 class Server:
-    """Counters of a server whose prefills take `fixed_s` and a `rate`. Each `work` reports the work of one
-    scrape.
+    """Counters of a server. Each prefill takes `fixed_s`, and its tokens are computed at `rate`. Each `work`
+    reports the work of one scrape.
     """
 
     def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0, load_s: float = 0.0) -> None:
@@ -68,8 +68,8 @@ def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
 
 
 def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
-    """One prompt in eight has its adapter loaded, which takes longer than the prompt. The rate is still
-    6,000.
+    """One prompt in eight waits until its adapter is loaded, which takes longer than the prompt. The rate is
+    still 6,000.
     """
     model, rng = ModelRate(start=8000.0), random.Random(5)
     servers = [Server(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
@@ -93,7 +93,7 @@ def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
     assert model.per_load_s == pytest.approx(0.0, abs=0.01)
 
 
-def test_equal_servers_look_equal_however_differently_they_are_used() -> None:
+def test_equal_servers_get_equal_rates_under_different_loads() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(2)
     warm, cold = (Server(model, rate=3000.0, fixed_s=0.04) for _ in range(2))
     for _ in range(100):
@@ -102,7 +102,7 @@ def test_equal_servers_look_equal_however_differently_they_are_used() -> None:
     assert v_of(warm.learned) == pytest.approx(v_of(cold.learned), rel=0.1)
 
 
-def test_a_server_half_as_fast_is_told_from_its_peers() -> None:
+def test_a_server_half_as_fast_gets_half_the_rate_of_its_peers() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(3)
     servers = [Server(model, rate=rate) for rate in (6000.0, 6000.0, 6000.0, 3000.0)]
     for _ in range(120):
@@ -112,7 +112,7 @@ def test_a_server_half_as_fast_is_told_from_its_peers() -> None:
     assert v_of(slow) / v_of(fast) == pytest.approx(0.5, rel=0.1)
 
 
-def test_a_server_nobody_uses_becomes_like_its_peers_again() -> None:
+def test_the_rate_of_an_unused_server_returns_to_that_of_its_peers() -> None:
     model = ModelRate(start=8000.0)
     server = Server(model, rate=1000.0)
     peer = Server(model, rate=4000.0)
@@ -125,7 +125,7 @@ def test_a_server_nobody_uses_becomes_like_its_peers_again() -> None:
     assert server.learned.slowness == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_first_server_to_be_read_does_not_pay_for_the_policys_guess() -> None:
+def test_the_first_server_that_is_read_is_not_called_slow_because_the_policys_guess_was_high() -> None:
     model = ModelRate(start=8000.0)
     first, unread = Server(model, rate=800.0), PrefillRate(model)
     first.work(4000, 4000, 4000)
@@ -183,8 +183,12 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
 
 @pytest.mark.parametrize("rate", [1e-9, 1e9])
 @pytest.mark.parametrize("liar_first", [True, False])
-def test_a_server_that_lies_moves_the_line_of_the_others_by_little(*, rate: float, liar_first: bool) -> None:
-    """Before, one token in 30 years took the rate of all servers of the model to half a token a second."""
+def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_tenth(
+    *, rate: float, liar_first: bool
+) -> None:
+    """Before, a server with one token in 30 years lowered the rate of all servers of its model to half a
+    token a second.
+    """
     model = ModelRate(start=8000.0)
     liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
     for n in range(2000 if liar_first else 200):
@@ -195,7 +199,7 @@ def test_a_server_that_lies_moves_the_line_of_the_others_by_little(*, rate: floa
     assert v_of(others[0].learned) == pytest.approx(6000.0, rel=0.1)
 
 
-def test_where_most_servers_become_faster_the_line_follows() -> None:
+def test_the_rate_follows_when_faster_servers_replace_slow_ones() -> None:
     model = ModelRate(start=8000.0)
     servers = [Server(model, rate=200.0) for _ in range(4)]
     for _ in range(50):
@@ -218,7 +222,7 @@ def _pages(*counters: tuple[float, float, float]) -> list[EndpointMetrics]:
     ]
 
 
-def test_before_any_answer_has_ended_the_rate_is_what_busy_servers_compute() -> None:
+def test_before_any_answer_has_ended_the_rate_is_that_of_busy_servers() -> None:
     model = ModelRate(start=8000.0)
     server = PrefillRate(model)
     pages = _pages(*((float(at), 3000.0 * (at // 2) * 2, 1000.0 * (at // 2) * 2) for at in range(40)))
@@ -240,7 +244,7 @@ def test_a_server_that_was_idle_in_between_does_not_teach_how_fast_it_is() -> No
     assert v_of(server) == 8000.0
 
 
-def test_before_any_answer_has_ended_no_server_alone_moves_the_rate_far() -> None:
+def test_before_any_answer_has_ended_a_single_server_cannot_move_the_rate_far() -> None:
     model = ModelRate(start=8000.0)
     for _ in range(20):
         for tokens in (4000.0, 4000.0, 4000.0, 1e12):
@@ -262,15 +266,19 @@ def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 
 
 
 @pytest.mark.parametrize("waiting_tokens", [0.0, 12_000.0])
-def test_before_any_answer_has_ended_times_to_first_tokens_show_who_is_slow(waiting_tokens: float) -> None:
+def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_slow(
+    waiting_tokens: float,
+) -> None:
     slow, fast, other = _answering([2000.0, 4000.0, 4000.0], seconds=20, waiting_tokens=waiting_tokens)
     assert v_of(slow) == pytest.approx(v_of(fast) / 2, rel=0.35)
     assert v_of(slow) < 0.7 * v_of(fast)
     assert v_of(fast) == pytest.approx(v_of(other), rel=0.05)
-    assert slow.model.tokens_per_s == 8000.0, "they only compare servers: answers take a part of these times"
+    assert slow.model.tokens_per_s == 8000.0, (
+        "these times only compare servers, because answers take a part of them"
+    )
 
 
-def test_a_long_wait_before_a_first_token_counts_for_no_more_than_the_prompt_itself() -> None:
+def test_a_long_wait_before_a_first_token_counts_at_most_as_much_as_the_prompt_itself() -> None:
     direct, waited = (
         _answering([2000.0, 4000.0, 4000.0], seconds=10, waiting_tokens=tokens)[0].slowness
         for tokens in (0.0, 400_000.0)
@@ -284,7 +292,7 @@ def test_servers_whose_first_tokens_differ_by_little_count_as_equal() -> None:
     assert one.slowness == other.slowness == 1.0
 
 
-def test_the_times_of_its_prefills_outweigh_those_to_its_first_tokens() -> None:
+def test_prefill_times_outweigh_times_to_first_tokens() -> None:
     slow, *_ = _answering([2000.0, 4000.0, 4000.0], seconds=20)
     line = slow.model
     for at in range(20, 60):
@@ -295,7 +303,7 @@ def test_the_times_of_its_prefills_outweigh_those_to_its_first_tokens() -> None:
     assert slow.slowness == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_counter_of_times_that_leaps_does_not_make_a_server_slow_for_long() -> None:
+def test_a_leap_in_a_counter_of_times_does_not_make_a_server_slow_for_long() -> None:
     usual, leaps = _answering([4000.0, 4000.0], seconds=20)
     leaps.began(requests=2, tokens=4000, ahead_tokens=4000.0, seconds=1e12)
     assert v_of(leaps) > 0.6 * v_of(usual)

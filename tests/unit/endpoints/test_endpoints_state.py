@@ -19,7 +19,7 @@ from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, und
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
 
 
-def test_without_metrics_load_is_what_we_have_in_flight() -> None:
+def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
     book(state, 10, now=0.0)
@@ -29,7 +29,7 @@ def test_without_metrics_load_is_what_we_have_in_flight() -> None:
 
 
 @pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
-def test_a_page_that_does_not_say_how_many_are_inside_leaves_the_load_to_what_we_have_in_flight(
+def test_with_a_page_that_lacks_a_gauge_the_load_is_the_number_of_our_open_requests(
     said: dict[str, int],
 ) -> None:
     state = a_state()
@@ -38,7 +38,7 @@ def test_a_page_that_does_not_say_how_many_are_inside_leaves_the_load_to_what_we
     assert state.load(state.metrics) == 1
 
 
-def test_load_is_scraped_plus_own_picks_less_own_ends_since() -> None:
+def test_the_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
     pages.take_in(state, page(1.0, running=5, waiting=2), now=1.0)
@@ -49,8 +49,8 @@ def test_load_is_scraped_plus_own_picks_less_own_ends_since() -> None:
     assert state.load(state.metrics) == 8
 
 
-def test_load_is_never_under_our_own_in_flight() -> None:
-    """No scrape has a request that was on its way while the page was written, but the request is there."""
+def test_the_load_is_never_below_the_number_of_our_open_requests() -> None:
+    """A page does not count a request that was on its way while the page was written."""
     state = a_state()
     for _ in range(3):
         book(state, 10, now=0.99)
@@ -58,7 +58,7 @@ def test_load_is_never_under_our_own_in_flight() -> None:
     assert state.load(state.metrics) == 3
 
 
-def test_a_request_let_go_is_counted_by_the_scrapes_from_then_on() -> None:
+def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
     state = a_state()
     pages.take_in(state, page(0.0), now=0.0)
     book(state, 10, now=0.1)
@@ -103,7 +103,7 @@ def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -
     assert state.failures == 2
 
 
-def test_a_new_process_is_known_nothing_of() -> None:
+def test_nothing_is_known_of_a_new_process() -> None:
     state = a_state()
     pages.take_in(state, page(1.0, running=4), now=1.0)
     use_adapter(state, "x", spec=SPEC, now=1.0)
@@ -120,7 +120,7 @@ EVENTS = st.sampled_from(["book", "end", "detach", "scrape", "fail"])
 
 
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=60))
-def test_load_is_never_under_what_we_hold_there_and_all_is_released_in_the_end(
+def test_after_any_events_the_load_is_never_below_our_open_requests_and_all_are_released(
     events: list[tuple[str, int]],
 ) -> None:
     state, held, now = a_state(), list[Booking](), 0.0
@@ -154,14 +154,14 @@ def test_work_drains_at_the_servers_rate() -> None:
     assert undone(backlog, now=99.0) == 0
 
 
-def test_idle_time_drains_nothing_of_later_work() -> None:
+def test_idle_time_does_not_drain_later_work() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=50.0)
     assert undone(backlog, now=50.0) == 300
 
 
-def test_a_released_request_takes_its_own_work_along_and_no_more() -> None:
+def test_a_released_request_removes_its_own_work_and_no_more() -> None:
     backlog = Backlog(now=0.0)
     first = booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.0)
@@ -169,7 +169,7 @@ def test_a_released_request_takes_its_own_work_along_and_no_more() -> None:
     assert undone(backlog, now=0.5) == 300  # the server worked on the first request in this half second
 
 
-def test_an_abort_of_the_last_in_line_leaves_the_estimate_for_the_first() -> None:
+def test_an_abort_of_the_last_request_leaves_the_estimate_for_the_first() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 300, now=0.0)
     last = booked(backlog, 500, now=0.0)
@@ -187,7 +187,7 @@ def test_release_is_idempotent() -> None:
     assert len(backlog.bookings) == 1
 
 
-def test_what_is_known_done_goes_with_the_estimate_made_against_it() -> None:
+def test_a_prompt_known_to_be_done_is_removed_with_its_part_of_the_estimate() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 400, now=0.5)

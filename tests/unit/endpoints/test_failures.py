@@ -56,7 +56,7 @@ def test_the_fallback_list_names_failing_servers_last() -> None:
     assert pick.decision.candidates[-1].excluded == "failing"
 
 
-def test_where_all_fail_alike_nobody_is_left_out() -> None:
+def test_no_server_is_left_out_if_all_fail_alike() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
@@ -66,7 +66,7 @@ def test_where_all_fail_alike_nobody_is_left_out() -> None:
     assert [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates] == [""] * 4
 
 
-def test_a_server_that_is_kept_in_because_others_fail_more_gets_trials_and_comes_back() -> None:
+def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_back() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
@@ -108,7 +108,7 @@ def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("waiting", [None, 0, 1])
-def test_a_late_answer_to_a_probe_proves_nothing_where_requests_wait(waiting: int | None) -> None:
+def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int | None) -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
     fail(picker, "a", times=1, now=1.0)
@@ -122,7 +122,7 @@ def test_a_late_answer_to_a_probe_proves_nothing_where_requests_wait(waiting: in
     assert probe.queued == bool(waiting)
 
 
-def test_a_queue_explains_no_late_answer_of_a_server_whose_counters_stand_still() -> None:
+def test_a_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
     pick = picker.pick(ask(), now=0.5)
@@ -134,7 +134,7 @@ def test_a_queue_explains_no_late_answer_of_a_server_whose_counters_stand_still(
     assert not probe.queued
 
 
-def test_people_are_told_who_is_left_out_and_why() -> None:
+def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
@@ -147,7 +147,7 @@ def test_people_are_told_who_is_left_out_and_why() -> None:
     assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint
 
 
-def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes() -> None:
+def test_a_request_with_an_absurd_forecast_is_forgotten_after_a_while() -> None:
     answers = Answers()
     state = EndpointState.new(
         Endpoint(EndpointName("a"), Address("10.0.0.1", 1)), model_rate=ModelRate(start=1000.0), now=0.0
@@ -159,13 +159,13 @@ def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes(
     assert len(answers) == 0
 
 
-def test_requests_that_break_with_a_removed_server_are_held_against_nobody() -> None:
+def test_requests_that_break_with_a_removed_server_are_held_against_no_server() -> None:
     picker = started()
     picks = [picker.pick(ask(), now=0.1) for _ in range(24)]
     picker.set_endpoints(four()[1:], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
-    picker.housekeep(now=60.0)  # servers that never answered are looked for as well
+    picker.housekeep(now=60.0)  # this also looks for servers that never answered
     assert not picker.probes_due(now=60.0)
     chosen: Counter[tuple[str, str]] = Counter()
     for n in range(300):
@@ -188,7 +188,7 @@ def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_o
     assert not picker.probes_due(now=1.2)
 
 
-def test_a_probe_of_the_old_process_says_nothing_of_the_new_one() -> None:
+def test_a_probe_of_the_old_process_does_not_change_the_failure_share_of_the_new_one() -> None:
     picker = started()
     failures = picker.fleet.failures
     state = picker.fleet.get(EndpointName("a"))

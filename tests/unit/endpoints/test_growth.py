@@ -28,16 +28,16 @@ def test_computed_tokens_are_those_not_cached() -> None:
     assert computed_growth(before, after) == 200
 
 
-def test_computed_tokens_are_all_where_the_server_does_not_tell_cached_ones() -> None:
+def test_all_prompt_tokens_count_as_computed_if_the_server_does_not_report_cached_ones() -> None:
     assert computed_growth(page(0, prompt_tokens=100), page(1, prompt_tokens=400)) == 300
 
 
-def test_counters_read_at_unlike_moments_never_give_negative_work() -> None:
+def test_counters_read_at_different_moments_never_give_negative_work() -> None:
     before = page(0, prompt_tokens=100, cached_prompt_tokens=50)
     assert computed_growth(before, page(1, prompt_tokens=110, cached_prompt_tokens=90)) == 0
 
 
-def test_a_counter_that_fell_tells_a_restart() -> None:
+def test_a_counter_that_fell_shows_a_restart() -> None:
     assert restarted(page(0, prompt_tokens=10), page(1, prompt_tokens=9))
     assert restarted(page(0, prefix_queries=10), page(1, prefix_queries=0))
     assert not restarted(page(0, prompt_tokens=10), page(1, prompt_tokens=10))

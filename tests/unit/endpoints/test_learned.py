@@ -25,7 +25,7 @@ def idle(at: float, *, finished: float, prompt_tokens: float, running: int = 0) 
     )
 
 
-def test_an_estimate_starts_from_the_policy_and_follows_what_is_told() -> None:
+def test_an_estimate_starts_from_the_policy_and_follows_the_reported_counts() -> None:
     estimate = TokenEstimate(start=4.0)
     assert estimated_tokens(PromptSize(4000), estimate.terms) == 1000
     for _ in range(50):
@@ -34,7 +34,7 @@ def test_an_estimate_starts_from_the_policy_and_follows_what_is_told() -> None:
     assert estimate.bytes_per_token == pytest.approx(2.0, rel=0.02)
 
 
-def test_a_change_of_language_shows_within_some_hundred_requests() -> None:
+def test_a_change_of_language_shows_within_600_requests() -> None:
     estimate = TokenEstimate(start=4.0)
     for _ in range(5000):
         estimate.learn(PromptSize(4000), 1000)
@@ -51,8 +51,8 @@ CHINESE, PICTURE = 0.9, 1100
 
 
 def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
-    """Return one prompt of this kind, and the number of tokens that a tokenizer would make of it, within a
-    twentieth.
+    """Return one prompt of this kind, and the number of tokens that a tokenizer would make of it. The number
+    varies by a twentieth.
     """
     size, noise = rng.randrange(300, 20_000), rng.uniform(0.95, 1.05)
     if kind == "chinese":
@@ -91,7 +91,7 @@ def test_any_kind_of_traffic_is_estimated_within_a_tenth_after_a_hundred_request
         max_size=50,
     )
 )
-def test_an_estimate_is_never_negative_nor_absurdly_low_whatever_is_told(
+def test_an_estimate_is_never_negative_or_absurdly_low_whatever_counts_are_reported(
     pairs: list[tuple[int, float, int, float]],
 ) -> None:
     estimate = TokenEstimate(start=4.0)
@@ -102,7 +102,7 @@ def test_an_estimate_is_never_negative_nor_absurdly_low_whatever_is_told(
         assert 0 < estimate.bytes_per_token < float("inf")
 
 
-def test_a_window_that_was_ours_alone_gives_a_sample() -> None:
+def test_a_window_with_only_our_requests_gives_a_sample() -> None:
     window = CounterWindow()
     assert sample_of(window, idle(0, finished=7, prompt_tokens=100)) is None
     for _ in range(20):
@@ -110,7 +110,7 @@ def test_a_window_that_was_ours_alone_gives_a_sample() -> None:
     assert sample_of(window, idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
 
 
-def test_a_window_with_somebody_elses_requests_gives_none_and_starts_anew() -> None:
+def test_a_window_with_unknown_requests_gives_no_sample_and_a_new_window_starts() -> None:
     window = CounterWindow()
     sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
@@ -150,7 +150,7 @@ def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1e15, 1e6, 100.0])
-def test_what_no_tokenizer_makes_of_a_prompt_teaches_nothing(tokens: float) -> None:
+def test_token_counts_that_no_tokenizer_could_produce_teach_nothing(tokens: float) -> None:
     """Before, one server's counters shrank the caches of all servers of its model to nothing."""
     estimate = TokenEstimate(start=4.0)
     estimate.learn(PromptSize(100_000), tokens)
@@ -190,7 +190,7 @@ class Server:
 def traffic(
     size: CacheSize, *, requests: int, kept_s: float, scale: float = 1.0, bounded: bool = True, seed: int = 1
 ) -> Server:
-    """Prefixes return after times of mean 60 s. The server really keeps them for `kept_s`, and predicted
+    """Prefixes return after 60 s on average. The server really keeps them for `kept_s`, and predicted
     hits are wrong by the factor `scale`.
     """
     rng = random.Random(seed)
@@ -212,7 +212,7 @@ def test_the_size_grows_while_the_stalest_predictions_hold() -> None:
     assert size.factor > 4
 
 
-def test_the_size_shrinks_where_the_stalest_predictions_fail() -> None:
+def test_the_size_shrinks_if_the_stalest_predictions_fail() -> None:
     size = CacheSize()
     traffic(size, requests=1000, kept_s=100)
     assert size.truth < 0.4
@@ -220,14 +220,14 @@ def test_the_size_shrinks_where_the_stalest_predictions_fail() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.8, 0.95, 1.1])
-def test_an_error_of_all_predictions_alike_is_not_taken_for_a_small_cache(scale: float) -> None:
+def test_an_equal_error_of_all_predictions_is_not_taken_for_a_small_cache(scale: float) -> None:
     size = CacheSize()
     traffic(size, requests=1000, kept_s=10_000, scale=scale)
     assert size.truth > 0.85
     assert size.factor > 2
 
 
-def test_a_mirror_that_is_not_full_tells_nothing_about_a_larger_one() -> None:
+def test_a_mirror_that_is_not_full_gives_no_evidence_for_a_larger_one() -> None:
     size = CacheSize()
     traffic(size, requests=1000, kept_s=10_000, bounded=False)
     assert size.factor == 1.0
@@ -247,7 +247,7 @@ def test_evidence_of_several_servers_adds_up() -> None:
     assert many.factor > 2 * one.factor > 2
 
 
-def test_what_waits_is_not_counted_against_the_predictions() -> None:
+def test_waiting_requests_are_not_counted_against_the_predictions() -> None:
     """Requests in a queue are predicted, but the server has not looked them up yet."""
     size = CacheSize()
     server = Server(size)
@@ -261,7 +261,7 @@ def test_what_waits_is_not_counted_against_the_predictions() -> None:
     assert size.factor > 2
 
 
-def test_hits_that_were_not_foreseen_are_no_evidence_against_those_that_were() -> None:
+def test_unexpected_hits_are_no_evidence_against_the_predicted_hits() -> None:
     """A mirror that is far too small predicts few of the hits, and all of its predictions are true."""
     size = CacheSize()
     server, rng = Server(size), random.Random(5)
@@ -277,7 +277,7 @@ def test_hits_that_were_not_foreseen_are_no_evidence_against_those_that_were() -
     assert size.factor > 1.2
 
 
-def test_a_counter_that_starts_anew_starts_a_new_window() -> None:
+def test_a_counter_that_was_reset_starts_a_new_window() -> None:
     size = CacheSize()
     server = traffic(size, requests=500, kept_s=10_000)
     before = size.factor
@@ -289,7 +289,7 @@ def test_a_counter_that_starts_anew_starts_a_new_window() -> None:
     assert server.window.requests == 0
 
 
-def test_the_stalest_tenth_is_what_counts_as_stale() -> None:
+def test_about_a_tenth_of_the_predictions_counts_as_stale() -> None:
     size, window, rng = CacheSize(), HitWindow(), random.Random(3)
     counted = [0, 0]
     for n in range(6000):

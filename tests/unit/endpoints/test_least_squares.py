@@ -50,6 +50,6 @@ def test_scaled_down_samples_count_less_than_new_ones() -> None:
     assert fit.solve(prior=(0.0, 0.0, 0.0), trust=(1e-9, 1.0, 1.0))[0] == pytest.approx(15.0)
 
 
-def test_where_rounding_leaves_no_solution_the_prior_is_returned() -> None:
+def test_the_prior_is_returned_if_rounding_leaves_no_solution() -> None:
     fit = fit_of([((1e9, 1e9, 1e9), 1.0, 1.0)])
     assert fit.solve(prior=(1.0, 2.0, 3.0), trust=(1e-30, 1e-30, 1e-30)) == (1.0, 2.0, 3.0)

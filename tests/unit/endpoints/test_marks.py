@@ -7,7 +7,7 @@ import pytest
 from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark
 
 
-def test_a_share_halves_every_five_seconds_and_stays_while_the_server_is_left_out() -> None:
+def test_a_share_halves_every_five_seconds_but_not_while_the_server_is_left_out() -> None:
     mark = Mark(share=0.8, at=10.0)
     assert [mark.now(at) for at in (10.0, 15.0, 20.0)] == pytest.approx([0.8, 0.4, 0.2])
     assert mark.now(9.0) == 0.8, "time that runs backwards raises no share"
@@ -30,7 +30,7 @@ def test_a_trial_that_is_allowed_is_due_at_once() -> None:
 
 
 @pytest.mark.parametrize(("share", "after"), [(1.0, STEP), (0.1, 0.1)])
-def test_a_server_that_is_well_again_has_at_most_the_share_of_one_failure(share: float, after: float) -> None:
+def test_a_server_that_has_recovered_has_at_most_the_share_of_one_failure(share: float, after: float) -> None:
     mark = Mark(share=share, at=1.0, out=True, hangs=True, stalls=True)
     mark.recover(now=20.0)
     assert (mark.out, mark.hangs, mark.stalls) == (False, False, False)

@@ -22,8 +22,8 @@ def endpoint(*, incarnation: str = "uid/1", host: str = "10.0.0.1", model: str =
 
 
 def warm_picker(of: Endpoint) -> tuple[Picker, int]:
-    """One endpoint whose cache is much larger than the default, and the number of entries that the picker
-    has for it.
+    """Return a picker with one endpoint, whose cache is much larger than the default, and the number of its
+    entries.
     """
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     picker.set_endpoints([of], now=0.0)
@@ -37,7 +37,7 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
     return picker, entries
 
 
-def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
+def leave_and_return(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
     """Let the endpoint leave and come back as `as_`. Return the number of its entries."""
     picker, entries = warm_picker(of)
     picker.set_endpoints([], now=0.0)
@@ -48,7 +48,7 @@ def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, i
 
 
 def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> None:
-    picker, entries = back(endpoint(), as_=endpoint())
+    picker, entries = leave_and_return(endpoint(), as_=endpoint())
     assert picker.table.mirrors[A].entries == entries
     picker.housekeep(now=1000.0)
     assert picker.table.mirrors[A].entries == entries, "the endpoint is back, so nobody waits for it"
@@ -60,12 +60,12 @@ def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> Non
     ids=["restarted", "moved", "another model"],
 )
 def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
-    picker, _ = back(endpoint(), as_=other)
+    picker, _ = leave_and_return(endpoint(), as_=other)
     assert picker.table.mirrors[A].entries == 0
 
 
 def test_an_endpoint_that_stays_away_is_forgotten() -> None:
-    picker, _ = back(endpoint(), as_=endpoint(), away_s=KEPT_S)
+    picker, _ = leave_and_return(endpoint(), as_=endpoint(), away_s=KEPT_S)
     assert picker.table.mirrors[A].entries == 0
     picker, _ = warm_picker(endpoint())
     picker.set_endpoints([], now=0.0)
@@ -74,12 +74,12 @@ def test_an_endpoint_that_stays_away_is_forgotten() -> None:
     assert list(picker.table.mirrors) == []
 
 
-def test_of_an_endpoint_without_an_incarnation_nobody_knows() -> None:
-    picker, _ = back(endpoint(incarnation=""), as_=endpoint(incarnation=""))
+def test_an_endpoint_without_an_incarnation_comes_back_cold() -> None:
+    picker, _ = leave_and_return(endpoint(incarnation=""), as_=endpoint(incarnation=""))
     assert picker.table.mirrors[A].entries == 0
 
 
-def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
+def test_an_endpoint_that_left_is_forgotten_if_the_policy_cuts_chunks_differently() -> None:
     picker, _ = warm_picker(endpoint())
     picker.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
@@ -91,7 +91,7 @@ def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
     check_integrity(picker.table)
 
 
-def test_who_left_is_remembered_once() -> None:
+def test_an_endpoint_that_left_is_remembered_until_it_returns_or_its_time_ends() -> None:
     absent = RecentlyLeft()
     assert absent.leave(endpoint(), now=0.0)
     assert absent.come_back(endpoint()) is True

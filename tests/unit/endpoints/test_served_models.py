@@ -62,7 +62,7 @@ def test_a_model_goes_to_the_servers_that_list_it() -> None:
     assert not fleet.one_model
 
 
-def test_an_unknown_model_is_an_error_once_every_server_has_said_what_it_has() -> None:
+def test_an_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
     assert serving(fleet, "ghost") == "c", "only this server may have the model"
     assert serving(fleet, "m") == "ac"
@@ -74,25 +74,25 @@ def test_an_unknown_model_is_an_error_once_every_server_has_said_what_it_has() -
     assert serving(fleet, "m") == "a"
 
 
-def test_where_unknown_models_are_not_refused_they_go_anywhere() -> None:
+def test_unknown_models_go_to_any_server_if_they_are_not_refused() -> None:
     fleet = fleet_of("ab", refuses=False, a=listing("m"), b=listing("n"))
     assert serving(fleet, "ghost") == "ab"
     assert serving(fleet, "n") == "b"
 
 
-def test_a_server_whose_list_is_not_known_may_have_what_others_list() -> None:
+def test_a_server_without_a_known_list_may_have_the_models_of_others() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=None)
     assert serving(fleet, "m") == "ab", "the picker asks c at once"
 
 
-def test_a_server_that_has_said_nothing_may_have_what_its_own_pool_lists_and_nothing_of_other_pools() -> None:
+def test_a_server_without_a_known_list_may_have_the_models_of_its_own_pool_only() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
     take(fleet, a=listing("llama"), b=None, c=listing("mistral"), d=None)
     assert [serving(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
     assert serving(fleet, "ghost") == "bd", "nobody lists the model, and one of these may have it"
 
 
-def test_a_model_that_nobody_lists_goes_to_a_pool_of_which_nobody_has_said_anything() -> None:
+def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
     assert serving(fleet, "mistral") == "abcd"
     take(fleet, a=listing("llama"), b=None)
@@ -115,7 +115,7 @@ def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     assert serving(fleet, "fresh") == "ab"
 
 
-def test_a_new_server_has_nothing_that_others_list_until_it_was_asked() -> None:
+def test_a_new_server_gets_no_model_of_others_until_it_was_asked() -> None:
     fleet = fleet_of("abcd", a=listing("m"), b=listing("n"))
     assert [serving(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
     take(fleet, c=None, d=listing("n"))
@@ -150,7 +150,7 @@ def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_
         fleet.serving("m")
 
 
-def test_a_model_whose_server_left_a_pool_that_has_others_is_waited_for_and_then_unknown() -> None:
+def test_a_model_whose_server_left_a_pool_with_others_is_first_not_ready_and_then_unknown() -> None:
     fleet = Fleet(SPEC)
     with_endpoints(fleet, existing="p", now=0.0, p="ab")
     take(fleet, a=listing("m"), b=listing("n"))
@@ -163,7 +163,7 @@ def test_a_model_whose_server_left_a_pool_that_has_others_is_waited_for_and_then
         fleet.serving("m")
 
 
-def test_a_declared_model_stays_with_those_that_declare_it() -> None:
+def test_a_declared_model_goes_only_to_the_endpoints_that_declare_it() -> None:
     fleet = Fleet(SPEC)
     fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], now=0.0)
     assert serving(fleet, "m") == "a"
@@ -190,7 +190,7 @@ def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
         picked_from(fleet, "m", "")
 
 
-def test_servers_that_list_the_same_model_learn_together_and_others_apart() -> None:
+def test_servers_that_list_the_same_model_learn_together_and_others_separately() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
     rates = {name: state.rate.model for name in "abc" if (state := fleet.get(EndpointName(name)))}
     assert rates["a"] is rates["b"] is not rates["c"]
@@ -208,7 +208,7 @@ def test_a_server_that_lists_another_model_than_before_is_another_server() -> No
     assert (state.process, state.model) == (before + 1, "n")
 
 
-def test_a_new_process_has_said_nothing_yet_and_a_new_list_of_endpoints_forgets_nobody() -> None:
+def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
     fleet = fleet_of("ab", a=listing("m"), b=listing("n"))
     again = [endpoint("a"), Endpoint(EndpointName("b"), endpoint("b").address, incarnation="2")]
     fleet.set_endpoints(again, now=2.0)
@@ -219,7 +219,7 @@ def test_a_new_process_has_said_nothing_yet_and_a_new_list_of_endpoints_forgets_
     fleet.check_integrity()
 
 
-def test_a_fleet_with_one_model_has_all_slots_without_a_look_at_any() -> None:
+def test_a_fleet_with_one_model_returns_the_roster_of_all_slots_itself() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("m"))
     assert fleet.one_model
     assert fleet.serving("m") is fleet.columns.roster.everyone
@@ -239,7 +239,7 @@ def test_the_union_has_every_model_once_by_name() -> None:
     }  # fmt: skip
 
 
-def test_who_serves_a_model_is_looked_up_when_it_is_asked_for_and_kept_for_so_many_models_at_most() -> None:
+def test_the_servers_of_a_model_are_looked_up_on_request_and_kept_for_a_bounded_number() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=None, c=None)
     for n in range(5000):
         assert serving(fleet, f"ghost {n}") == "bc"

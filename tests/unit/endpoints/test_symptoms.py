@@ -105,7 +105,7 @@ def test_an_answer_is_complete_if_no_cut_was_reported_within_a_second_of_its_end
     cuts.check_integrity()
 
 
-def test_of_very_many_ends_the_oldest_stay_so_that_a_busy_server_is_found_well() -> None:
+def test_the_oldest_of_very_many_ends_are_kept_so_that_a_busy_server_is_found_healthy() -> None:
     cuts, state = Cuts(), a_state()
     cuts.cut(state)
     for n in range(1000):

@@ -29,7 +29,7 @@ def test_old_news_after_an_interruption_and_clocks_that_differ_do_no_harm() -> N
     unreported.check_integrity()
 
 
-def test_requests_for_one_model_say_nothing_about_those_for_another() -> None:
+def test_unreported_requests_are_estimated_for_each_model_apart() -> None:
     unreported = Unreported()
     unreported.reported("m", age_s=0.5, now=1.0)
     assert unreported.picks("m", now=1.0) == 0.5

@@ -71,7 +71,7 @@ def validate(text: str, directory: Path) -> None:
     assert "Deprecated field" not in done.stderr
 
 
-def test_text_is_the_golden_one() -> None:
+def test_the_text_equals_the_golden_file() -> None:
     assert bootstrap(golden_config()) == GOLDEN.read_text()
 
 
@@ -82,7 +82,7 @@ def parsed(text: str) -> Bootstrap:
     return Bootstrap.from_dict(yaml.safe_load(text))
 
 
-def test_both_outputs_say_the_same() -> None:
+def test_the_json_and_the_yaml_output_are_equal() -> None:
     config = golden_config()
     assert json.loads(bootstrap(config, output="json")) == yaml.safe_load(bootstrap(config))
 
@@ -97,7 +97,7 @@ def test_both_outputs_say_the_same() -> None:
     ],
     ids=["defaults", "watched", "tls-traced"],
 )
-def test_every_field_is_one_of_envoys(envoy: Envoy, transport: Literal["http2", "grpcio"]) -> None:
+def test_envoy_knows_every_field(envoy: Envoy, transport: Literal["http2", "grpcio"]) -> None:
     config = Config(
         endpoints_file="e.yaml",
         listen=Listen(transport=transport, tls=envoy.tls),
@@ -127,7 +127,7 @@ def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
     ],
     ids=["defaults", "ipv6-closed", "extremes", "unix", "watched"],
 )
-def test_real_envoy_accepts_it(tmp_path: Path, envoy: Envoy, listen: Listen) -> None:
+def test_real_envoy_accepts_the_bootstrap(tmp_path: Path, envoy: Envoy, listen: Listen) -> None:
     validate(bootstrap(config_in(tmp_path, envoy=envoy, listen=listen)), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The clusters of the bootstrap: where Envoy's own defaults would fail unnoticed."""
+"""The clusters of the bootstrap: settings without which Envoy's defaults would fail unnoticed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_each_worker_is_an_endpoint_of_the_picker() -> None:
     assert ports == [9002, 9003, 9004]
 
 
-def test_a_dead_worker_gets_no_requests_though_it_is_the_only_one() -> None:
+def test_a_dead_worker_gets_no_requests_even_if_it_is_the_only_one() -> None:
     assert clusters.picker(a_config())["common_lb_config"]["healthy_panic_threshold"] == {"value": 0}
 
 
-def test_a_worker_that_hangs_is_left_out_after_some_three_seconds_before_the_first_request_too() -> None:
+def test_a_worker_that_hangs_is_left_out_within_3_5_s_even_before_the_first_request() -> None:
     (check,) = clusters.picker(a_config())["health_checks"]
     times = {name: float(str(value).rstrip("s")) for name, value in check.items() if str(value).endswith("s")}
     assert check["unhealthy_threshold"] == 2
@@ -33,7 +33,7 @@ def test_a_worker_that_hangs_is_left_out_after_some_three_seconds_before_the_fir
 
 
 @pytest.mark.parametrize("eds_file", ["eds.json", "run/eds.json", "/run/eds.json"])
-def test_the_endpoints_file_is_found_from_any_directory_and_by_its_folder(eds_file: str) -> None:
+def test_the_path_of_the_endpoints_file_is_absolute_and_its_folder_is_watched(eds_file: str) -> None:
     config = clusters.model_servers(a_config(eds_file=eds_file))["eds_cluster_config"]["eds_config"]
     source = config["path_config_source"]
     assert source["path"] == str(Path.cwd() / eds_file)

@@ -52,7 +52,9 @@ ENDPOINTS = st.lists(
 
 
 @given(ENDPOINTS, st.randoms(use_true_random=False))
-def test_holds_each_address_once_whatever_the_order(endpoints: list[Endpoint], rng: object) -> None:
+def test_the_file_holds_each_address_once_and_does_not_depend_on_the_order(
+    endpoints: list[Endpoint], rng: object
+) -> None:
     text = render(endpoints)
     expected = {(e.address.host, e.address.port) for e in endpoints}
     found = addresses_in(text)
@@ -62,7 +64,7 @@ def test_holds_each_address_once_whatever_the_order(endpoints: list[Endpoint], r
 
 
 @given(st.lists(ENDPOINTS, min_size=1, max_size=6))
-def test_version_follows_the_content_and_nothing_is_left_behind(history: list[list[Endpoint]]) -> None:
+def test_the_version_follows_the_content_and_no_other_file_is_left(history: list[list[Endpoint]]) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "eds.json"
         versions: dict[str, frozenset[Address]] = {}
@@ -71,12 +73,12 @@ def test_version_follows_the_content_and_nothing_is_left_behind(history: list[li
             held = frozenset(e.address for e in endpoints)
             assert write(path, endpoints) == (held != before)
             before = held
-            assert [each.name for each in Path(directory).iterdir()] == ["eds.json"], "nothing is left behind"
+            assert [each.name for each in Path(directory).iterdir()] == ["eds.json"], "no other file is left"
             version = json.loads(path.read_bytes())["version_info"]
             assert versions.setdefault(version, held) == held
 
 
-def test_an_unchanged_set_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_an_unchanged_set_does_not_rewrite_the_file(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     assert write(path, [endpoint("10.0.0.1:8000"), endpoint("10.0.0.2:8000")])
     inode = path.stat().st_ino
@@ -93,21 +95,21 @@ def test_a_change_is_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
     assert addresses_in(path.read_bytes()) == [("fd00::1", 8000)]
 
 
-def test_no_endpoints_and_no_directory_yet_still_give_a_file(tmp_path: Path) -> None:
+def test_a_file_is_written_without_endpoints_and_without_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "run" / "eds.json"
     assert write(path, [])
     assert addresses_in(path.read_bytes()) == []
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_another_hand_wrote_is_put_right(tmp_path: Path) -> None:
+def test_a_file_that_somebody_else_changed_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     path.write_text("not json")
     assert write(path, [endpoint("10.0.0.1:8000")])
     assert path.read_bytes() == render([endpoint("10.0.0.1:8000")])
 
 
-def test_a_write_that_fails_leaves_no_rubbish(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -115,7 +117,7 @@ def test_a_write_that_fails_leaves_no_rubbish(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_endpoints_that_never_answer_are_kept_from_envoy() -> None:
+def test_endpoints_that_only_compute_prompts_are_not_in_the_file() -> None:
     """When the picker is away, Envoy goes round robin over the endpoints of the file."""
     helper = Endpoint(EndpointName("p"), Address("10.0.0.2", 8000), role=Role.PREFILL)
     assert addresses_in(render([endpoint("10.0.0.1:8000"), helper])) == [("10.0.0.1", 8000)]

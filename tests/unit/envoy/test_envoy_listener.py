@@ -44,7 +44,7 @@ def test_the_picker_is_asked_only_by_the_route_to_the_model_servers() -> None:
     assert all("typed_per_filter_config" not in route for route in blocked)
 
 
-def test_blocked_paths_come_before_everything_else_in_any_case_of_letters() -> None:
+def test_blocked_paths_come_before_all_other_routes_in_upper_and_lower_case() -> None:
     config = msgspec.structs.replace(
         a_config(), blocked_paths=("/metrics", "/sleep"), allowed_paths=("/sleep",)
     )
@@ -60,7 +60,7 @@ def test_headers_that_servers_obey_are_removed_before_any_filter_runs() -> None:
     assert removed == {DESTINATION, *SERVER_HEADERS}
 
 
-def test_filters_of_the_operator_come_first_and_the_router_last_for_websockets_too() -> None:
+def test_filters_of_the_operator_come_first_and_the_router_last_also_for_websockets() -> None:
     config = a_config(extra_http_filters=({"name": "keys"},))
     assert list(filters(config)) == ["keys", EXT_PROC, "envoy.filters.http.custom_response", LAST]
     (websocket,) = manager(config)["upgrade_configs"]
@@ -80,7 +80,7 @@ def test_http2_without_tls_can_be_turned_off(settings: dict[str, Any], codec: st
 
 
 @pytest.mark.parametrize("fail_open", [True, False])
-def test_the_settings_for_a_picker_that_is_away_reach_ext_proc(fail_open: bool) -> None:  # noqa: FBT001 - a case
+def test_the_settings_for_an_unreachable_picker_are_passed_to_ext_proc(fail_open: bool) -> None:  # noqa: FBT001 - a case
     config = a_config(fail_open=fail_open, message_timeout_seconds=0.5, max_message_timeout_seconds=7)
     ext_proc = filters(config)[EXT_PROC]["typed_config"]
     assert ext_proc["failure_mode_allow"] is fail_open
@@ -94,7 +94,7 @@ def test_only_a_picker_on_grpcio_is_told_when_a_request_began(transport: Any) ->
     assert told == ([BEGAN] if transport == "grpcio" else [])
 
 
-def test_cut_answers_are_always_reported_and_lines_for_people_only_if_wanted() -> None:
+def test_cut_answers_are_always_reported_and_readable_log_lines_only_if_configured() -> None:
     names = [log["name"] for log in manager(a_config(access_log=False))["access_log"]]
     assert names == ["envoy.access_loggers.http_grpc"]
     grpc, line = manager(a_config())["access_log"]
@@ -109,7 +109,7 @@ def test_spans_are_made_only_if_a_collector_is_named() -> None:
     assert sampler["typed_config"]["sampling_percentage"] == {"numerator": 5_000, "denominator": "MILLION"}
 
 
-def test_a_larger_body_is_refused_by_the_route_so_that_answers_are_not_bounded_too() -> None:
+def test_a_body_that_is_too_large_is_refused_by_the_route_so_that_answers_have_no_bound() -> None:
     config = a_config(max_body_bytes=70_000)
     assert routes(config)[-1]["request_body_buffer_limit"] == 70_000
     assert "per_connection_buffer_limit_bytes" not in gateway(config)

@@ -31,7 +31,7 @@ def test_the_settings_of_an_extension_carry_their_type() -> None:
     }
 
 
-def test_a_path_keeps_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symbolic_links_in_a_path_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Whole files for Envoy: written only if they change, and never half."""
+"""Files for Envoy are written only if they change, and never in part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from epp.envoy.replacing import write_if_changed
 
 
-def test_an_equal_text_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_an_equal_text_does_not_rewrite_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert write_if_changed(path, b"one")
     inode = path.stat().st_ino

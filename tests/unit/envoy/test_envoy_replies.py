@@ -29,14 +29,14 @@ def errors() -> dict[int, Mapping[str, Any]]:
     }
 
 
-def test_the_pickers_own_answers_pass_unchanged_before_any_other_rule() -> None:
+def test_the_first_rule_passes_the_pickers_own_answers_unchanged() -> None:
     first = MAPPERS[0]
     expression = first["filter"]["extension_filter"]["typed_config"]["expression"]
     assert expression == f"response.code_details.startsWith('{DETAILS}')"
     assert list(first) == ["filter"], "nothing is replaced"
 
 
-def test_any_other_error_gets_a_general_text_after_all_others() -> None:
+def test_the_last_rule_gives_every_other_error_a_general_text() -> None:
     assert status_of(MAPPERS[-1]) == ("GE", 400)
 
 
@@ -56,7 +56,7 @@ def test_every_body_is_json_and_says_that_it_is_an_error() -> None:
         assert body["json_format"]["type"] == "error"
 
 
-def test_envoy_and_the_picker_give_one_fault_one_code() -> None:
+def test_envoy_and_the_picker_give_the_same_code_for_the_same_fault() -> None:
     assert errors()[404]["code"] == BlockedPathError.reason
     assert errors()[413]["code"] == BodyTooLargeError.reason
 

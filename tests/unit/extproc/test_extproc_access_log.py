@@ -58,7 +58,7 @@ def message(*entries: Any) -> bytes:
 @pytest.mark.parametrize(
     "flag", ["upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"]
 )
-def test_an_answer_that_began_well_and_that_its_server_ended_is_cut(flag: str) -> None:
+def test_an_answer_that_its_server_ended_midway_is_reported_as_cut(flag: str) -> None:
     rig = Rig()
     rig.log.receive(message(entry(flag)), now=1.0)
     assert (rig.cut, rig.faults) == (["a"], [])
@@ -89,7 +89,7 @@ def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
      entry(host="10.0.0.2")],
     ids=["host", "port", "no host", "a long host", "no port", "two ranks"],
 )  # fmt: skip
-def test_a_cut_at_an_address_that_is_no_endpoints_own_is_counted_and_nothing_else(
+def test_a_cut_at_an_unknown_address_is_only_counted(
     stranger: HTTPAccessLogEntry,
 ) -> None:
     rig = Rig()
@@ -97,7 +97,7 @@ def test_a_cut_at_an_address_that_is_no_endpoints_own_is_counted_and_nothing_els
     assert (rig.cut, rig.faults) == ([], ["cut_by_unknown_server"])
 
 
-def test_what_is_read_of_a_message_is_bounded() -> None:
+def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> None:
     rig = Rig()
     rig.log.receive(message(*[entry() for _ in range(MOST_ENTRIES + 5)]), now=1.0)
     assert len(rig.cut) == MOST_ENTRIES

@@ -22,7 +22,7 @@ from tests.unit.extproc.stream_bench import OK as OK_HEADERS
 
 
 class Caller:
-    """Notes the answers, and how often a message left work."""
+    """Records the answers, and how often a message left work for later."""
 
     is_open = True
     trace = ""
@@ -94,12 +94,12 @@ def fill(part: ext_proc.HttpHeaders, headers: Sequence[tuple[str, str]]) -> None
         part.headers.headers.add(key=name, raw_value=value.encode())
 
 
-def test_where_flow_control_is_off_no_call_asks_the_gate() -> None:
+def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     calls, others = Calls(), Calls(mode="Hold", headroom_seconds=0.1)
     others.ask()
     others.ask()
     assert others.gate.waiting == 1
-    calls.ask(head())[0].gone(now=1.0, broken=False)  # the first call takes in the policy
+    calls.ask(head())[0].gone(now=1.0, broken=False)  # the first call reads the policy
     # In this gate a request waits. A call that asked the gate would have it pumped, or would wait there too.
     calls.streams.context = dataclasses.replace(calls.streams.context, gate=others.gate)
     call, caller = calls.ask(head(), body(), answer())
@@ -110,7 +110,7 @@ def test_where_flow_control_is_off_no_call_asks_the_gate() -> None:
     assert (calls.pumps, others.gate.waiting) == (0, 1)
 
 
-def test_a_call_leaves_work_once_when_its_request_is_picked() -> None:
+def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
     calls = Calls()
     call, caller = calls.ask(head())
     assert caller.left_work == 0

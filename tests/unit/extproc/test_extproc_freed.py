@@ -49,7 +49,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("end", ["closed", "detached"])
-def test_nothing_is_left_of_a_stream_with_an_owner(end: str, bench: Bench) -> None:
+def test_a_stream_with_an_owner_is_freed_without_the_collector(end: str, bench: Bench) -> None:
     before = alive()
     owner = Owner(bench)
     stream = owner.stream
@@ -64,7 +64,7 @@ def test_nothing_is_left_of_a_stream_with_an_owner(end: str, bench: Bench) -> No
 
 
 @pytest.mark.parametrize("end", ["goes", "leaves", "leaves after a forecast", "drained"])
-def test_nothing_is_left_of_a_request_that_waited(end: str) -> None:
+def test_a_request_that_waited_is_freed_without_the_collector(end: str) -> None:
     held = Held(ttl_seconds=3600.0, longest_delay_s=3600.0)
     before = alive()
     stream, _ = held.waits(BUFFERED)
@@ -80,7 +80,7 @@ def test_nothing_is_left_of_a_request_that_waited(end: str) -> None:
     assert alive() == before
 
 
-def test_nothing_is_left_of_a_request_that_has_no_room_to_wait() -> None:
+def test_a_request_without_room_to_wait_is_freed_without_the_collector() -> None:
     held = Held(in_all=Waiting(max_requests=1), ttl_seconds=3600.0, longest_delay_s=3600.0)
     first, _ = held.waits(BUFFERED)
     before = alive()

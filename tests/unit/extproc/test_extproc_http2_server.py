@@ -14,7 +14,9 @@ from tests.harness.arriving import TURNS, connect_and_stop
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_connection_that_arrives_at_a_stop_is_closed_without_an_error(turns: int) -> None:
+async def test_a_connection_that_arrives_while_the_server_stops_is_closed_without_an_error(
+    turns: int,
+) -> None:
     faults: list[str] = []
     server = Http2Server(
         {},

@@ -14,7 +14,7 @@ NEVER = -2
 
 @dataclass
 class Loop:
-    """`slowness`: seconds on the wall for each second of the thread's CPU."""
+    """A loop in simulated time. `slowness`: elapsed seconds for each CPU second of the thread."""
 
     slowness: float = 1.0
     now: float = 10.0
@@ -35,7 +35,7 @@ class Loop:
             each()
 
     def turn(self, *, before: float, seconds: float, resumed: int = NEVER) -> float:
-        """Read and handle what is there. Return how long it had waited at most when the turn began."""
+        """Read and handle the bytes that have come. Return how long they may have waited before the turn."""
         came_after = self.lateness.read(before=before, resumed=resumed, now=self.now)
         waited = self.now - came_after
         self.works(seconds)
@@ -48,7 +48,9 @@ class Loop:
 
 
 @pytest.mark.parametrize("slowness", [1.0, 8.0])
-def test_what_came_while_the_loop_worked_has_waited_since_the_read_before(slowness: float) -> None:
+def test_messages_that_came_while_the_loop_worked_have_waited_since_the_previous_read(
+    slowness: float,
+) -> None:
     loop, read_at = Loop(slowness), 0.0
     waits = []
     for _ in range(5):
@@ -60,7 +62,7 @@ def test_what_came_while_the_loop_worked_has_waited_since_the_read_before(slowne
 
 
 @pytest.mark.parametrize("slowness", [1.0, 8.0])
-def test_what_comes_to_an_idle_loop_has_not_waited(slowness: float) -> None:
+def test_messages_to_an_idle_loop_have_not_waited(slowness: float) -> None:
     loop, read_at = Loop(slowness), 0.0
     for _ in range(5):
         before, read_at = read_at, loop.now
@@ -69,13 +71,13 @@ def test_what_comes_to_an_idle_loop_has_not_waited(slowness: float) -> None:
         loop.now += 0.5
 
 
-def test_other_work_between_look_and_read_counts_as_work() -> None:
+def test_other_work_between_the_start_of_an_iteration_and_the_read_counts_as_wait() -> None:
     loop, read_at = Loop(slowness=4.0), 0.0
     for _ in range(3):
         before, read_at = read_at, loop.now
         waited = loop.turn(before=before, seconds=0.01)
         loop.looks()
-        loop.works(0.04)  # For example a page of metrics.
+        loop.works(0.04)  # for example, the picker reads a metrics page
     assert waited == pytest.approx(0.05)
 
 
@@ -105,7 +107,7 @@ def test_a_connection_whose_reading_was_paused_has_waited_since_its_last_read() 
     assert loop.turn(before=first, seconds=0.01, resumed=resumed) == pytest.approx(0.01)
 
 
-def test_short_turns_do_not_each_ask_for_a_look() -> None:
+def test_after_short_turns_the_next_iteration_is_observed_only_now_and_then() -> None:
     loop = Loop()
     asked = 0
     for _ in range(100):
@@ -115,7 +117,7 @@ def test_short_turns_do_not_each_ask_for_a_look() -> None:
     assert 3 <= asked <= 5
 
 
-def test_what_comes_after_a_short_turn_of_a_slow_thread_has_not_waited() -> None:
+def test_messages_after_a_short_turn_of_a_slow_thread_have_not_waited() -> None:
     loop = Loop(slowness=20.0)
     loop.turn(before=0.0, seconds=0.02)
     loop.looks()

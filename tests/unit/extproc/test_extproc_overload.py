@@ -39,7 +39,7 @@ class Queue:
     now: float = 0.0
     sent: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """When the last message of a request was answered, and how long the request took in all."""
+    """The time when the last message of a request was answered, and the seconds that the request took."""
     read: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     """Times at which something else holds the process for 50 ms."""
@@ -90,7 +90,7 @@ def test_below_its_capacity_every_request_is_read(slowness: float) -> None:
 
 @pytest.mark.parametrize("slowness", [1, 4, 8])
 @pytest.mark.parametrize("load", [1.5, 2.0])
-def test_at_twice_the_load_nobody_waits_long_and_half_of_what_could_be_read_is_read(
+def test_in_an_overload_no_request_waits_60_ms_and_half_of_the_capacity_is_read(
     load: float, slowness: float
 ) -> None:
     queue = Queue(slowness)
@@ -99,7 +99,7 @@ def test_at_twice_the_load_nobody_waits_long_and_half_of_what_could_be_read_is_r
     assert len(queue.read) > 0.5 * CAPACITY / slowness * queue.now
 
 
-def test_pauses_of_50_ms_at_twice_the_load_make_nobody_wait_for_over_100() -> None:
+def test_with_pauses_of_50_ms_at_twice_the_load_no_request_waits_100_ms() -> None:
     queue = Queue(4.0, pauses=[0.5, 1.0, 2.0, 2.25, 3.0])
     queue.run(load=2.0, seconds=4.0)
     assert not queue.pauses
@@ -118,7 +118,7 @@ def test_the_overload_ends_with_the_load() -> None:
     assert queue.overload.share(now=queue.now) == 0.0
 
 
-def test_a_burst_out_of_nothing_is_worked_off_in_time() -> None:
+def test_a_sudden_burst_of_600_requests_is_handled_within_150_ms() -> None:
     queue = Queue()
     for _ in range(600):
         queue.send(0.0, "head", 0.0)
@@ -127,7 +127,7 @@ def test_a_burst_out_of_nothing_is_worked_off_in_time() -> None:
     assert max(wait for _, wait in queue.waits) < 0.15
 
 
-def test_a_queue_that_is_gone_at_once_changes_nothing() -> None:
+def test_short_queues_do_not_begin_an_overload() -> None:
     overload = Overload()
     for n in range(100):
         at = n * 0.05
@@ -137,20 +137,20 @@ def test_a_queue_that_is_gone_at_once_changes_nothing() -> None:
         assert not overload.gives_up(waited_s=1.0, now=at + 0.02)
 
 
-def test_in_an_overload_it_is_the_wait_of_each_request_that_decides() -> None:
+def test_in_an_overload_the_wait_of_each_request_decides() -> None:
     overload = Overload()
     assert [overload.skips(waited_s=1.0, now=n * 0.01) for n in range(17)] == [False] * 15 + [True] * 2
     assert not overload.skips(waited_s=TARGET_S, now=0.2)
     assert overload.skips(waited_s=1.01 * TARGET_S, now=0.2)
 
 
-def test_requests_that_are_late_one_by_one_are_no_overload() -> None:
+def test_single_late_requests_do_not_begin_an_overload() -> None:
     overload = Overload()
     assert not any(overload.skips(waited_s=0.03, now=n * 0.2) for n in range(100))
     assert not overload.gives_up(waited_s=0.03, now=20.0)
 
 
-def test_requests_in_time_are_counted_only_after_a_late_one() -> None:
+def test_requests_in_time_are_counted_only_after_a_late_request() -> None:
     overload = Overload()
     assert overload.quiet
     assert [overload.skips(waited_s=1.0, now=n * 0.01) for n in range(17)][-1]

@@ -99,7 +99,7 @@ async def turns(peer: Peer, server: Server) -> None:
         peer.check_integrity()
 
 
-async def test_messages_of_calls_that_were_begun_go_before_new_calls() -> None:
+async def test_messages_of_open_calls_are_handled_before_new_calls() -> None:
     server = Server()
     peer, _ = peer_of(server)
     peer.data_received(begins(1))
@@ -107,7 +107,7 @@ async def test_messages_of_calls_that_were_begun_go_before_new_calls() -> None:
     assert server.handled == [(1, b"first"), (1, b"second"), (3, b"first"), (5, b"first")]
 
 
-async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_waited() -> None:
+async def test_new_calls_get_as_much_time_as_open_calls_and_their_waits_are_known() -> None:
     """The messages of other calls never end. New calls are begun all the same, and their waits count from
     their arrival.
     """
@@ -118,7 +118,7 @@ async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_w
     peer.data_received(b"".join(begins(n) for n in range(3, 41, 2)))
     at_first = len(server.handled)
     assert 1 < at_first < 10, "the rest waits for later turns of the loop"
-    assert wire.reads, "messages of calls that were begun must not wait for new calls"
+    assert wire.reads, "messages of open calls must not wait for new calls"
     while sum(text == b"first" for _, text in server.handled) < 20:
         peer.data_received(data(1, grpc(b"more")) * 10)
         await asyncio.sleep(0)
@@ -140,7 +140,7 @@ class Echoing(Noting):
         self._call.reply(lambda data, at, end: data[at:end])
 
 
-async def test_what_a_reply_answers_comes_to_no_handler() -> None:
+async def test_messages_that_have_a_reply_reach_no_handler() -> None:
     server = Server()
     server.services = {PATH: lambda call: Echoing(call, server)}
     peer, wire = peer_of(server)
@@ -164,7 +164,7 @@ async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
     assert wire.written.endswith(data(1, grpc(b"alone")))
 
 
-async def test_thousands_of_messages_in_one_frame_take_several_turns() -> None:
+async def test_1500_messages_in_one_frame_take_several_turns() -> None:
     server = Server(takes_s=1e-5)
     peer, _ = peer_of(server)
     peer.data_received(begins(1))
@@ -185,7 +185,7 @@ async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
     assert [number for number, _ in server.handled] == [1, 5]
 
 
-async def test_what_a_call_ends_with_is_handled_after_its_messages() -> None:
+async def test_the_end_of_a_call_is_handled_after_its_messages() -> None:
     server = Server(takes_s=0.01)
     peer, _ = peer_of(server)
     ended: list[int] = []
@@ -206,7 +206,7 @@ class Ending(Noting):
         self._ended.append(self._number)
 
 
-async def test_nothing_is_read_while_new_calls_hold_much(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_read_while_new_calls_hold_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "_MOST_WAITING_BYTES", 50_000)
     server = Server(takes_s=0.01)
     peer, wire = peer_of(server)

@@ -77,24 +77,28 @@ def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, STREAMED, NONE])
-def test_headers_are_answered_at_once_where_the_data_plane_waits_for_it(bench: Bench, modes: Modes) -> None:
+def test_headers_are_answered_at_once_if_the_data_plane_waits_for_the_answer(
+    bench: Bench, modes: Modes
+) -> None:
     assert slots(run(bench.stream(), head(modes))) == [H]
 
 
 @pytest.mark.parametrize("modes", [EARLY, DUPLEX, GRPC])
-def test_headers_wait_for_the_body_where_it_comes_by_itself(bench: Bench, modes: Modes) -> None:
+def test_headers_are_answered_after_the_body_if_the_data_plane_sends_the_body_anyway(
+    bench: Bench, modes: Modes
+) -> None:
     stream = bench.stream()
     assert run(stream, head(modes), RequestBody(BODY[:100])) == []
     assert slots(run(stream, RequestBody(BODY[100:], end_of_stream=True)))[0] is H
 
 
-def test_a_silent_data_plane_is_taken_to_speak_full_duplex(bench: Bench) -> None:
+def test_a_data_plane_that_states_no_mode_is_taken_to_use_full_duplex(bench: Bench) -> None:
     actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
     assert slots(actions) == [H, D]
     assert echoed(actions) == BODY
 
 
-def test_what_a_silent_data_plane_speaks_can_be_configured() -> None:
+def test_the_mode_of_a_data_plane_that_states_none_can_be_configured() -> None:
     bench = Bench(settings=StreamSettings(assumed_modes=BUFFERED))
     actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
     assert slots(actions) == [H, D]
@@ -103,7 +107,7 @@ def test_what_a_silent_data_plane_speaks_can_be_configured() -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 61_999, 62_000, 62_001, 124_000, 400_000])
 @pytest.mark.parametrize("ends_in_trailers", [False, True])
-def test_full_duplex_echoes_in_pieces_within_the_limit(
+def test_full_duplex_sends_the_body_back_in_pieces_within_the_limit(
     bench: Bench, *, size_bytes: int, ends_in_trailers: bool
 ) -> None:
     body = random.Random(size_bytes).randbytes(size_bytes)
@@ -156,7 +160,7 @@ def test_an_early_body_is_held_only_up_to_the_limit() -> None:
     assert slots(run(stream, RequestBody(BODY[600:], end_of_stream=True))) == [D]
 
 
-def test_an_early_body_is_whole_when_its_declared_length_is_here(bench: Bench) -> None:
+def test_an_early_body_is_complete_when_its_declared_length_has_arrived(bench: Bench) -> None:
     stream = bench.stream()
     assert run(stream, head(EARLY), RequestBody(BODY[:10])) == []
     assert slots(run(stream, RequestBody(BODY[10:]))) == [H, D, D]
@@ -171,7 +175,7 @@ def test_an_early_body_is_whole_when_its_declared_length_is_here(bench: Bench) -
         ("/upload", b'{"a": 1}', "other"),
     ],
 )
-def test_an_early_body_of_unknown_length_is_whole_when_its_json_is(
+def test_an_early_body_of_unknown_length_is_complete_when_its_json_is(
     bench: Bench, path: str, body: bytes, kind: str
 ) -> None:
     stream = bench.stream()
@@ -204,14 +208,14 @@ def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
         ([head(NONE), ResponseHeaders(OK), ResponseHeaders(OK)], "second_response_headers"),
     ],
 )
-def test_what_cannot_be_is_a_typed_error(bench: Bench, events: list[Event], reason: str) -> None:
+def test_impossible_messages_are_a_typed_error(bench: Bench, events: list[Event], reason: str) -> None:
     stream = bench.stream()
     run(stream, *events[:-1])
     with pytest.raises(StreamProtocolError, match=reason):
         stream.receive(events[-1], now=5.0)
 
 
-def test_nothing_follows_the_end(bench: Bench) -> None:
+def test_a_message_after_the_end_is_an_error(bench: Bench) -> None:
     stream = bench.stream()
     stream.close(now=1.0)
     with pytest.raises(StreamProtocolError, match="event_after_end"):
@@ -226,7 +230,7 @@ def test_a_body_without_headers_passes_and_is_reported(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("modes", ALL)
-def test_a_response_before_the_pick_ends_the_need_for_one(bench: Bench, modes: Modes) -> None:
+def test_a_response_before_the_pick_means_that_no_pick_is_made(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
     early = ResponseHeaders(((":status", "413"),), modes=modes)
     actions = run(stream, early, head(None, (KEY, "6.6.6.6:1")), RequestBody(BODY, end_of_stream=True))
@@ -244,7 +248,7 @@ def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench
     assert routed(actions) == []
 
 
-def test_each_piece_that_was_held_is_answered_once_if_the_answer_came_first(bench: Bench) -> None:
+def test_each_held_piece_of_the_body_is_answered_once_if_the_response_came_first(bench: Bench) -> None:
     stream = bench.stream()
     run(stream, head(EARLY), RequestBody(BODY[:9]), RequestBody(BODY[9:19]), ResponseHeaders(OK))
     assert slots(run(stream, RequestTrailers())) == [H, D, D, T]

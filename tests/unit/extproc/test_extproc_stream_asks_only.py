@@ -36,7 +36,7 @@ def test_without_a_path_and_a_mode_the_pick_is_one_address_in_the_answer_to_the_
     assert bench.seen.picks[0].decision.kind == "completions", "the fields of the body show which API it is"
 
 
-def test_a_clean_close_after_the_pick_is_no_abort_where_only_the_pick_was_asked_for(bench: Bench) -> None:
+def test_a_clean_close_after_the_pick_is_no_abort_if_only_the_pick_was_asked_for(bench: Bench) -> None:
     stream, body = bench.stream(), RequestBody(LONG, end_of_stream=True)
     run(stream, BARE, body)
     stream.half_close(now=4.0)
@@ -51,21 +51,21 @@ def test_a_clean_close_after_the_pick_is_no_abort_where_only_the_pick_was_asked_
     assert second.matched_tokens > 0, "the table keeps the prompt, because the server computes it"
 
 
-def test_a_stream_that_is_cut_after_the_pick_was_aborted(bench: Bench) -> None:
+def test_a_stream_that_is_cut_after_the_pick_counts_as_aborted(bench: Bench) -> None:
     stream = bench.stream()
     run(stream, BARE, RequestBody(BODY, end_of_stream=True))
     stream.close(now=4.0)
     assert bench.seen.over[0].decision.outcome == "aborted"
 
 
-def test_a_clean_close_before_the_answer_is_an_abort_where_the_data_plane_shows_answers(bench: Bench) -> None:
+def test_a_clean_close_before_the_answer_is_an_abort_if_the_data_plane_shows_answers(bench: Bench) -> None:
     """Envoy ends its side in this way when the client goes away."""
     stream = through(bench)
     stream.half_close(now=4.0)
     assert bench.seen.over[0].decision.outcome == "aborted"
 
 
-def test_a_clean_close_after_the_answer_is_its_end(bench: Bench) -> None:
+def test_a_clean_close_after_the_answer_ends_the_request(bench: Bench) -> None:
     stream = through(bench)
     run(stream, ResponseHeaders(OK))
     stream.half_close(now=4.0)
@@ -92,7 +92,7 @@ def test_the_policy_may_ask_for_fewer_than_the_gateway_can_read() -> None:
     assert len(answer.destination.split(",")) == 2
 
 
-def test_a_gateway_that_shows_no_answers_is_told_so_by_the_configuration() -> None:
+def test_the_configuration_may_say_that_the_gateway_shows_no_answers() -> None:
     bench = Bench(settings=StreamSettings(shows_answers=False))
     stream = bench.stream()
     run(stream, head(None), RequestBody(BODY, end_of_stream=True))

@@ -21,7 +21,7 @@ from tests.unit.extproc.stream_bench import BUFFERED, HEADERS, Bench
 _LONG = 400_000
 _REQUESTS = 40
 _KEPT_BYTES = 50_000
-"""Kept for one request: its record, its booking, and its chain of about a hundred hashes in the table."""
+"""The bytes that stay for one request: its record, its booking, and its chain of about a hundred hashes."""
 
 
 class Watched(Bench):
@@ -76,7 +76,9 @@ def _held_bytes() -> int:
     [{"model": "long"}, {"cache_salt": "long"}, {"user": "long"}, {"prompt": "long"}],
     ids=["model", "salt", "unread", "prompt"],
 )
-def test_nothing_that_a_client_sends_is_kept_at_its_length(*, fields: dict[str, object], ends: bool) -> None:
+def test_long_values_that_a_client_sends_are_not_kept_in_full(
+    *, fields: dict[str, object], ends: bool
+) -> None:
     bench, streams = Watched(), []
     before = _held_bytes()
     for number in range(_REQUESTS):

@@ -46,7 +46,7 @@ def test_the_list_of_models_is_answered_from_what_the_servers_list(modes: Modes 
     assert bench.in_flight() == 0
 
 
-def test_the_list_of_models_is_of_the_subset_where_one_is_given() -> None:
+def test_the_list_of_models_is_that_of_the_subset_if_there_is_one() -> None:
     bench = Bench()
     listed_by(bench, "m", "n")
     asked = ((":method", "GET"), (":path", "/v1/models"))
@@ -68,7 +68,7 @@ def test_the_list_of_models_is_of_the_subset_where_one_is_given() -> None:
         ("GET", "/v1/models", StreamSettings(), False),
     ],
 )
-def test_what_is_not_the_list_of_models_or_not_known_goes_to_a_server(
+def test_other_requests_and_lists_that_are_not_known_go_to_a_server(
     method: str, path: str, settings: StreamSettings, *, known: bool
 ) -> None:
     bench = Bench(settings=settings)
@@ -133,7 +133,9 @@ ANSWER = ((":status", "200"), ("content-type", "application/json"), ("content-le
 
 
 @pytest.mark.parametrize("trailers", [False, True])
-def test_an_answer_that_passes_here_whole_has_the_name_that_the_client_sent(*, trailers: bool) -> None:
+def test_an_answer_that_passes_through_the_picker_has_the_name_that_the_client_sent(
+    *, trailers: bool
+) -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()
@@ -163,8 +165,8 @@ def test_an_answer_that_passes_here_whole_has_the_name_that_the_client_sent(*, t
         (DUPLEX, b'"m"', (*ANSWER[:2], ("content-encoding", "gzip"))),
     ],
 )
-def test_other_answers_go_on_as_they_come(modes: Modes, model: bytes, headers: Headers) -> None:
-    """The answers do not come here, no rewrite changed the request, or the answers are compressed."""
+def test_other_answers_are_passed_on_unchanged(modes: Modes, model: bytes, headers: Headers) -> None:
+    """These answers do not pass here, belong to a request without a rewrite, or are compressed."""
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()
@@ -174,7 +176,7 @@ def test_other_answers_go_on_as_they_come(modes: Modes, model: bytes, headers: H
     assert stream.passes is (modes is DUPLEX)
 
 
-def test_without_a_declared_length_none_is_made_up() -> None:
+def test_no_content_length_is_added_if_none_was_declared() -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()
@@ -186,7 +188,7 @@ def test_without_a_declared_length_none_is_made_up() -> None:
 
 
 @pytest.mark.parametrize("modes", [EARLY, PARTIAL])
-def test_where_the_data_plane_sends_its_own_copy_of_the_body_nothing_is_renamed(modes: Modes) -> None:
+def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_the_body(modes: Modes) -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()

@@ -76,7 +76,9 @@ def test_a_body_that_would_take_too_long_is_routed_by_load_to_a_server_of_its_mo
 
 
 @pytest.mark.parametrize(("modes", "unread"), [(NONE, "body_not_seen"), (STREAMED, "body_not_seen")])
-def test_a_body_that_comes_after_the_pick_is_told_as_unseen(bench: Bench, modes: Modes, unread: str) -> None:
+def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(
+    bench: Bench, modes: Modes, unread: str
+) -> None:
     run(bench.stream(), head(modes))
     run(bench.stream(), head(modes, end=True))
     assert [pick.decision.unread for pick in bench.seen.picks] == [unread, ""]
@@ -111,7 +113,7 @@ def test_the_subset_hint_bounds_the_pick(
     "hint", [(), ("",), ("nonsense",), ("10.0.0.1",), ("10.0.0.1:9",), ("fd00::1:8000",)]
 )
 @pytest.mark.parametrize("end", [False, True])
-def test_a_subset_hint_that_allows_nothing_gets_503(
+def test_a_subset_hint_that_allows_no_endpoint_gets_503(
     bench: Bench, *, hint: tuple[str, ...], end: bool
 ) -> None:
     stream = bench.stream()
@@ -136,7 +138,9 @@ def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes
 
 @pytest.mark.parametrize("modes", ALL)
 @pytest.mark.parametrize("name", [*SERVER_HEADERS, "X-Prefiller-Host-Port"])
-def test_what_servers_obey_is_removed_when_a_client_sends_it(bench: Bench, modes: Modes, name: str) -> None:
+def test_headers_that_servers_obey_are_removed_if_a_client_sends_them(
+    bench: Bench, modes: Modes, name: str
+) -> None:
     actions = run(
         bench.stream(),
         head(modes, (name, "6.6.6.6:1")),
@@ -157,7 +161,7 @@ def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) 
     assert [name for name, _ in answer.set_headers] == [KEY]
 
 
-def test_a_request_id_is_made_where_none_came(bench: Bench) -> None:
+def test_a_request_without_an_id_gets_one(bench: Bench) -> None:
     (answer,) = run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED))
     assert isinstance(answer, Answer)
     assert ("x-request-id", "made") in answer.set_headers
@@ -182,26 +186,26 @@ def test_the_session_header_of_the_policy_reaches_the_rule() -> None:
         ("[fd00::1]:8000", (C,)),
     ],
 )
-def test_a_conformance_run_prescribes_the_pick(wish: str, expected: tuple[Address, ...]) -> None:
+def test_a_conformance_run_can_prescribe_the_pick(wish: str, expected: tuple[Address, ...]) -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
     run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", wish)))
     assert bench.seen.picks[0].destinations[: len(expected)] == expected
 
 
-def test_a_prescription_of_nothing_that_exists_gets_503() -> None:
+def test_a_prescription_of_unknown_endpoints_gets_503() -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
     actions = run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", "1.1.1.1")))
     assert refused(actions).status == 503
 
 
-def test_without_the_flag_clients_prescribe_nothing() -> None:
+def test_without_the_flag_clients_cannot_prescribe_the_pick() -> None:
     bench = Bench(rule="round-robin")
     for _ in range(3):
         run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", "10.0.0.2:8000")))
     assert {p.destinations[0] for p in bench.seen.picks} == {A, B, C}
 
 
-def test_scores_are_told_where_configured() -> None:
+def test_scores_are_sent_if_configured() -> None:
     bench = Bench(settings=StreamSettings(scores_metadata=True))
     (answer,) = routed(run(bench.stream(), head(NONE)))
     assert {address for address, _ in answer.scores} == {str(A), str(B), str(C)}
@@ -305,14 +309,14 @@ def test_an_error_has_the_shape_that_the_clients_of_its_api_read(path: str, *, a
     ("body", "status", "kind"),
     [(b"{", 400, "invalid_request_error"), (b"x" * 2000, 413, "request_too_large")],
 )
-def test_anthropics_clients_are_told_the_kind_of_error(body: bytes, status: int, kind: str) -> None:
+def test_anthropics_clients_get_the_type_of_the_error(body: bytes, status: int, kind: str) -> None:
     bench = Bench(settings=StreamSettings(max_body_bytes=1000))
     event = RequestHeaders(((":path", "/v1/messages"),), modes=BUFFERED)
     answer = refused(run(bench.stream(), event, RequestBody(body, end_of_stream=True))[1:])
     assert (answer.status, json.loads(answer.body)["error"]["type"]) == (status, kind)
 
 
-def test_what_a_request_costs_is_told_if_it_is_asked_for() -> None:
+def test_the_cost_of_a_request_is_sent_if_configured() -> None:
     """A gateway's rate limit can count these tokens, and its access log can keep them."""
     bench = Bench(settings=StreamSettings(cost_metadata=True))
     (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
@@ -328,6 +332,6 @@ def test_what_a_request_costs_is_told_if_it_is_asked_for() -> None:
     assert told["x-prefix-gateway-predicted-seconds"].number_value == decision.predicted_s
 
 
-def test_what_a_request_costs_is_not_told_otherwise(bench: Bench) -> None:
+def test_the_cost_of_a_request_is_not_sent_by_default(bench: Bench) -> None:
     (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
     assert answer.cost is None

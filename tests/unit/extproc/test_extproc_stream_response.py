@@ -54,7 +54,7 @@ from tests.unit.extproc.stream_bench import (
         ([ResponseHeaders((("status", "503"),))], "ended"),
     ],
 )
-def test_closing_releases_the_booking_with_what_became_of_the_request(
+def test_closing_releases_the_booking_with_the_outcome_of_the_request(
     bench: Bench, events: list[Event], outcome: str
 ) -> None:
     stream = through(bench)
@@ -65,13 +65,13 @@ def test_closing_releases_the_booking_with_what_became_of_the_request(
     assert [p.decision.outcome for p in bench.seen.over] == [outcome]
 
 
-def test_a_picker_that_breaks_tells_it(bench: Bench) -> None:
+def test_a_stream_that_breaks_in_the_picker_counts_as_failed(bench: Bench) -> None:
     stream = through(bench)
     stream.close(now=9.0, broken=True)
     assert bench.seen.over[0].decision.outcome == "failed"
 
 
-def test_who_served_moves_the_booking(bench: Bench) -> None:
+def test_the_booking_moves_to_the_endpoint_that_served(bench: Bench) -> None:
     stream = through(bench)
     pick = bench.seen.picks[0]
     run(stream, ResponseHeaders(OK, served=str(pick.destinations[1])))
@@ -99,9 +99,7 @@ def test_an_unreadable_served_address_changes_nothing(bench: Bench, served: str)
         (DUPLEX, False),
     ],
 )
-def test_a_sampled_answer_is_asked_for_where_the_data_plane_grants_it(
-    *, modes: Modes, override: bool
-) -> None:
+def test_a_sampled_answer_is_asked_for_if_the_data_plane_can_send_it(*, modes: Modes, override: bool) -> None:
     bench = Bench(sampling=Sampling(share=1))
     (answer,) = run(through(bench, modes), ResponseHeaders(OK))
     assert isinstance(answer, Answer)
@@ -114,13 +112,13 @@ def test_only_good_answers_are_sampled(headers: tuple[tuple[str, str], ...]) -> 
     assert run(through(bench), ResponseHeaders(headers)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
-def test_nothing_is_asked_for_where_the_gateway_forbids_it() -> None:
+def test_no_answer_is_asked_for_if_the_gateway_forbids_mode_overrides() -> None:
     bench = Bench(settings=StreamSettings(mode_override=False), sampling=Sampling(share=1))
     assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, STREAMED, DUPLEX])
-def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
+def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = bench.stream()
     body = json.dumps({"model": "m", "prompt": "x" * 4000, "stream": True}).encode()
@@ -134,7 +132,9 @@ def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
     assert echoed(actions) == (text if modes is DUPLEX else b"")
     if modes is not DUPLEX:
         assert actions == [Answer(Slot.RESPONSE_BODY)] * len(actions)
-    if modes is not STREAMED:  # The request's body was not read there, so its answer's API is unknown.
+    if (
+        modes is not STREAMED
+    ):  # In this mode the body of the request was not read, so the API of the answer is unknown.
         assert bench.seen.picks[0].decision.cached_tokens == 4
     stream.close(now=99.0)
     assert bench.seen.over[0].decision.outcome == "ended"
@@ -148,7 +148,7 @@ def test_a_sampled_answer_that_is_cut_counts_as_aborted() -> None:
     assert bench.seen.over[0].decision.outcome == "aborted"
 
 
-def test_the_debug_header_gets_the_decision_where_the_policy_allows() -> None:
+def test_the_debug_header_gets_the_decision_if_the_policy_allows() -> None:
     bench = Bench(debug_header="x-why")
     (answer,) = run(through(bench, BUFFERED, ("X-Why", "1")), ResponseHeaders(OK))
     assert isinstance(answer, Answer)
@@ -156,11 +156,11 @@ def test_the_debug_header_gets_the_decision_where_the_policy_allows() -> None:
     assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
-def test_without_a_debug_header_in_the_policy_nobody_gets_it(bench: Bench) -> None:
+def test_without_a_debug_header_in_the_policy_no_client_gets_the_decision(bench: Bench) -> None:
     assert run(through(bench, BUFFERED, ("", "1")), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
-def test_a_conformance_run_is_told_who_served() -> None:
+def test_a_conformance_run_gets_the_address_that_served() -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
     (answer,) = run(through(bench), ResponseHeaders(OK, served="10.0.0.1:8000"))
     assert isinstance(answer, Answer)
@@ -191,7 +191,7 @@ def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
     assert stream.can_detach is can_detach
 
 
-def test_a_sampled_stream_may_be_let_go_at_a_drain_since_the_data_plane_goes_on_alone() -> None:
+def test_a_sampled_stream_may_be_let_go_at_a_drain_because_the_data_plane_needs_no_more_answers() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
     (answer,) = run(stream, ResponseHeaders(OK))
@@ -216,7 +216,7 @@ def test_a_full_duplex_request_that_is_still_coming_keeps_its_stream(bench: Benc
     assert not stream.can_detach
 
 
-def test_letting_go_leaves_the_load_to_the_scrapes(bench: Bench) -> None:
+def test_after_a_request_is_let_go_only_scrapes_show_its_load(bench: Bench) -> None:
     stream = through(bench)
     run(stream, ResponseHeaders(OK))
     stream.detach(now=5.0)

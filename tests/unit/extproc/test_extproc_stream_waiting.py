@@ -92,7 +92,7 @@ class Held:
         return [(row.priority, row.tenant, row.requests) for _, row in self.gate.reports(anew=True)]
 
     def free(self) -> None:
-        """Long afterwards all servers are idle."""
+        """Let the gate look long afterwards, when all servers are idle."""
         self.gate.pump(now=10_000.0)
         self.gate.check_integrity()
 
@@ -125,7 +125,7 @@ def test_a_data_plane_that_buffers_is_asked_to_wait_and_gets_the_pick_with_the_b
 
 
 @pytest.mark.parametrize("modes", [DUPLEX, GRPC])
-def test_with_full_duplex_nothing_is_said_until_headers_and_body_come_together(modes: Modes) -> None:
+def test_with_full_duplex_headers_and_body_are_answered_together_after_the_wait(modes: Modes) -> None:
     held = Held(ttl_seconds=900.0)
     _, answered = held.waits(modes)
     assert answered == ()
@@ -145,7 +145,7 @@ def test_with_full_duplex_trailers_come_after_the_body() -> None:
 
 
 @pytest.mark.parametrize("modes", [STREAMED, EARLY, NONE])
-def test_where_the_data_plane_bears_no_wait_the_request_goes_at_once(modes: Modes) -> None:
+def test_a_request_goes_at_once_if_the_data_plane_cannot_wait(modes: Modes) -> None:
     held = Held()
     stream = held.stream()
     answered = [*stream.receive(head(modes), now=1.0)]
@@ -154,7 +154,7 @@ def test_where_the_data_plane_bears_no_wait_the_request_goes_at_once(modes: Mode
     assert len(routed(answered)) == 1
 
 
-def test_a_buffered_body_does_not_wait_where_the_data_plane_cannot_be_asked_for_time() -> None:
+def test_a_buffered_body_does_not_wait_if_the_data_plane_cannot_be_asked_for_time() -> None:
     held = Held(longest_delay_s=0.0)
     stream = held.stream()
     stream.receive(head(BUFFERED), now=1.0)
@@ -180,7 +180,7 @@ def test_a_request_that_waited_too_long_is_refused_with_the_reason(modes: Modes)
     stream.close(now=7.0)
 
 
-def test_a_buffered_request_is_refused_before_the_data_plane_loses_patience() -> None:
+def test_a_buffered_request_is_refused_before_the_data_plane_times_out() -> None:
     held = Held(longest_delay_s=10.0, ttl_seconds=3000.0)
     held.waits(BUFFERED)
     held.gate.pump(now=10.5)
@@ -198,7 +198,7 @@ def test_a_gateway_with_a_fixed_time_out_is_not_asked_and_its_request_is_refused
 
 
 @pytest.mark.parametrize("how", ["closed", "answered"])
-def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
+def test_a_client_that_leaves_frees_its_place(how: str) -> None:
     held = Held()
     stream, _ = held.waits(BUFFERED)
     in_flight = held.bench.in_flight()
@@ -223,14 +223,14 @@ def test_a_client_that_leaves_just_after_its_request_was_pushed_out_gets_no_refu
     assert held.gate.waiting == 1
 
 
-def test_more_of_the_request_while_it_waits_makes_no_sense() -> None:
+def test_more_of_the_body_while_a_request_waits_is_a_protocol_error() -> None:
     held = Held()
     stream, _ = held.waits(DUPLEX)
     with pytest.raises(StreamProtocolError):
         stream.receive(RequestBody(b"x"), now=2.0)
 
 
-def test_the_headers_say_whose_it_is_and_how_urgent() -> None:
+def test_the_headers_give_tenant_and_priority() -> None:
     held = Held(objectives={"person": 7}, ttl_seconds=900.0)
     held.waits(DUPLEX, ("x-gateway-inference-objective", "person"), ("x-llm-d-inference-fairness-id", "team"))
     [status] = held.gate.status(now=1.0)
@@ -241,7 +241,7 @@ def test_the_headers_say_whose_it_is_and_how_urgent() -> None:
     assert list(held.gate.status(now=600.0)[0].let_go_tokens) == ["team"]
 
 
-def test_what_clients_say_of_their_priority_counts_only_where_the_policy_knows_it() -> None:
+def test_an_objective_in_a_header_counts_only_if_the_policy_knows_it() -> None:
     held = Held(objectives={"person": 7}, models={"m": -3})
     held.waits(DUPLEX, ("x-llm-d-inference-objective", "999"))
     assert dict(held.gate.status(now=1.0)[0].requests) == {-3: 1}
@@ -270,7 +270,7 @@ def priority_of(
     return priority
 
 
-def test_the_priority_is_the_clusters_then_the_policys_then_the_bodys() -> None:
+def test_the_cluster_decides_the_priority_before_the_policy_and_the_policy_before_the_body() -> None:
     without = {key: value for key, value in BY_ALL.items() if key != "models"}
     assert priority_of(PERSON, cluster={"person": 9}, flow=BY_ALL) == 9
     assert priority_of(PERSON, cluster={"other": 9}, flow=BY_ALL) == 7
@@ -280,7 +280,7 @@ def test_the_priority_is_the_clusters_then_the_policys_then_the_bodys() -> None:
     assert priority_of(cluster={}, flow={}) == 0
 
 
-def test_an_objective_that_nobody_knows_is_counted() -> None:
+def test_unknown_objectives_are_counted() -> None:
     held = Held()
     held.gate.set_objectives({"known": 1})
     for name in ("known", "typo", "typo"):
@@ -292,7 +292,7 @@ def test_an_objective_that_nobody_knows_is_counted() -> None:
     assert status.requests == {1: 1, 0: 2}
 
 
-def test_what_clients_may_not_claim_is_not_read() -> None:
+def test_claims_that_clients_may_not_make_are_not_read() -> None:
     flow = {**BY_ALL, "claims": ()}
     assert priority_of(PERSON, cluster={"person": 9}, flow=flow) == -3
     held = Held(claims=())
@@ -301,7 +301,7 @@ def test_what_clients_may_not_claim_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("text", [b'"high"', b"1.5", b"12345", b"[1]", b"null", b"true"])
-def test_a_priority_in_the_body_that_is_no_small_number_counts_as_none(text: bytes) -> None:
+def test_a_priority_in_the_body_that_is_not_a_small_number_is_ignored(text: bytes) -> None:
     held = Held(claims=("BodyPriority",))
     stream = held.stream()
     stream.receive(head(DUPLEX), now=1.0)
@@ -316,14 +316,14 @@ def test_each_priority_may_have_its_own_longest_wait() -> None:
     assert refused(held.later).reason == "flow_ttl"
 
 
-def test_a_deadline_in_the_headers_refuses_at_once_what_cannot_meet_it() -> None:
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     held = Held()
     stream = held.stream()
     stream.receive(head(BUFFERED, ("x-llm-d-slo-ttft-ms", "1500")), now=1.0)
     assert refused([*stream.receive(END, now=1.0)]).reason == "flow_deadline"
 
 
-def test_a_drain_lets_all_go_and_holds_nobody_any_more() -> None:
+def test_a_drain_sends_all_waiting_requests_and_holds_no_new_ones() -> None:
     held = Held()
     held.waits(BUFFERED)
     held.gate.drain(now=2.0)
@@ -333,7 +333,7 @@ def test_a_drain_lets_all_go_and_holds_nobody_any_more() -> None:
     assert len(routed(stream.receive(END, now=2.0))) == 1
 
 
-def test_where_no_server_is_left_the_request_is_told_so() -> None:
+def test_a_waiting_request_gets_503_if_no_server_is_left() -> None:
     held = Held()
     held.waits(BUFFERED)
     held.bench.set_endpoints()

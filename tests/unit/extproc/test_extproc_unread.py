@@ -1,5 +1,5 @@
-"""Requests that the picker has no time to read. Usual requests are answered at their headers and let go,
-all others as always.
+"""Requests that the picker has no time to read. Usual requests are answered at their headers and let go.
+All other requests are handled as always.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def called(data: bytes, picker: Picker) -> tuple[Noting, Streams]:
 
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
-def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mode: int) -> None:
+def test_the_usual_request_gets_the_answer_of_a_stream_and_holds_nothing(mode: int) -> None:
     picker, data = a_picker("m"), message(mode=mode).SerializeToString()
     seen = Seen.of(picker)
     found = answer(data, picker)
@@ -111,7 +111,7 @@ def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mod
     assert all(state.in_flight == 0 for state in picker.fleet.states())
 
 
-def test_its_work_counts_until_the_servers_tell() -> None:
+def test_unread_requests_are_counted_and_spread_over_the_servers() -> None:
     picker = a_picker("m", "m", "m")
     for _ in range(300):
         answer(message().SerializeToString(), picker)
@@ -148,7 +148,7 @@ def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) 
     assert not seen.picks
 
 
-def test_every_request_gets_a_stream_where_models_differ_or_there_is_no_endpoint() -> None:
+def test_every_request_gets_a_stream_if_models_differ_or_there_is_no_endpoint() -> None:
     for picker in (a_picker("m", "n"), a_picker()):
         assert answer(message().SerializeToString(), picker) is None
 
@@ -162,7 +162,7 @@ def test_an_unread_request_ends_its_call_with_the_answer() -> None:
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message")])
-def test_bytes_that_are_no_message_are_left_to_the_stream(data: bytes, reason: str) -> None:
+def test_bytes_that_are_not_a_message_end_the_call_with_an_error(data: bytes, reason: str) -> None:
     picker = a_picker("m")
     seen = Seen.of(picker)
     call, streams = called(data, picker)

@@ -18,7 +18,7 @@ def limits() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("files", "peers"), [(600, 300), (300, 44), (256, 1)])
-def test_connections_leave_descriptors_for_everything_else(files: int, peers: int) -> None:
+def test_the_limit_of_connections_leaves_descriptors_for_other_files(files: int, peers: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     assert max_peers() == peers

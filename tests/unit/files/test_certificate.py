@@ -25,7 +25,7 @@ def test_a_pair_that_fits_can_be_used_until_it_expires(tmp_path: Path) -> None:
         check_tls(tls, field="listen.tls", unix_now_s=IN_2121)
 
 
-def test_the_date_of_expiry_is_read_at_its_place_and_nothing_else_is_taken_for_it() -> None:
+def test_the_date_of_expiry_is_read_and_damaged_certificates_raise_nothing() -> None:
     assert expiry(DER) == datetime(2120, 1, 1, tzinfo=UTC)
     rng = random.Random(1)
     for _ in range(5_000):
@@ -37,7 +37,7 @@ def test_the_date_of_expiry_is_read_at_its_place_and_nothing_else_is_taken_for_i
         assert found is None or found.tzinfo is UTC
 
 
-async def test_a_change_is_told_once_and_so_is_its_repair(
+async def test_a_change_to_a_bad_pair_and_its_repair_are_each_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = write_tls(tmp_path)

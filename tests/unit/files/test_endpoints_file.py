@@ -38,12 +38,12 @@ endpoints:
         ('address: "[fd00::1]"\n    port: 8000', "[fd00::1]:8000"),
     ],
 )
-def test_an_address_may_carry_its_port_or_stand_beside_it(written: str, read: str) -> None:
+def test_the_port_may_be_part_of_the_address_or_its_own_field(written: str, read: str) -> None:
     (endpoint,) = load_endpoints(f"endpoints:\n  - name: a\n    {written}\n", source="e.yaml").endpoints
     assert str(endpoint.address) == read
 
 
-def test_an_explicit_empty_list_alone_means_no_endpoints() -> None:
+def test_an_explicit_empty_list_means_no_endpoints() -> None:
     assert list(load_endpoints("endpoints: []", source="e.yaml").endpoints) == []
 
 
@@ -56,7 +56,7 @@ def test_an_explicit_empty_list_alone_means_no_endpoints() -> None:
         ("endpoints:\n", r"\$\.endpoints"),
     ],
 )
-def test_a_file_without_a_list_is_refused_not_taken_for_an_empty_one(text: str, message: str) -> None:
+def test_a_file_without_a_list_is_refused_and_not_taken_for_an_empty_list(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_endpoints(text, source="e.yaml")
 
@@ -105,7 +105,7 @@ def test_a_wrong_file_is_refused_with_its_name_and_the_field(text: str, message:
     assert str(raised.value).startswith("e.yaml: ")
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_bytes_that_are_not_text_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^e\.yaml: "):
         load_endpoints(b"endpoints: \xff\xfe", source="e.yaml")
 
@@ -114,7 +114,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
     ("said", "fine"),
     [(":8002/metrics", True), ("/metrics", True), ("8002", False), ("http://10.0.0.9/", False)],
 )
-def test_the_place_of_the_metrics_page_is_on_the_server_itself(said: str, fine: bool) -> None:  # noqa: FBT001
+def test_the_place_of_the_metrics_page_must_be_on_the_server_itself(said: str, fine: bool) -> None:  # noqa: FBT001
     text = f"endpoints: [{{name: a, address: '10.0.0.1:8000', metrics: '{said}'}}]"
     if fine:
         assert load_endpoints(text, source="f").endpoints[0].metrics == said
@@ -123,7 +123,7 @@ def test_the_place_of_the_metrics_page_is_on_the_server_itself(said: str, fine: 
             load_endpoints(text, source="f")
 
 
-def test_the_file_tells_roles_and_refuses_others() -> None:
+def test_a_role_is_read_and_an_unknown_role_is_refused() -> None:
     text = "endpoints: [{{name: a, address: '10.0.0.1:8000', role: {}}}]"
     assert load_endpoints(text.format("prefill"), source="f").endpoints[0].role is Role.PREFILL
     assert load_endpoints(text.format("both"), source="f").endpoints[0].role is Role.BOTH

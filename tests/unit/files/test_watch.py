@@ -15,7 +15,7 @@ from epp.files.watch import FileWatcher
 
 
 class Follower:
-    """Takes contents, refuses those that say so, and remembers everything."""
+    """Records the contents that it gets. It refuses contents with the word "bad"."""
 
     def __init__(self, path: Path, *, applied: bytes | None = None) -> None:
         self.taken: list[bytes] = []
@@ -94,7 +94,7 @@ async def test_the_symlink_swap_of_a_configmap_is_seen(tmp_path: Path) -> None:
     assert follower.taken == [b"v1", b"v2"]
 
 
-async def test_a_file_caught_half_written_is_not_handed_over(path: Path) -> None:
+async def test_a_half_written_file_is_not_handed_over(path: Path) -> None:
     follower = Follower(path, applied=b"one")
     path.write_bytes(b"")
     await follower.looks(1)
@@ -107,7 +107,7 @@ async def test_a_file_caught_half_written_is_not_handed_over(path: Path) -> None
     assert follower.taken == [b"two"]
 
 
-async def test_a_change_undone_at_once_is_no_change(path: Path) -> None:
+async def test_a_change_that_is_undone_at_once_is_ignored(path: Path) -> None:
     follower = Follower(path, applied=b"one")
     path.write_bytes(b"two")
     await follower.looks(1)
@@ -118,7 +118,7 @@ async def test_a_change_undone_at_once_is_no_change(path: Path) -> None:
     assert follower.taken == []
 
 
-async def test_a_refused_content_is_said_once_and_the_next_one_is_tried(
+async def test_a_refused_content_is_logged_once_and_the_next_content_is_tried(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     follower = Follower(path, applied=b"one")
@@ -175,7 +175,7 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     assert f"{path} can be read again" in said
 
 
-async def test_a_directory_in_place_of_the_file_is_no_crash(path: Path) -> None:
+async def test_a_directory_in_place_of_the_file_is_reported_as_a_failure(path: Path) -> None:
     follower = Follower(path, applied=b"one")
     path.unlink()
     path.mkdir()
@@ -190,7 +190,7 @@ async def test_a_file_too_large_to_be_a_configuration_is_refused(path: Path) -> 
     assert (follower.taken, follower.results) == ([], [False])
 
 
-async def test_the_watcher_goes_on_looking_by_itself(path: Path) -> None:
+async def test_the_watcher_keeps_looking_by_itself(path: Path) -> None:
     follower = Follower(path)
     task = asyncio.create_task(follower.watcher.run())
     try:
@@ -205,7 +205,7 @@ async def test_the_watcher_goes_on_looking_by_itself(path: Path) -> None:
     assert follower.taken == [b"one", b"two", b"three"]
 
 
-async def test_a_content_is_parsed_in_a_thread_and_put_to_use_on_the_loop(path: Path) -> None:
+async def test_a_content_is_parsed_in_a_thread_and_applied_on_the_loop(path: Path) -> None:
     threads: list[threading.Thread] = []
 
     def parse(content: bytes) -> str:

@@ -22,7 +22,7 @@ def step(name: str, *, missing: str = "") -> Step:
 
 
 class Runs:
-    """Ends steps as the test says, and leaves figures of those that succeed."""
+    """Ends steps as the test says, and writes the figures of the steps that succeed."""
 
     def __init__(self, **statuses: int | None) -> None:
         self.statuses = statuses
@@ -38,7 +38,7 @@ class Runs:
         return status, f"figures of {step.name}"
 
 
-def test_a_run_goes_on_with_what_is_not_done_and_tells_every_step(tmp_path: Path) -> None:
+def test_a_second_run_repeats_only_unfinished_steps_and_the_page_shows_every_step(tmp_path: Path) -> None:
     wanted = [step("good"), step("bad"), step("slow"), step("away", missing="there is no such thing")]
     first = Runs(bad=1, slow=None)
     found = command.run_all(wanted, folder=tmp_path, device="d", limit_s=1000, run=first)
@@ -54,7 +54,7 @@ def test_a_run_goes_on_with_what_is_not_done_and_tells_every_step(tmp_path: Path
     assert third.ran == ["good", "bad", "slow"], "another device's figures are not this one's"
 
 
-def test_steps_that_had_no_time_are_told_as_not_run(tmp_path: Path) -> None:
+def test_steps_without_time_left_are_reported_as_not_run(tmp_path: Path) -> None:
     found = command.run_all([step("a"), step("b")], folder=tmp_path, device="d", limit_s=-1, run=Runs())
     assert [one.status for one in found] == ["not run", "not run"]
     assert "| b | not run |" in (tmp_path / "page.md").read_text()
@@ -79,7 +79,7 @@ pathlib.Path({str(pid_file)!r}).write_text(str(child.pid))
 time.sleep(600)
 """
     slow, told = replace(step("slow"), timeout_s=1.0), ""
-    while not pid_file.exists():  # else the machine was so busy that the step had not begun
+    while not pid_file.exists():  # otherwise the machine was so busy that the step had not begun
         slow = replace(slow, timeout_s=2 * slow.timeout_s)
         status, told = command.run(slow, [sys.executable, "-c", program])
         assert status is None
@@ -108,7 +108,7 @@ def test_the_same_rows_are_run_on_a_gpu_and_at_tiny_sizes_and_are_planned_for_te
 
 
 @pytest.mark.skipif(bool(command.gpu_name("cuda")), reason="there is a GPU")
-def test_where_there_is_no_gpu_the_command_says_so_and_runs_nothing(
+def test_without_a_gpu_the_command_says_so_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "--folder", str(tmp_path / "made")])

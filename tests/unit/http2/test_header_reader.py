@@ -6,7 +6,7 @@ from epp.http2.headers import HeaderReader
 from tests.harness.http2_frames import NO_TABLE, PATH, block
 
 
-def test_a_block_means_the_same_again_only_if_the_peer_uses_no_table() -> None:
+def test_header_blocks_are_remembered_only_once_the_peer_has_given_up_its_table() -> None:
     reader = HeaderReader(max_list_bytes=16_384)
     reader.request(block())
     assert not reader.known

@@ -16,7 +16,7 @@ def sends(line: Beginnings, number: int, text: bytes, *, came_after: float) -> b
     return True
 
 
-def test_a_new_call_waits_with_all_that_came_for_it_until_it_is_taken() -> None:
+def test_a_new_call_waits_with_all_its_messages_until_it_is_taken() -> None:
     line = Beginnings()
     line.calls.add(1)
     assert not line
@@ -26,7 +26,7 @@ def test_a_new_call_waits_with_all_that_came_for_it_until_it_is_taken() -> None:
     taken = [line.take() for _ in range(3)]
     assert taken == [(5.0, Message(1, b"a")), (6.0, Message(1, b"b")), (7.0, HalfClosed(1))]
     assert not line
-    assert not line.calls, "what comes from now on does not wait"
+    assert not line.calls, "later messages of the call do not wait"
     assert line.held_bytes == 0
 
 
@@ -57,7 +57,7 @@ def test_a_call_that_is_gone_leaves_nothing() -> None:
     assert not line.calls
 
 
-def test_calls_that_come_and_go_by_chance_keep_their_order_and_their_bytes() -> None:
+def test_random_calls_keep_their_order_and_their_bytes() -> None:
     rng = random.Random(1)
     line = Beginnings()
     sent: dict[int, list[bytes]] = {}

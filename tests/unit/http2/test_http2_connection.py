@@ -32,7 +32,7 @@ def bodies(frames: list[Frame], number: int) -> bytes:
     return b"".join(f.payload for f in frames if f.kind == Kind.DATA and f.number == number)
 
 
-def test_the_server_speaks_first_and_says_its_limits() -> None:
+def test_the_server_sends_its_settings_and_window_first() -> None:
     first, second = CallerSide().greeting
     assert (first.kind, second.kind) == (Kind.SETTINGS, Kind.WINDOW_UPDATE)
     said = {
@@ -67,7 +67,7 @@ def test_a_call_that_ends_before_the_client_does_is_reset_without_an_error() -> 
     trailers, stop = side.sent()
     assert side.fields(trailers)["grpc-message"] == "100 %25 wrong: %C3%A9%0A"
     assert (stop.kind, stop.code) == (Kind.RST_STREAM, Code.NO_ERROR)
-    assert side.feed(data(1, grpc(b"late")), reset(1)) == [], "what was on its way is passed over"
+    assert side.feed(data(1, grpc(b"late")), reset(1)) == [], "frames that were on their way are ignored"
     assert side.sent() == []
 
 
@@ -89,7 +89,9 @@ def test_messages_and_frames_begin_and_end_independently() -> None:
         ([(":method", "GET")], 405),
     ],
 )
-def test_what_is_no_grpc_call_gets_an_http_answer(fields: list[tuple[str, str]], status: int) -> None:
+def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
+    fields: list[tuple[str, str]], status: int
+) -> None:
     side = CallerSide().opened()
     assert side.feed(headers(1, block(replace=fields))) == [Fault("no_grpc_call")]
     head, body = side.sent()
@@ -100,7 +102,7 @@ def test_what_is_no_grpc_call_gets_an_http_answer(fields: list[tuple[str, str]],
     assert side.connection.streams == 0
 
 
-def test_a_refused_client_that_never_ends_is_forgotten_in_time() -> None:
+def test_the_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, block(replace=[("content-type", "text/html")])))
     side.sent()
@@ -119,7 +121,7 @@ def test_a_refused_client_that_never_ends_is_forgotten_in_time() -> None:
         (b"\0" + (2**20 + 1).to_bytes(4), 8, "message_too_large"),
     ],
 )
-def test_a_message_that_is_not_taken_ends_its_call_alone(wire: bytes, status: int, reason: str) -> None:
+def test_a_message_that_is_refused_ends_only_its_own_call(wire: bytes, status: int, reason: str) -> None:
     side = CallerSide().opened()
     events = side.feed(headers(1), headers(3), data(1, wire), data(3, grpc(b"fine")))
     assert events[2:] == [Fault(reason), Gone(1, reason), Message(3, b"fine")]
@@ -146,7 +148,7 @@ def test_unfinished_messages_of_all_connections_are_bounded_together() -> None:
     assert held.now == 0
 
 
-def test_bodies_open_our_windows_again() -> None:
+def test_half_a_window_of_received_bytes_opens_the_window_again() -> None:
     side = CallerSide(limits=SMALL).opened()
     side.feed(headers(1), data(1, grpc(b"x" * 5000)[:499]))
     assert side.sent() == []
@@ -155,12 +157,12 @@ def test_bodies_open_our_windows_again() -> None:
     assert (update.kind, update.number, int.from_bytes(update.payload)) == (Kind.WINDOW_UPDATE, 1, 500)
 
 
-def test_what_a_closed_stream_sent_opens_the_connection_again() -> None:
+def test_the_bytes_of_a_closed_stream_open_the_window_of_the_connection_again() -> None:
     side = CallerSide(limits=SMALL).opened()
     for number in range(1, 121, 2):
         side.feed(headers(number), data(number, grpc(b"x" * 5000)[:900]), reset(number))
     opened = sum(int.from_bytes(f.payload) for f in side.sent() if f.number == 0)
-    assert opened == 50_400, "the step of half a window"
+    assert opened == 50_400, "the window is opened in steps of half its size"
 
 
 @pytest.mark.parametrize("where", ["stream", "connection"])
@@ -177,7 +179,7 @@ def test_a_client_that_overruns_a_window_is_stopped(where: str) -> None:
         assert side.sent()[-1].code == Code.FLOW_CONTROL_ERROR
 
 
-def test_a_small_window_holds_back_its_own_stream_alone() -> None:
+def test_a_small_window_holds_back_only_its_own_stream() -> None:
     side = CallerSide().opened(window=10)
     side.feed(headers(1), headers(3), window_update(3, 1000))
     side.connection.send(1, b"x" * 20)
@@ -208,7 +210,7 @@ def test_the_window_of_the_connection_is_shared_out_in_turn() -> None:
     assert bodies(frames, 3) == grpc(b"y" * 100)
 
 
-def test_a_change_of_the_initial_window_moves_open_streams() -> None:
+def test_a_change_of_the_initial_window_changes_the_windows_of_open_streams() -> None:
     side = CallerSide().opened(window=10)
     side.feed(headers(1))
     side.connection.send(1, b"x" * 20)
@@ -253,7 +255,7 @@ def test_messages_that_a_reply_answers_make_no_events() -> None:
     assert bodies(side.sent(), 1) == grpc(b"a") + grpc(b"b") + grpc(b"c")
 
 
-def test_after_a_message_without_a_reply_all_are_events_until_the_owner_says_otherwise() -> None:
+def test_after_a_message_without_a_reply_all_messages_are_events_until_replies_are_set_again() -> None:
     side = answering()
     side.connection.reply(1, echo)
     assert side.feed(data(1, grpc(b"what?")), data(1, grpc(b"a"))) == [Message(1, b"what?"), Message(1, b"a")]
@@ -326,13 +328,13 @@ def test_a_reset_ends_a_call_once() -> None:
     assert side.sent() == []
 
 
-def test_leaving_takes_two_steps() -> None:
+def test_a_graceful_shutdown_takes_two_steps() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     side.connection.leave(now=side.now)
     goaway, question = side.sent()
     assert (int.from_bytes(goaway.payload[:4]), goaway.code) == (2**31 - 1, Code.NO_ERROR)
-    assert isinstance(side.feed(headers(3))[0], Opened), "what was on its way is served"
+    assert isinstance(side.feed(headers(3))[0], Opened), "a call that was on its way is served"
     side.feed(ping(question.payload, ack=True))
     (goaway,) = side.sent()
     assert int.from_bytes(goaway.payload[:4]) == 3
@@ -362,7 +364,7 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     assert [(f.number, f.code) for f in side.sent()] == [(3, Code.REFUSED_STREAM)]
 
 
-def test_a_header_block_in_parts_is_one() -> None:
+def test_a_header_block_may_come_in_several_frames() -> None:
     side = CallerSide().opened()
     whole = block()
     events = side.feed(
@@ -373,7 +375,7 @@ def test_a_header_block_in_parts_is_one() -> None:
     assert isinstance(events[0], Opened)
 
 
-def test_reading_stops_at_its_limit_and_goes_on() -> None:
+def test_reading_stops_at_the_limit_and_continues_later() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     wire = b"".join(data(1, grpc(b"%d" % n)) for n in range(5))
@@ -393,7 +395,7 @@ def test_a_ping_is_answered() -> None:
     assert (answer.kind, answer.flags, answer.payload) == (Kind.PING, Flag.ACK, b"abcdefgh")
 
 
-def test_a_client_that_says_nothing_is_asked_and_then_given_up() -> None:
+def test_a_silent_client_gets_a_ping_and_is_then_disconnected() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     side.tick(61)
@@ -413,7 +415,7 @@ def test_after_the_end_nothing_is_read() -> None:
     assert side.tick(1000) == []
 
 
-def test_hello_may_come_byte_by_byte() -> None:
+def test_the_preface_may_come_byte_by_byte() -> None:
     side = CallerSide()
     for byte in hello():
         assert side.feed(bytes((byte,))) == []

@@ -49,11 +49,11 @@ def test_a_flood_ends_the_connection_and_is_counted(reason: str) -> None:
             break
         side.connection.data_to_send()
     else:
-        pytest.fail("it went on for ever")
+        pytest.fail("the connection was never ended")
 
 
 @pytest.mark.parametrize("reason", sorted(FLOODS.keys() - {"settings_flood"}))
-def test_the_same_at_a_pace_that_a_busy_data_plane_has_goes_on(reason: str) -> None:
+def test_the_same_frames_at_the_pace_of_a_busy_data_plane_are_accepted(reason: str) -> None:
     side = CallerSide().opened()
     for n in range(6_000):
         side.now += 0.012
@@ -120,7 +120,7 @@ FATAL: dict[str, tuple[bytes, Code, str]] = {
 
 
 @pytest.mark.parametrize("what", FATAL)
-def test_what_no_connection_survives(what: str) -> None:
+def test_a_violation_of_the_protocol_ends_the_connection_with_its_code(what: str) -> None:
     wire, code, reason = FATAL[what]
     side = CallerSide()
     events = side.feed(wire)
@@ -129,7 +129,7 @@ def test_what_no_connection_survives(what: str) -> None:
     assert (goaway.kind, goaway.code) == (Kind.GOAWAY, code)
 
 
-def test_the_stream_of_the_fault_too_many_is_gone_as_well() -> None:
+def test_a_flood_of_stream_errors_ends_every_stream_including_the_last() -> None:
     side = CallerSide().opened()
     gone: list[int] = []
     for number in range(1, 4001, 2):
@@ -139,10 +139,10 @@ def test_the_stream_of_the_fault_too_many_is_gone_as_well() -> None:
             assert side.connection.over == "stream_error_flood"
             assert gone == list(range(1, number + 1, 2))
             return
-    pytest.fail("it went on for ever")
+    pytest.fail("the connection was never ended")
 
 
-def test_continuation_frames_without_end_are_cut_off() -> None:
+def test_endless_continuation_frames_end_the_connection() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, b"", whole=False))
     events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))
@@ -162,14 +162,16 @@ def test_continuation_frames_without_end_are_cut_off() -> None:
         (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
     ],
 )
-def test_half_a_word_is_not_waited_for_for_ever(wire: bytes, seconds: float, reason: str) -> None:
+def test_an_unfinished_preface_or_header_block_ends_the_connection_after_a_time(
+    wire: bytes, seconds: float, reason: str
+) -> None:
     side = CallerSide()
     side.feed(wire)
     assert side.tick(seconds - 2) == []
     assert side.tick(2)[-1] == Over(reason)
 
 
-def test_a_window_that_never_opens_costs_its_stream_in_the_end() -> None:
+def test_a_stream_whose_window_never_opens_is_ended_after_a_time() -> None:
     side = CallerSide().opened(window=0)
     side.feed(headers(1), headers(3))
     side.connection.send(1, b"x" * 1000)
@@ -181,7 +183,7 @@ def test_a_window_that_never_opens_costs_its_stream_in_the_end() -> None:
     assert side.connection.streams == 1
 
 
-def test_what_waits_for_a_closed_window_is_bounded_by_our_own() -> None:
+def test_bytes_that_wait_for_a_closed_window_are_bounded_by_our_own_window() -> None:
     """The server echoes all that the client sends, and the client never reads the echo."""
     limits = Limits(
         max_message_bytes=10_000,

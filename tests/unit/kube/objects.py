@@ -26,7 +26,7 @@ def pod(
     labels: Mapping[str, str] | None = None,
 ) -> Pod:
     """Return a pod. `ports` and `restarts` are by container; by default there is one container, `vllm`.
-    `parts` are conditions beside Ready, and `gates` are those of them that the pod names as readiness
+    `parts` are conditions besides Ready. `gates` are the names of conditions that the pod has as readiness
     gates.
     """
     ports = {"vllm": [8000]} if ports is None else ports

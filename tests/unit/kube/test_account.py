@@ -39,12 +39,12 @@ def test_an_account_of_another_namespace_owns_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", [{}, {"kubernetes.io": {}}, [], "text"])
-def test_a_token_that_says_no_account_is_no_owner(tmp_path: Path, found: Any) -> None:
+def test_a_token_that_names_no_account_gives_no_owner(tmp_path: Path, found: Any) -> None:
     assert owner(token(tmp_path, found), namespace="models") is None
 
 
 @pytest.mark.parametrize("text", ["", "a.b", "a.%%%.c", "a.AAAA.c", "\u00e9.\u00e9.\u00e9"])
-def test_what_is_no_token_is_no_owner(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_token_gives_no_owner(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
     assert owner(path, namespace="models") is None

@@ -35,20 +35,20 @@ async def test_lines_come_out_whole_wherever_they_are_cut(length: int) -> None:
 
 
 async def test_an_object_of_many_pieces_is_not_copied_at_each_of_them() -> None:
-    """15 MiB arrive in pieces of a kilobyte, and 30 MiB are copied. A copy at each piece would make 115
-    GiB, and the test would time out.
+    """15 MiB arrive in pieces of a kilobyte. The reader copies 30 MiB. If it made a copy at each piece, it
+    would copy 115 GiB, and the test would time out.
     """
     pieces = [b"x" * 1024] * (15 * 1024)
     (line,) = await lines(*pieces, b"\n")
     assert len(line) == 15 * MIB
 
 
-async def test_a_line_that_no_object_can_be_is_refused() -> None:
+async def test_a_line_that_is_longer_than_any_object_is_refused() -> None:
     with pytest.raises(ValueError, match=f"a line has more than {16 * MIB} bytes"):
         await lines(*[b"x" * MIB] * 17)
 
 
-async def test_the_bound_is_for_one_line_and_not_for_all() -> None:
+async def test_the_bound_is_for_one_line_and_not_for_the_sum() -> None:
     assert len(await lines(*[b"x" * MIB, b"\n"] * 20)) == 20
 
 
@@ -67,7 +67,9 @@ def kubeconfig(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+def test_the_error_without_the_kubernetes_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
+) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "kubernetes" else found(name, *a)
@@ -76,13 +78,13 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         require(Kubernetes(pool="p", kubeconfig=str(kubeconfig)))
 
 
-def test_outside_of_a_pod_it_asks_for_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_outside_a_pod_asks_for_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: is missing"):
         require(Kubernetes(pool="p"))
 
 
-def test_a_kubeconfig_that_is_not_there_is_named() -> None:
+def test_the_error_for_a_missing_kubeconfig_names_the_file() -> None:
     with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: /nowhere: no such file"):
         require(Kubernetes(pool="p", kubeconfig="/nowhere"))
 
@@ -93,7 +95,7 @@ def test_the_namespace_is_that_of_the_current_context(kubeconfig: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "{contexts: [{}]}"])
-def test_a_kubeconfig_that_is_none_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_kubeconfig_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(
@@ -103,6 +105,6 @@ def test_a_kubeconfig_that_is_none_is_refused_with_what_to_do(tmp_path: Path, te
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"[]", b'{"metadata": 1}', b"\xff", b"[" * 100_000])
-def test_an_answer_that_is_no_object_is_an_error_of_the_api_server(answer: bytes) -> None:
+def test_an_answer_that_is_not_an_object_is_an_error_of_the_api_server(answer: bytes) -> None:
     with pytest.raises(ApiError, match="the answer cannot be read"):
         read(answer, Lease)

@@ -55,7 +55,7 @@ class ApiServer:
 
 
 class News:
-    """What the cluster has told the composition root."""
+    """Records what the composition root hears from the cluster."""
 
     def __init__(self) -> None:
         self.endpoints: list[str] = []
@@ -151,7 +151,7 @@ async def test_endpoints_policy_priorities_and_names_come_from_the_cluster(tmp_p
     assert server.wrote == [], "this process does not write"
 
 
-async def test_a_group_that_the_cluster_does_not_have_is_reported_and_keeps_out_nothing_else(
+async def test_an_api_group_that_the_cluster_lacks_is_reported_and_everything_else_is_read(
     tmp_path: Path,
 ) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[])

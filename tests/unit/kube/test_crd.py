@@ -37,7 +37,7 @@ def test_the_file_holds_the_object() -> None:
     assert yaml.safe_load(crd_yaml()) == crd()
 
 
-def test_every_field_says_what_it_means(schema: Mapping[str, Any]) -> None:
+def test_every_field_has_a_description(schema: Mapping[str, Any]) -> None:
     assert [
         path
         for path, node in ours(schema)
@@ -46,14 +46,16 @@ def test_every_field_says_what_it_means(schema: Mapping[str, Any]) -> None:
     ] == []
 
 
-def test_a_field_whose_kind_others_have_too_says_what_it_means_itself(schema: Mapping[str, Any]) -> None:
+def test_fields_of_the_same_type_have_their_own_descriptions(schema: Mapping[str, Any]) -> None:
     flow = dict(ours(schema))[".spec.flow"]["properties"]
     told = {name: flow[name]["description"] for name in ("inAll", "perPriority", "perTenant")}
     assert len(set(told.values())) == len(told), told
     assert "tenant" in told["perTenant"]
 
 
-def test_maps_and_lists_say_what_they_hold_or_the_api_server_would_drop_it(schema: Mapping[str, Any]) -> None:
+def test_maps_and_lists_state_the_type_of_their_values_because_the_api_server_would_drop_them(
+    schema: Mapping[str, Any],
+) -> None:
     flow = dict(ours(schema))[".spec.flow"]["properties"]
     for field in ("objectives", "models", "paths", "ttlByPriority"):
         assert flow[field]["additionalProperties"]["type"] in ("integer", "number")
@@ -88,7 +90,7 @@ def test_the_spec_has_the_fields_and_bounds_of_the_policy_file_and_no_default(
     assert (rate["minimum"], rate["exclusiveMinimum"], rate["maximum"]) == (0, True, 10**7)
 
 
-def test_what_one_struct_refuses_as_a_whole_is_a_rule_of_the_schema(schema: Mapping[str, Any]) -> None:
+def test_a_check_over_several_fields_is_a_rule_of_the_schema(schema: Mapping[str, Any]) -> None:
     rules = {
         path: [rule["rule"] for rule in node["x-kubernetes-validations"]]
         for path, node in nodes(schema)
@@ -111,7 +113,7 @@ def test_tools_of_gateway_api_find_the_policy() -> None:
     assert crd()["metadata"]["labels"]["gateway.networking.k8s.io/policy"] == "Direct"
 
 
-def test_the_columns_are_what_an_operator_looks_for_first() -> None:
+def test_the_columns_are_accepted_rule_endpoints_hit_ratio_and_age() -> None:
     columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     assert [c["name"] for c in columns if not c.get("priority")] == [
         "Accepted",

@@ -51,11 +51,11 @@ def test_a_ready_pod_is_an_endpoint_on_every_target_port() -> None:
     ],
     ids=["not ready", "terminating", "without an address", "with nonsense for an address"],
 )
-def test_a_pod_that_cannot_serve_is_none(other: object) -> None:
+def test_a_pod_that_cannot_serve_is_no_endpoint(other: object) -> None:
     assert shown(discovery(pod("a", "10.0.0.1"), other)) == ["a:8000 10.0.0.1:8000"]
 
 
-def test_a_pod_whose_node_is_not_heard_of_stays_if_its_kubelet_last_called_all_of_it_ready() -> None:
+def test_a_pod_on_a_silent_node_stays_if_its_kubelet_last_reported_all_its_parts_ready() -> None:
     """The node controller takes Ready away and leaves the rest of the status as it was."""
     lost = pod("a", "10.0.0.1", ready=False, parts={"ContainersReady": True, "example.com/gate": True})
     assert shown(discovery(lost)) == ["a:8000 10.0.0.1:8000"]
@@ -63,14 +63,14 @@ def test_a_pod_whose_node_is_not_heard_of_stays_if_its_kubelet_last_called_all_o
         assert shown(discovery(pod("a", "10.0.0.1", ready=False, parts=parts, gates=["gate"]))) == []
 
 
-def test_a_pod_that_begins_to_terminate_is_gone_at_once() -> None:
+def test_a_pod_that_begins_to_terminate_is_removed_at_once() -> None:
     found = discovery(pod("a", "10.0.0.1"))
     found.put(pod("a", "10.0.0.1", deleted="2026-01-01T00:00:00Z"))
     assert found.changed
     assert shown(found) == []
 
 
-def test_a_heartbeat_changes_nothing() -> None:
+def test_an_update_without_a_relevant_field_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"))
     endpoints(found)
     found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))
@@ -107,14 +107,14 @@ def test_a_restarted_container_is_another_incarnation_of_the_ports_it_serves() -
     assert incarnation(before) == incarnation(beside)
 
 
-def test_of_a_port_that_no_container_declares_any_restart_counts() -> None:
+def test_for_a_port_that_no_container_declares_any_restart_is_another_incarnation() -> None:
     ports: dict[str, list[int]] = {"vllm": [], "exporter": []}
     before = pod("a", "10.0.0.1", ports=ports)
     assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1}))
     assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"exporter": 1}))
 
 
-def test_a_pod_made_anew_under_its_old_name_and_address_is_another_incarnation() -> None:
+def test_a_new_pod_with_an_old_name_and_address_is_another_incarnation() -> None:
     assert incarnation(pod("a", "10.0.0.1", uid="1")) != incarnation(pod("a", "10.0.0.1", uid="2"))
 
 
@@ -122,23 +122,23 @@ def test_a_pod_made_anew_under_its_old_name_and_address_is_another_incarnation()
     ("family", "host"),
     [("Primary", "10.0.0.1"), ("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")],
 )
-def test_a_dual_stack_pod_is_reached_by_the_family_asked_for(family: AddressFamily, host: str) -> None:
+def test_a_dual_stack_pod_is_reached_by_the_configured_family(family: AddressFamily, host: str) -> None:
     (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", "fd00:0:0::1"), family=family))
     assert endpoint.address == Address(host, 8000)
 
 
-def test_a_pod_without_the_family_asked_for_is_reached_by_what_it_has() -> None:
+def test_a_pod_without_the_configured_family_is_reached_by_its_other_address() -> None:
     (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1"), family="IPv6"))
     assert endpoint.address == Address("10.0.0.1", 8000)
 
 
-def test_of_two_pods_with_one_address_the_younger_has_it() -> None:
+def test_the_younger_of_two_pods_with_one_address_is_the_endpoint() -> None:
     old = pod("on-a-dead-node", "10.0.0.1", created="2026-01-01T00:00:00Z")
     new = pod("new", "10.0.0.1", created="2026-01-02T00:00:00Z")
     assert shown(discovery(new, old)) == ["new:8000 10.0.0.1:8000"]
 
 
-def test_annotations_tell_model_and_adapters() -> None:
+def test_annotations_state_model_and_adapters() -> None:
     annotations = {
         "prefix-gateway.dev/model": "meta-llama/Llama-3.1-8B",
         "prefix-gateway.dev/adapters": "sql, legal,",
@@ -148,7 +148,7 @@ def test_annotations_tell_model_and_adapters() -> None:
     assert endpoint.adapters == {"sql", "legal"}
 
 
-def test_annotations_that_no_request_could_name_are_passed_over() -> None:
+def test_annotated_names_that_no_request_could_use_are_ignored() -> None:
     annotations = {
         "prefix-gateway.dev/model": "m" * 1025,
         "prefix-gateway.dev/adapters": ",".join(["sql", "x" * 1025, *(f"a{n}" for n in range(10_000))]),
@@ -172,7 +172,7 @@ def test_annotations_that_no_request_could_name_are_passed_over() -> None:
         ("/metrics?x=1 HTTP/1.1", ""),
     ],
 )
-def test_an_annotation_tells_where_the_metrics_page_is_on_the_pod_itself(said: str, used: str) -> None:
+def test_an_annotation_states_where_the_metrics_page_is_on_the_pod_itself(said: str, used: str) -> None:
     (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})))
     assert endpoint.metrics == used
 
@@ -190,7 +190,7 @@ def test_an_annotation_tells_where_the_metrics_page_is_on_the_pod_itself(said: s
         ("a-word-of-tomorrow", Role.UNSAID),
     ],
 )
-def test_llm_ds_label_tells_the_role(said: str, role: Role) -> None:
+def test_the_label_of_llm_d_states_the_role(said: str, role: Role) -> None:
     (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": said})))
     assert endpoint.role is role
 
@@ -227,7 +227,7 @@ def test_an_equal_list_changes_nothing() -> None:
     assert not found.changed
 
 
-def test_a_pool_tells_its_ports_each_once() -> None:
+def test_each_port_of_a_pool_is_read_once() -> None:
     assert pool_ports(pool(8000, 8001, 8000)) == (8000, 8001)
 
 
@@ -235,7 +235,7 @@ def test_labels_become_a_query() -> None:
     assert label_selector({"b": "2", "app.kubernetes.io/name": "x"}) == "app.kubernetes.io/name=x,b=2"
 
 
-def test_endpoints_of_several_pools_know_theirs() -> None:
+def test_endpoints_of_several_pools_name_their_own_pool() -> None:
     a = discovery(pod("x", "10.0.0.1"), pool="a")
     b = discovery(pod("y", "10.0.0.2"), pool="b", ports=(9000, 9001))
     assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:9000", "b"), ("y:9001", "b")]
@@ -249,7 +249,7 @@ def test_a_pod_that_two_pools_select_is_one_endpoint_of_the_first_of_them() -> N
     assert in_several([a.found(), b.found()]) == ["x:8000"]
 
 
-def test_of_two_pods_with_one_address_or_one_name_in_two_pools_the_younger_has_it() -> None:
+def test_the_younger_of_two_pods_in_two_pools_keeps_their_common_address_or_name() -> None:
     old = discovery(pod("x", "10.0.0.1"), pod("s", "10.0.0.7"), pool="a")
     made = "2026-01-02T00:00:00Z"
     young = discovery(

@@ -1,4 +1,4 @@
-"""Which picker holds the Lease, with any clocks."""
+"""Which picker holds the Lease. The clocks of the pickers may differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Candidates:
         return self.lease, self.version
 
     def act(self, name: str, read: tuple[Lease | None, int], *, now: float) -> str:
-        """One candidate decides by what it read, and writes."""
+        """Let one candidate decide by the lease that it has read, and write."""
         election = self.elections[name]
         lease, version = read
         step = election.step(lease, now=now)
@@ -42,14 +42,14 @@ class Candidates:
         return [name for name, election in self.elections.items() if election.holds(now=now)]
 
 
-def test_the_first_makes_it_and_the_second_waits() -> None:
+def test_the_first_candidate_creates_the_lease_and_the_second_waits() -> None:
     two = Candidates("a", "b")
     assert two.turn("a", now=0.0) == "create"
     assert two.turn("b", now=1.0) == "wait"
     assert two.holders(now=1.0) == ["a"]
 
 
-def test_the_holder_renews_and_keeps_when_it_got_it() -> None:
+def test_the_holder_renews_the_lease_and_keeps_its_acquire_time() -> None:
     one = Candidates("a")
     one.turn("a", now=0.0)
     acquired = one.lease.spec.acquire_time if one.lease else None
@@ -70,7 +70,7 @@ def test_a_lease_that_is_not_renewed_is_taken_after_its_time() -> None:
     assert two.lease.spec.lease_transitions == 1
 
 
-def test_a_lease_that_is_renewed_is_left_alone() -> None:
+def test_a_lease_that_is_renewed_is_not_taken() -> None:
     two = Candidates("a", "b")
     for now in range(0, 60, 3):
         two.turn("a", now=now)
@@ -95,7 +95,7 @@ def test_a_holder_that_cannot_renew_stops_before_another_may_begin() -> None:
     assert one.holders(now=10.0) == []
 
 
-def test_of_two_that_take_it_together_one_is_told() -> None:
+def test_when_two_candidates_create_the_lease_together_one_gets_a_conflict() -> None:
     two = Candidates("a", "b")
     read = two.read()
     assert two.act("a", read, now=0.0) == "create"
@@ -103,7 +103,7 @@ def test_of_two_that_take_it_together_one_is_told() -> None:
     assert two.holders(now=0.0) == ["a"]
 
 
-def test_two_never_hold_it_at_once_however_they_are_delayed() -> None:
+def test_two_candidates_never_hold_the_lease_at_once_however_they_are_delayed() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         names = ("a", "b", "c")

@@ -1,4 +1,4 @@
-"""The requests with which a picker takes, renews and gives back its Lease, and how it bears their failure."""
+"""The requests with which a picker takes, renews and gives back its Lease, and what happens if they fail."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ async def running(holder: LeaseHolder) -> AsyncIterator[None]:
 
 
 async def until_asked(server: LeaseServer, times: int) -> None:
-    """Wait for so many more requests."""
+    """Wait until the server has got this many more requests."""
     wanted = len(server.asked) + times
     await wait_until(lambda: len(server.asked) >= wanted, what=f"{times} requests")
 
 
-async def test_a_lease_that_is_missing_is_made_then_renewed_and_given_back_at_the_end() -> None:
+async def test_a_missing_lease_is_created_then_renewed_and_given_back_at_the_end() -> None:
     server, account = LeaseServer(), {"kind": "ServiceAccount", "name": "epp"}
     holder = holder_of(server, Clock(), owner=account)
     assert not holder.holds()
@@ -97,7 +97,7 @@ async def test_a_lease_that_is_missing_is_made_then_renewed_and_given_back_at_th
     assert server.holder == "", "the next holder does not wait until the lease expires"
 
 
-async def test_a_replica_that_waits_leaves_the_lease_alone_when_it_ends() -> None:
+async def test_a_waiting_replica_does_not_change_the_lease_when_it_ends() -> None:
     server, clock = LeaseServer(), Clock()
     first, second = holder_of(server, clock, name="first"), holder_of(server, clock, name="second")
     async with running(first):

@@ -20,7 +20,7 @@ def test_the_hit_ratio_is_that_of_all_endpoints_since_they_were_first_seen() -> 
     ratio.check_integrity()
 
 
-def test_a_counter_that_went_back_counts_from_where_it_is() -> None:
+def test_a_counter_that_fell_counts_from_its_new_value() -> None:
     ratio = HitRatio()
     ratio.observe(counters(a=(1000, 900)), now=0.0)
     ratio.observe(counters(a=(10, 0)), now=1.0)
@@ -28,7 +28,7 @@ def test_a_counter_that_went_back_counts_from_where_it_is() -> None:
     assert ratio.text(now=2.0) == "0.500"
 
 
-def test_a_server_without_fresh_metrics_is_taken_up_where_it_was() -> None:
+def test_a_server_without_fresh_metrics_counts_on_from_its_last_page() -> None:
     ratio = HitRatio()
     ratio.observe(counters(a=(0, 0)), now=0.0)
     ratio.observe(counters(a=None), now=1.0)
@@ -36,7 +36,7 @@ def test_a_server_without_fresh_metrics_is_taken_up_where_it_was() -> None:
     assert ratio.text(now=2.0) == "0.400"
 
 
-def test_what_is_older_than_five_minutes_no_longer_counts() -> None:
+def test_hits_older_than_five_minutes_no_longer_count() -> None:
     ratio = HitRatio()
     ratio.observe(counters(a=(0, 0)), now=0.0)
     ratio.observe(counters(a=(100, 100)), now=1.0)
@@ -61,7 +61,7 @@ def test_an_endpoint_that_left_and_came_back_counts_from_its_return() -> None:
     ("part", "whole", "text"),
     [(0, 0, None), (1, 0, None), (1, 3, "0.333"), (0, 5, "0.000"), (7, 5, "1.000"), (-1, 5, "0.000")],
 )
-def test_a_ratio_fits_the_pattern_of_the_crd_and_there_is_none_without_a_whole(
+def test_a_ratio_fits_the_pattern_of_the_crd_and_there_is_no_ratio_of_nothing(
     part: float, whole: float, text: str | None
 ) -> None:
     assert ratio_text(part, whole) == text

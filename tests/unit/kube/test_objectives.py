@@ -29,13 +29,13 @@ def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> 
 
 
 @pytest.mark.parametrize(("said", "taken"), [(2**31 - 1, 1000), (-(2**31), -1000)])
-def test_a_priority_is_kept_within_what_the_policy_can_say(said: int, taken: int) -> None:
+def test_a_priority_is_kept_within_the_bounds_of_the_policy(said: int, taken: int) -> None:
     found = Objectives(pools=["vllm"])
     found.put(objective("far", said))
     assert found.priorities == {"far": taken}
 
 
-def test_the_newer_group_wins_where_both_have_a_name() -> None:
+def test_the_newer_group_wins_if_both_have_a_name() -> None:
     newer, older = Objectives(pools=["vllm"]), Objectives(pools=["vllm"])
     newer.put(objective("both", 1))
     older.put(objective("both", 2))

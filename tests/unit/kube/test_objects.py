@@ -20,7 +20,7 @@ POD = b"""{
 }"""
 
 
-def test_of_a_pod_the_fields_of_its_endpoints_are_read() -> None:
+def test_the_fields_of_a_pod_that_its_endpoints_need_are_read() -> None:
     pod = msgspec.json.decode(POD, type=Pod)
     assert (pod.metadata.name, pod.metadata.resource_version, pod.metadata.labels.role) == (
         "a",
@@ -44,12 +44,12 @@ def test_an_object_with_nothing_but_a_name_can_be_read(kind: type[Pool | PolicyO
     assert msgspec.json.decode(b'{"metadata": {"name": "a"}}', type=kind).metadata.name == "a"
 
 
-def test_an_object_without_metadata_is_none() -> None:
+def test_an_object_without_metadata_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="metadata"):
         msgspec.json.decode(b"{}", type=Pool)
 
 
-def test_a_status_is_written_by_the_names_of_kubernetes_and_without_what_is_not_known() -> None:
+def test_a_status_is_written_with_the_names_of_kubernetes_and_without_unknown_fields() -> None:
     status = PolicyStatus(
         observed_generation=3,
         ready_endpoints=0,

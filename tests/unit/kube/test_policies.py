@@ -56,19 +56,19 @@ def test_a_sound_policy_routes() -> None:
     assert policies.told("p") == "True Accepted, True Programmed"
 
 
-def test_a_policy_for_another_pool_is_none_of_ours() -> None:
+def test_a_policy_for_another_pool_is_ignored() -> None:
     policies = Policies(policy("p", target="another", rule="affinity"))
     assert policies.outcome.acting == DEFAULT_POLICY
     assert policies.outcome.verdicts == {}
 
 
-def test_a_policy_that_comes_to_target_another_pool_is_gone() -> None:
+def test_a_policy_whose_target_changes_to_another_pool_is_removed() -> None:
     policies = Policies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="affinity", target="another", generation=2))
     assert policies.outcome.acting == DEFAULT_POLICY
 
 
-def test_the_oldest_of_several_routes_and_the_others_say_so() -> None:
+def test_the_oldest_of_several_policies_routes_and_the_others_report_a_conflict() -> None:
     policies = Policies(
         policy("new", created=NEW, rule="random"), policy("old", created=OLD, rule="affinity")
     )
@@ -77,11 +77,11 @@ def test_the_oldest_of_several_routes_and_the_others_say_so() -> None:
     assert "older policy old" in policies.outcome.verdicts["new"].accepted.message
 
 
-def test_of_the_same_second_the_first_name_is_the_oldest() -> None:
+def test_among_policies_of_the_same_second_the_first_name_counts_as_the_oldest() -> None:
     assert Policies(policy("b"), policy("a")).acting[0] == "a"
 
 
-def test_the_next_oldest_follows_one_that_is_deleted() -> None:
+def test_the_next_oldest_policy_follows_a_deleted_one() -> None:
     policies = Policies(policy("old", created=OLD), policy("new", created=NEW, rule="random"))
     policies.remove(policy("old", created=OLD))
     assert policies.acting == ("new", 1, "random")
@@ -97,17 +97,19 @@ def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
     assert "$.spec" in verdict.accepted.message
     assert "sessionHeader" in verdict.accepted.message
     assert verdict.programmed.message == "generation 1 of this policy routes"
-    assert policies.told("younger") == "False Conflicted, False Conflicted", "nobody else gets the place"
+    assert policies.told("younger") == "False Conflicted, False Conflicted", (
+        "the refused policy keeps its place"
+    )
 
 
-def test_a_change_that_puts_it_right_is_in_force() -> None:
+def test_a_change_that_corrects_a_refused_policy_is_in_force() -> None:
     policies = Policies(policy("p", generation=1))
     policies.put(policy("p", generation=2, sessionHeader="host"))
     policies.put(policy("p", generation=3, rule="random"))
     assert policies.acting == ("p", 3, "random")
 
 
-def test_a_policy_refused_from_the_start_claims_nothing() -> None:
+def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> None:
     policies = Policies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
     assert policies.acting[0] == "good"
     assert policies.told("bad") == "False Invalid, False Invalid"
@@ -123,17 +125,17 @@ def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> No
     assert after.acting == ("p", 1, "affinity")
 
 
-def test_a_last_accepted_spec_that_is_no_spec_is_not_believed() -> None:
+def test_a_last_accepted_spec_that_is_invalid_is_not_used() -> None:
     status = {"lastAccepted": {"generation": 1, "spec": {"rule": "fastest"}}}
     assert Policies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting == DEFAULT_POLICY
 
 
-def test_a_last_accepted_spec_of_the_future_is_not_believed() -> None:
+def test_a_last_accepted_spec_of_a_later_generation_is_not_used() -> None:
     status = {"lastAccepted": {"generation": 9, "spec": {"targetRef": {"name": "vllm"}}}}
     assert Policies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting == DEFAULT_POLICY
 
 
-def test_a_namesake_inherits_nothing() -> None:
+def test_a_new_policy_with_an_old_name_does_not_inherit_its_spec() -> None:
     policies = Policies(policy("p", rule="affinity", uid="1"))
     policies.put(policy("p", uid="2", mode="DryRun"))
     assert policies.outcome.acting == DEFAULT_POLICY
@@ -151,7 +153,7 @@ def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
     )
 
 
-def test_a_policy_that_goes_into_dry_run_routes_by_what_it_was() -> None:
+def test_a_policy_that_goes_into_dry_run_routes_by_its_last_accepted_spec() -> None:
     policies = Policies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="random", mode="DryRun", generation=2))
     assert policies.acting == ("p", 1, "affinity")
@@ -166,7 +168,7 @@ def test_a_policy_that_goes_into_dry_run_routes_by_what_it_was() -> None:
     assert policies.outcome.tried is None
 
 
-def test_one_policy_is_tried_beside_another_that_routes() -> None:
+def test_one_policy_can_be_in_dry_run_while_another_routes() -> None:
     policies = Policies(
         policy("acts", created=NEW), policy("tried", created=OLD, mode="DryRun", rule="random")
     )
@@ -176,7 +178,7 @@ def test_one_policy_is_tried_beside_another_that_routes() -> None:
     assert policies.told("acts") == "True Accepted, True Programmed"
 
 
-def test_of_several_in_dry_run_the_oldest_is_scored() -> None:
+def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
     policies = Policies(
         policy("old", created=OLD, mode="DryRun"), policy("new", created=NEW, mode="DryRun", rule="random")
     )
@@ -185,7 +187,7 @@ def test_of_several_in_dry_run_the_oldest_is_scored() -> None:
     assert policies.told("new") == "False Conflicted, False Conflicted"
 
 
-def test_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
+def test_the_status_of_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
     policies = Policies(policy("p", mode="DryRun", chunks={"sizeBytes": 128}))
     assert "its chunks are not tried" in policies.outcome.verdicts["p"].programmed.message
 
@@ -196,14 +198,14 @@ def test_without_the_pool_a_policy_has_no_target() -> None:
     assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
 
 
-def test_a_change_of_status_is_no_change() -> None:
+def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
     policies = Policies(policy("p"))
     policies.set.put(policy("p", status={"observedGeneration": 1, "hitRatio": "0.500"}))
     assert not policies.set.changed
     assert policies.set.observed()["p"].hit_ratio == "0.500"
 
 
-def test_an_own_write_that_comes_back_late_changes_no_spec() -> None:
+def test_a_late_copy_of_our_own_write_changes_no_spec() -> None:
     policies = Policies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="random", generation=2))
     policies.set.wrote(policy("p", rule="affinity", status={"hitRatio": "0.100"}))
@@ -215,14 +217,14 @@ def test_an_own_write_that_comes_back_late_changes_no_spec() -> None:
     assert policies.set.observed()["p"].hit_ratio == "0.200"
 
 
-def test_a_list_without_it_takes_a_policy_away() -> None:
+def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
     policies = Policies(policy("p"), policy("q"))
     policies.set.replace([policy("q")])
     assert policies.set.changed
     assert policies.judge().acting.metadata.name == "q"
 
 
-def test_one_policy_routes_for_all_pools_of_a_picker_and_the_other_is_told_why() -> None:
+def test_one_policy_routes_for_all_pools_of_a_picker_and_the_status_of_another_says_why() -> None:
     first = policy("p", target="a", rule="affinity", created=OLD)
     second = policy("q", target="b", rule="random", created=NEW)
     policies = Policies(first, second, policy("r", target="c"), pools=["a", "b"])
@@ -235,10 +237,10 @@ def test_one_policy_routes_for_all_pools_of_a_picker_and_the_other_is_told_why()
         "one picker serves this pool and a by one policy, and policy p of pool a is in force; "
         "delete one of the two, or give this pool a picker of its own"
     )
-    assert "r" not in policies.outcome.verdicts, "of another picker's pool"
+    assert "r" not in policies.outcome.verdicts, "the policy is for the pool of another picker"
 
 
-def test_a_policy_of_a_pool_that_is_gone_gives_way_to_that_of_a_pool_that_exists() -> None:
+def test_the_policy_of_a_missing_pool_gives_way_to_the_policy_of_an_existing_pool() -> None:
     first = policy("p", target="a", rule="affinity", created=OLD)
     second = policy("q", target="b", rule="random", created=NEW)
     policies = Policies(first, second, pools=["a", "b"])
@@ -247,7 +249,9 @@ def test_a_policy_of_a_pool_that_is_gone_gives_way_to_that_of_a_pool_that_exists
     assert policies.told("p").startswith("False Conflicted")
     policies.remove(second)
     policies.judge(existing=["b"])
-    assert policies.acting == ("p", 1, "affinity"), "better than none"
+    assert policies.acting == ("p", 1, "affinity"), (
+        "the policy of a missing pool still routes if there is no other"
+    )
     assert policies.told("p").startswith("False TargetNotFound")
     policies.judge(existing=["a", "b"])
     assert policies.told("p") == "True Accepted, True Programmed"

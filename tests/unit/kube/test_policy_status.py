@@ -33,7 +33,7 @@ def status(
 
 
 def as_read(written: PolicyStatus) -> PolicyStatus:
-    """Return the object after a way through the API server's JSON."""
+    """Return the object as it comes back in the API server's JSON."""
     return msgspec.json.decode(msgspec.json.encode(written), type=PolicyStatus)
 
 
@@ -48,19 +48,21 @@ def test_the_status_has_conditions_endpoints_hit_ratio_and_the_accepted_fields()
     ]
     assert (told["endpoints"], told["readyEndpoints"], told["hitRatio"]) == (2, 1, "0.250")
     assert told["lastAccepted"]["generation"] == 4
-    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}, "rule": "affinity"}, "what was set"
+    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}, "rule": "affinity"}, (
+        "the spec has only the fields that were set"
+    )
     assert (told["rule"], told["mode"]) == ("affinity", "Enforce")
     assert told["dryRun"] is None
 
 
-def test_a_dry_run_tells_how_often_it_agrees() -> None:
+def test_the_status_of_a_dry_run_says_how_often_it_agrees() -> None:
     body = patch(status(verdict_on(mode="DryRun"), hit_ratio=None), uid="u")
     assert body["status"]["dryRun"] == {"picks": 8, "agreement": "0.750"}
     assert body["status"]["hitRatio"] is None, "a merge patch removes the field"
     assert body["status"]["lastAccepted"] is None
 
 
-def test_the_status_has_saturation_and_what_flow_control_in_dry_run_would_have_done() -> None:
+def test_the_status_has_saturation_and_the_decisions_of_flow_control_in_dry_run() -> None:
     live = Live(
         LIVE.endpoints,
         8,
@@ -95,7 +97,7 @@ def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
     assert {c.last_transition_time for c in refused.conditions} == {"T2"}
 
 
-def test_a_status_that_is_there_already_is_not_written_again() -> None:
+def test_a_status_that_the_object_has_already_is_not_written_again() -> None:
     wanted = status(verdict_on())
     assert not WriteTimes(interval_s=10).due("u", wanted=wanted, says=as_read(wanted), now=0.0)
 
@@ -109,7 +111,7 @@ def test_a_change_of_state_is_written_within_a_second_of_the_last_write() -> Non
     assert times.due("u", wanted=wanted, says=says, now=6.0)
 
 
-def test_numbers_that_move_are_written_once_an_interval() -> None:
+def test_changing_numbers_are_written_once_in_an_interval() -> None:
     times = WriteTimes(interval_s=10)
     says, wanted = status(verdict_on()), status(verdict_on(), hit_ratio="0.260")
     times.wrote("u", now=5.0)
@@ -117,7 +119,7 @@ def test_numbers_that_move_are_written_once_an_interval() -> None:
     assert times.due("u", wanted=wanted, says=says, now=15.0)
 
 
-def test_objects_that_are_gone_are_forgotten() -> None:
+def test_deleted_objects_are_forgotten() -> None:
     times = WriteTimes(interval_s=10)
     times.wrote("u", now=5.0)
     times.keep(set())

@@ -123,14 +123,14 @@ def two_pools() -> WatchedServer:
     return server
 
 
-async def test_each_pool_has_its_own_selector_and_ports_and_all_are_told_at_once() -> None:
+async def test_each_pool_has_its_own_selector_and_ports_and_all_endpoints_come_in_one_list() -> None:
     async with following(two_pools(), "a", "b") as found:
         assert await found.next() == ["x:8000 a", "y:9000 b"]
         assert found.told == [["x:8000 a", "y:9000 b"]], "never one pool without the other"
         assert found.pools.uids == {"a": "ua", "b": "ub"}
 
 
-async def test_a_pool_comes_and_goes_beside_one_that_stays() -> None:
+async def test_a_pool_can_come_and_go_while_another_stays() -> None:
     server = two_pools()
     late = server.pools.pop("b")
     async with following(server, "a", "b") as found:
@@ -144,7 +144,7 @@ async def test_a_pool_comes_and_goes_beside_one_that_stays() -> None:
         assert found.pools.uids == {"a": "", "b": "ub"}
 
 
-async def test_the_picker_hears_that_a_pool_without_pods_is_gone_too() -> None:
+async def test_the_picker_also_hears_that_a_pool_without_pods_was_deleted() -> None:
     server = two_pools()
     server.pods["model=none"] = []
     async with following(server, "a", "b") as found:
@@ -157,7 +157,7 @@ async def test_the_picker_hears_that_a_pool_without_pods_is_gone_too() -> None:
         assert found.pools.existing == {"b"}
 
 
-async def test_nothing_is_told_while_one_pool_cannot_be_read() -> None:
+async def test_no_list_is_sent_while_one_pool_cannot_be_read() -> None:
     server = two_pools()
     server.refused.add("metadata.name=b")
     async with following(server, "a", "b") as found:
@@ -168,9 +168,7 @@ async def test_nothing_is_told_while_one_pool_cannot_be_read() -> None:
         assert found.followed == {"pool": True, "pods": True}
 
 
-async def test_while_the_pods_of_another_selector_are_not_listed_the_old_ones_stay_and_other_pools_go_on() -> (
-    None
-):
+async def test_old_pods_stay_until_those_of_a_new_selector_are_listed_and_other_pools_go_on() -> None:
     server = two_pools()
     server.refused.add("model=b2")
     server.pods["model=b2"] = [pod("z", "10.0.0.3")]

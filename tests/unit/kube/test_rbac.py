@@ -7,7 +7,7 @@ import yaml
 from epp.kube.rbac import LEASE, POOL, RULES, rules, rules_yaml
 
 
-def test_names_of_the_installation_replace_the_placeholders() -> None:
+def test_placeholders_are_replaced_by_names_of_the_installation() -> None:
     named = {
         rule["resources"][0]: rule["resourceNames"]
         for rule in rules(pools=["a", "b"], lease="mine")
@@ -16,7 +16,7 @@ def test_names_of_the_installation_replace_the_placeholders() -> None:
     assert named == {"inferencepools": ["a", "b"], "leases": ["mine"]}
 
 
-def test_nothing_that_the_picker_does_not_own_can_be_changed() -> None:
+def test_the_picker_may_change_only_status_leases_and_events() -> None:
     for rule in rules():
         assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
         changes = set(rule["verbs"]) - {"get", "list", "watch"}
@@ -25,7 +25,7 @@ def test_nothing_that_the_picker_does_not_own_can_be_changed() -> None:
         assert "delete" not in rule["verbs"]
 
 
-def test_the_file_of_the_chart_holds_the_rules_each_below_its_reason() -> None:
+def test_the_file_of_the_chart_holds_each_rule_below_its_reason() -> None:
     text = rules_yaml()
     assert yaml.safe_load(text) == rules()
     assert POOL in text

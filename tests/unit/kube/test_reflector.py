@@ -115,7 +115,7 @@ async def play(*script: object, free_form: bool = False) -> tuple[ScriptedServer
     return server, names, reflector
 
 
-async def test_the_reflector_lists_and_then_watches_from_there() -> None:
+async def test_the_reflector_lists_and_then_watches_from_the_version_of_the_list() -> None:
     server, names, reflector = await play(
         page(5, raw("a", 1), raw("b", 2)),
         [event("ADDED", raw("c", 6)), event("MODIFIED", raw("a", 7)), event("DELETED", raw("b", 8))],
@@ -134,13 +134,13 @@ async def test_a_long_list_comes_in_pages() -> None:
     assert names.changes == 1, "half a list is not handed on"
 
 
-async def test_a_bookmark_moves_on_without_a_change() -> None:
+async def test_a_bookmark_moves_the_version_without_a_change() -> None:
     server, names, _ = await play(page(5), [event("BOOKMARK", raw("", 99))])
     assert server.asked[-1] == "watch 99"
     assert names.changes == 1
 
 
-async def test_what_a_watch_has_missed_is_listed_anew() -> None:
+async def test_objects_are_listed_again_if_a_watch_has_missed_events() -> None:
     server, names, _ = await play(page(5, raw("a", 1)), [GONE], page(9, raw("b", 8)))
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"b"}
@@ -150,7 +150,7 @@ async def test_what_a_watch_has_missed_is_listed_anew() -> None:
 UNREADABLE = {"metadata": {"name": 5, "resourceVersion": "6"}}
 
 
-async def test_an_object_that_cannot_be_read_keeps_no_other_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogCaptureFixture) -> None:
     server, names, reflector = await play(
         page(5, raw("a", 1), UNREADABLE, raw("b", 2)),
         [event("MODIFIED", UNREADABLE)],
@@ -161,20 +161,20 @@ async def test_an_object_that_cannot_be_read_keeps_no_other_out(caplog: pytest.L
     assert names.states == [True]
     assert reflector.synced
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
-    assert len(said) == 1, "once, not at every list"
+    assert len(said) == 1, "the error is logged once and not at every list"
 
 
-async def test_an_object_counts_though_its_status_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.LogCaptureFixture) -> None:
     odd = raw("a", 1) | {"status": {"conditions": "Ready"}}
     server, names, _ = await play(page(5, odd), [event("ADDED", odd | raw("b", 6))])
-    assert server.asked == ["list", "watch 5", "watch 6"], "the list is not asked for anew"
+    assert server.asked == ["list", "watch 5", "watch 6"], "the picker does not ask for the list again"
     assert names.names == {"a", "b"}
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
-    assert len(said) == 1, "once, not for every object"
+    assert len(said) == 1, "the error is logged once and not for every object"
     assert said[0].startswith("the status of one of the pods cannot be read")
 
 
-async def test_where_no_object_can_be_read_the_last_known_ones_stay() -> None:
+async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:
     _, names, _ = await play(
         page(5, raw("a", 1)), [event("MODIFIED", UNREADABLE)], page(9, UNREADABLE), page(9)
     )
@@ -182,7 +182,7 @@ async def test_where_no_object_can_be_read_the_last_known_ones_stay() -> None:
     assert names.changes == 2, "the first list and the last"
 
 
-async def test_an_object_of_any_shape_is_not_decoded_where_that_takes_long() -> None:
+async def test_an_object_that_would_take_long_to_decode_is_not_decoded() -> None:
     costly = {**raw("a", 1), "status": {"lastAccepted": {"spec": {"x": [0] * 200_000}}}}
     _, names, _ = await play(page(5, costly, raw("b", 2)), free_form=True)
     assert names.names == {"b"}
@@ -203,18 +203,18 @@ async def test_a_watch_left_early_is_closed_and_not_left_to_the_garbage_collecto
     assert left == []
 
 
-async def test_a_watch_refused_as_too_old_is_listed_anew_as_well() -> None:
+async def test_objects_are_listed_again_if_a_watch_is_refused_as_too_old() -> None:
     server, _, _ = await play(page(5), ApiError("expired", status=410), page(9))
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
 
 
-async def test_a_watch_that_breaks_goes_on_where_it_was_and_nothing_is_forgotten() -> None:
+async def test_a_watch_that_breaks_is_resumed_and_nothing_is_forgotten() -> None:
     server, names, _ = await play(page(5, raw("a", 1)), [event("ADDED", raw("b", 6)), ApiError("reset")])
     assert server.asked == ["list", "watch 5", "watch 6"]
     assert names.names == {"a", "b"}
 
 
-async def test_an_api_server_that_is_away_is_asked_again_and_what_is_known_stays() -> None:
+async def test_an_unreachable_api_server_is_asked_again_and_known_objects_stay() -> None:
     server, names, reflector = await play(
         page(5, raw("a", 1)), [ApiError("reset")], ApiError("refused"), [event("ADDED", raw("b", 6))]
     )
@@ -231,13 +231,13 @@ async def test_before_the_first_list_nothing_is_known() -> None:
     assert reflector.synced
 
 
-async def test_an_answer_that_cannot_be_read_is_listed_anew() -> None:
+async def test_objects_are_listed_again_after_an_answer_that_cannot_be_read() -> None:
     server, names, _ = await play(page(5), [b"<html>"], page(6, raw("a", 6)))
     assert server.asked == ["list", "watch 5", "list", "watch 6"]
     assert names.names == {"a"}
 
 
-async def test_a_list_token_that_has_expired_starts_the_list_anew() -> None:
+async def test_an_expired_list_token_starts_the_list_again() -> None:
     server, names, _ = await play(
         page(5, raw("a", 1), more="token"), ApiError("expired", status=410), page(9, raw("b", 1))
     )
@@ -249,7 +249,7 @@ async def test_a_list_token_that_has_expired_starts_the_list_anew() -> None:
     ("status", "advice"),
     [(401, "credentials"), (403, "epp reference rbac"), (404, "CustomResourceDefinition")],
 )
-async def test_what_an_operator_can_do_is_said_once(
+async def test_the_advice_for_the_operator_is_logged_once(
     status: int, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await play(ApiError("no", status=status), ApiError("no", status=status), page(5))

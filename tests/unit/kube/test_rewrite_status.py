@@ -17,34 +17,32 @@ from tests.unit.kube.objects import rewrite, rule
 OLDER = "inference.networking.x-k8s.io"
 
 
-def of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
+def rewrites_of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
     found = ModelRewrites(pools=["vllm"], group=group)
     found.replace(objects)
     found.check_integrity()
     return found
 
 
-def said(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str, str]:
+def statuses(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str, str]:
     """Return reason and message by name."""
     words = judge(sets, existing=existing)
     assert all(word.so == (word.reason == "Accepted") for word in words.values())
     return {name: f"{word.reason}: {word.message}" for (_, name), word in words.items()}
 
 
-def test_a_sound_object_is_accepted_and_one_for_a_pool_that_is_not_there_is_told_so() -> None:
-    sound = of(rewrite("a", rule("gpt"), rule()))
-    assert said(sound) == {"a": "Accepted: its rules are in use"}
-    assert said(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
+def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
+    sound = rewrites_of(rewrite("a", rule("gpt"), rule()))
+    assert statuses(sound) == {"a": "Accepted: its rules are in use"}
+    assert statuses(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
 
 
-def test_of_several_pools_an_object_is_told_of_its_own_pool_and_that_it_may_not_take_every_other_name() -> (
-    None
-):
+def test_with_several_pools_a_status_is_about_its_own_pool_and_a_rule_for_all_names_is_invalid() -> None:
     found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
     found.replace(
         [rewrite("a", rule("gpt")), rewrite("x", rule("old"), pool="b"), rewrite("all", rule(), pool="b")]
     )
-    words = said(found, existing=["vllm"])
+    words = statuses(found, existing=["vllm"])
     assert [words[name].split(":")[0] for name in ("a", "x", "all")] == [
         "Accepted",
         "TargetNotFound",
@@ -72,23 +70,23 @@ def test_of_several_pools_an_object_is_told_of_its_own_pool_and_that_it_may_not_
         ),
     ],
 )
-def test_an_object_that_cannot_be_used_as_written_says_which_rule_and_why(
+def test_the_status_of_an_invalid_object_says_which_rule_is_wrong_and_why(
     bad: dict[str, Any], why: str
 ) -> None:
-    found = of(rewrite("a", rule("gpt"), bad))
-    assert f"Invalid: spec.rules{why}" in said(found)["a"]
+    found = rewrites_of(rewrite("a", rule("gpt"), bad))
+    assert f"Invalid: spec.rules{why}" in statuses(found)["a"]
     assert found.rules()[0].models == ("gpt",), "its other rules count"
 
 
-def test_an_object_without_rules_is_told_so() -> None:
-    assert said(of(rewrite("a"))) == {"a": "Invalid: spec.rules is empty"}
+def test_an_object_without_rules_is_reported_as_invalid() -> None:
+    assert statuses(rewrites_of(rewrite("a"))) == {"a": "Invalid: spec.rules is empty"}
 
 
-def test_of_two_objects_for_one_name_the_younger_is_told_who_has_it() -> None:
-    both = of(
+def test_the_status_of_the_younger_of_two_objects_for_one_name_says_which_object_has_it() -> None:
+    both = rewrites_of(
         rewrite("a", rule("gpt"), rule()), rewrite("b", rule("gpt", "new"), rule()), rewrite("c", rule("x"))
     )
-    words = said(both)
+    words = statuses(both)
     assert words["a"].startswith("Accepted")
     assert words["c"].startswith("Accepted")
     assert words["b"] == (
@@ -97,15 +95,15 @@ def test_of_two_objects_for_one_name_the_younger_is_told_who_has_it() -> None:
     )
 
 
-def test_a_name_twice_in_one_object_is_no_conflict_and_the_newer_group_goes_first() -> None:
-    twice = of(rewrite("a", rule("gpt", target="one"), rule("gpt", target="two")))
-    assert said(twice)["a"].startswith("Accepted")
-    older = of(rewrite("b", rule("gpt")), group=OLDER)
-    assert "model gpt is in the older rewrite a of llm-d.ai" in said(twice, older)["b"]
+def test_a_repeated_name_in_one_object_is_no_conflict_and_the_newer_group_goes_first() -> None:
+    twice = rewrites_of(rewrite("a", rule("gpt", target="one"), rule("gpt", target="two")))
+    assert statuses(twice)["a"].startswith("Accepted")
+    older = rewrites_of(rewrite("b", rule("gpt")), group=OLDER)
+    assert "model gpt is in the older rewrite a of llm-d.ai" in statuses(twice, older)["b"]
 
 
-def test_a_change_of_status_alone_is_no_change_of_what_is_wanted() -> None:
-    found = of(rewrite("a", rule("gpt")))
+def test_a_change_of_status_alone_is_not_a_change_of_the_rules() -> None:
+    found = rewrites_of(rewrite("a", rule("gpt")))
     version = found.version
     found.put(rewrite("a", rule("gpt"), version="2", conditions=(Condition("Accepted", "True"),)))
     assert (found.version, found.claims()[0].resource_version) == (version, "2")

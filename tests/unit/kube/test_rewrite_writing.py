@@ -12,7 +12,7 @@ from epp.kube.objects import Condition
 from epp.kube.rewrite_writing import RewriteWriter
 from epp.kube.rewrites import ModelRewrites
 from tests.unit.kube.objects import rewrite, rule
-from tests.unit.kube.test_rewrite_status import of
+from tests.unit.kube.test_rewrite_status import rewrites_of
 
 
 class StatusServer(Api):
@@ -42,7 +42,7 @@ class StatusServer(Api):
 async def look(
     server: StatusServer, found: ModelRewrites, *times: float, holds: bool = True
 ) -> list[tuple[str, Any]]:
-    """Return what is written in looks at these times."""
+    """Let the writer look at these times. Return its requests."""
     writer = RewriteWriter(server, [found], namespace="ns", time_text=lambda: "T")
     for now in times:
         await writer.look(existing=["vllm"], holds=lambda: holds, now=now)
@@ -53,11 +53,11 @@ def condition(status: str, reason: str, **more: Any) -> Condition:
     return Condition(type="Accepted", status=status, reason=reason, **more)
 
 
-async def test_the_holder_writes_once_what_an_object_does_not_say_and_keeps_the_conditions_of_others() -> (
-    None
-):
+async def test_the_holder_writes_a_missing_condition_once_and_keeps_the_conditions_of_others() -> None:
     other = Condition(type="Seen", status="True", reason="R", last_transition_time="before")
-    wrote = await look(StatusServer(), of(rewrite("a", rule("gpt"), conditions=(other,))), 1.0, 2.0, 30.0)
+    wrote = await look(
+        StatusServer(), rewrites_of(rewrite("a", rule("gpt"), conditions=(other,))), 1.0, 2.0, 30.0
+    )
     ((where, body),) = wrote
     assert where == "PATCH inferencemodelrewrites/a/status"
     assert body["metadata"] == {"uid": "uid-a", "resourceVersion": "1"}
@@ -67,29 +67,29 @@ async def test_the_holder_writes_once_what_an_object_does_not_say_and_keeps_the_
     ]
 
 
-async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
-    assert await look(StatusServer(), of(rewrite("a", rule("gpt"))), 1.0, holds=False) == []
+async def test_a_picker_without_the_lease_writes_nothing() -> None:
+    assert await look(StatusServer(), rewrites_of(rewrite("a", rule("gpt"))), 1.0, holds=False) == []
 
 
 async def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
     before = condition("True", "Accepted", last_transition_time="before")
-    wrote = await look(StatusServer(), of(rewrite("a", rule("gpt"), conditions=(before,))), 1.0)
+    wrote = await look(StatusServer(), rewrites_of(rewrite("a", rule("gpt"), conditions=(before,))), 1.0)
     assert wrote[0][1]["status"]["conditions"][0]["lastTransitionTime"] == "before"
 
 
 @pytest.mark.parametrize("answers", [404, 409, 500])
 async def test_a_write_that_fails_is_tried_again_after_a_while(answers: int) -> None:
-    wrote = await look(StatusServer(answers=answers), of(rewrite("a", rule("gpt"))), 1.0, 2.0, 5.0, 12.0)
+    wrote = await look(
+        StatusServer(answers=answers), rewrites_of(rewrite("a", rule("gpt"))), 1.0, 2.0, 5.0, 12.0
+    )
     assert len(wrote) == 2
 
 
-async def test_an_object_for_a_pool_that_nobody_serves_says_so_after_a_while_and_a_judged_one_is_left_alone() -> (
-    None
-):
+async def test_an_object_for_a_pool_without_a_picker_is_marked_after_a_while_and_judged_ones_stay() -> None:
     pending = condition("Unknown", "Pending")
     judged = condition("True", "Accepted", observed_generation=1)
     left = condition("True", "Accepted", observed_generation=1, message="for the pool that it had before")
-    found = of(
+    found = rewrites_of(
         rewrite("typo", rule("gpt"), pool="vlm", conditions=(pending,)),
         rewrite("theirs", rule("gpt"), pool="other", conditions=(judged,)),
         rewrite("moved", rule("gpt"), pool="other", generation=2, conditions=(left,)),
@@ -104,12 +104,17 @@ async def test_an_object_for_a_pool_that_nobody_serves_says_so_after_a_while_and
     assert "for InferencePool vlm" in said_now["message"]
 
 
-async def test_the_rest_of_many_objects_follows_at_the_next_look() -> None:
-    many = of(*(rewrite(f"r{n:02}", rule(f"m{n}")) for n in range(30)))
+async def test_the_rest_of_many_objects_is_written_at_the_next_look() -> None:
+    many = rewrites_of(*(rewrite(f"r{n:02}", rule(f"m{n}")) for n in range(30)))
     assert len(await look(StatusServer(), many, 1.0)) == 20
     assert (
         len(
-            await look(StatusServer(), of(*(rewrite(f"r{n:02}", rule(f"m{n}")) for n in range(30))), 1.0, 2.0)
+            await look(
+                StatusServer(),
+                rewrites_of(*(rewrite(f"r{n:02}", rule(f"m{n}")) for n in range(30))),
+                1.0,
+                2.0,
+            )
         )
         == 30
     )
@@ -118,9 +123,9 @@ async def test_the_rest_of_many_objects_follows_at_the_next_look() -> None:
 async def test_a_refused_write_is_logged_once_and_a_conflict_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await look(StatusServer(answers=409), of(rewrite("a", rule("gpt"))), 1.0)
+    await look(StatusServer(answers=409), rewrites_of(rewrite("a", rule("gpt"))), 1.0)
     assert not caplog.records
-    await look(StatusServer(answers=500), of(rewrite("a", rule("gpt"))), 1.0, 12.0, 23.0)
+    await look(StatusServer(answers=500), rewrites_of(rewrite("a", rule("gpt"))), 1.0, 12.0, 23.0)
     assert [r.getMessage() for r in caplog.records] == [
         "cannot write the status of rewrite a and will try again: no"
     ]

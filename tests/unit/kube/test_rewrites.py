@@ -39,35 +39,33 @@ def rewrite(
     )
 
 
-def asked(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
+def target_of(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
     inference = InferenceRequest(kind=ApiKind.OTHER, model=model)
     return rewrites.target(inference, session="", request_id=request_id)
 
 
-def of(*objects: ModelRewrite) -> ModelRewrites:
+def rewrites_of(*objects: ModelRewrite) -> ModelRewrites:
     found = ModelRewrites(pools=["vllm"], group="llm-d.ai")
     found.replace(objects)
     return found
 
 
-def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_all_others() -> None:
-    found = of(
+def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_the_catch_all_rule() -> None:
+    found = rewrites_of(
         rewrite("b", rule("gpt", younger=None), created="2026-01-02T00:00:00Z"),
         rewrite("c", rule(fallback=None), created="2025-01-01T00:00:00Z"),
         rewrite("a", rule("gpt", older=None)),
         rewrite("d", rule("gpt", strange=None), pool="other", created="2024-01-01T00:00:00Z"),
     )
-    assert asked(all_rewrites([found]), "gpt") == "older"
-    assert asked(all_rewrites([found]), "whatever") == "fallback"
+    assert target_of(all_rewrites([found]), "gpt") == "older"
+    assert target_of(all_rewrites([found]), "whatever") == "fallback"
     found.remove(rewrite("a"))
     found.put(rewrite("c", rule("x", y=None), generation=2))
-    assert asked(all_rewrites([found]), "gpt") == "younger"
-    assert asked(all_rewrites([found]), "whatever") == "whatever"
+    assert target_of(all_rewrites([found]), "gpt") == "younger"
+    assert target_of(all_rewrites([found]), "whatever") == "whatever"
 
 
-def test_of_several_pools_a_rule_for_every_other_name_does_not_count_as_it_would_take_the_other_pools_models() -> (
-    None
-):
+def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
     found = ModelRewrites(pools=["vllm", "other"], group="llm-d.ai")
     found.replace(
         [
@@ -76,29 +74,36 @@ def test_of_several_pools_a_rule_for_every_other_name_does_not_count_as_it_would
         ]
     )
     rewrites = all_rewrites([found])
-    assert [asked(rewrites, name) for name in ("gpt", "old", "mistral")] == ["llama", "mistral", "mistral"]
+    assert [target_of(rewrites, name) for name in ("gpt", "old", "mistral")] == [
+        "llama",
+        "mistral",
+        "mistral",
+    ]
 
 
-def test_weights_are_those_of_the_object_and_a_missing_one_counts_as_one() -> None:
+def test_weights_are_those_of_the_object_and_a_missing_weight_counts_as_one() -> None:
     found = all_rewrites(
-        [of(rewrite("a", rule("gpt", stable=90, canary=10), rule("even", one=None, two=None)))]
+        [rewrites_of(rewrite("a", rule("gpt", stable=90, canary=10), rule("even", one=None, two=None)))]
     )
-    canary = sum(asked(found, "gpt", request_id=str(n)) == "canary" for n in range(2000))
-    even = sum(asked(found, "even", request_id=str(n)) == "two" for n in range(2000))
+    canary = sum(target_of(found, "gpt", request_id=str(n)) == "canary" for n in range(2000))
+    even = sum(target_of(found, "even", request_id=str(n)) == "two" for n in range(2000))
     # Four standard deviations: 54 and 90.
     assert abs(canary - 200) < 54
     assert abs(even - 1000) < 90
 
 
-def test_what_names_no_target_or_matches_nothing_is_no_rule() -> None:
+def test_a_rule_without_a_target_or_a_match_is_ignored() -> None:
     empty = {"matches": [exact("")], "targets": [{"modelRewrite": "t"}]}
     nameless = {"matches": [], "targets": [{"modelRewrite": ""}, {"modelRewrite": "t" * 2000}]}
-    assert not all_rewrites([of(rewrite("a", empty, nameless, {"targets": []}))])
+    assert not all_rewrites([rewrites_of(rewrite("a", empty, nameless, {"targets": []}))])
 
 
 def test_the_newer_group_counts_first() -> None:
-    newer, older = of(rewrite("z", rule("gpt", new=None))), of(rewrite("a", rule("gpt", old=None)))
-    assert asked(all_rewrites([newer, older]), "gpt") == "new"
+    newer, older = (
+        rewrites_of(rewrite("z", rule("gpt", new=None))),
+        rewrites_of(rewrite("a", rule("gpt", old=None))),
+    )
+    assert target_of(all_rewrites([newer, older]), "gpt") == "new"
 
 
 def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
@@ -110,7 +115,7 @@ def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     assert written == {group: ["patch"] for group in PATHS}
 
 
-def test_names_that_no_request_can_have_are_left_out_and_so_are_the_newest_of_too_many() -> None:
+def test_names_that_no_request_can_have_and_the_newest_of_too_many_names_are_left_out() -> None:
     """Each name is an entry of an index that every change builds again, and of the answer to `GET
     /v1/models`.
     """
@@ -119,8 +124,8 @@ def test_names_that_no_request_can_have_are_left_out_and_so_are_the_newest_of_to
         rewrite(f"r{n:03}", rule(*(f"{n}-{i}" for i in range(1000)), y=None), created="2026-01-01T00:00:00Z")
         for n in range(40)
     ]
-    rewrites = all_rewrites([of(long, *many)])
+    rewrites = all_rewrites([rewrites_of(long, *many)])
     assert all(len(name) < 10 for name in rewrites.aliases)
     assert 15_000 < len(rewrites.aliases) <= 16_384
-    assert asked(rewrites, "0-7") == "y"
-    assert asked(rewrites, "39-7") == "39-7"
+    assert target_of(rewrites, "0-7") == "y"
+    assert target_of(rewrites, "39-7") == "39-7"

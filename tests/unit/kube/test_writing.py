@@ -68,13 +68,13 @@ async def look(server: CountingServer) -> list[str]:
     return server.wrote
 
 
-async def test_the_holder_writes_every_status_and_tells_of_what_routes_and_what_does_not() -> None:
+async def test_the_holder_writes_every_status_and_an_event_for_each_policy() -> None:
     wrote = await look(CountingServer(lasts=100))
     statuses = [f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b", "c")]
     assert wrote == [*statuses, *["POST events"] * 6], "each Event is written for the pool and for the policy"
 
 
-async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
+async def test_a_picker_without_the_lease_writes_nothing() -> None:
     assert await look(CountingServer(lasts=0)) == []
 
 
@@ -85,7 +85,7 @@ async def test_a_lease_that_is_lost_between_two_writes_ends_them() -> None:
     assert len(await look(CountingServer(lasts=5))) == 5
 
 
-async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_events_beyond_the_budget_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     server = CountingServer(lasts=100)
     writer = writer_to(server)
     for second in range(4):  # five statuses in a look, and an Event for each
@@ -101,7 +101,7 @@ async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptu
     )
 
 
-async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -> None:
+async def test_the_name_of_an_event_is_valid_however_long_the_name_of_the_pool_is() -> None:
     names: list[str] = []
 
     class Taking(CountingServer):
@@ -120,7 +120,7 @@ async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -
     )
 
 
-async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() -> None:
+async def test_new_and_refused_policies_are_written_first() -> None:
     policies = PolicySet(pools=["vllm"])
     told = [f"p{n:02}" for n in range(40)]
     for name in told:
@@ -138,8 +138,8 @@ async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() ->
     assert (patched[:3], len(patched)) == (["p00", "z-bad", "z-new"], 20)
 
 
-async def test_of_two_hundred_policies_at_once_the_refused_come_first_and_all_are_told_in_ten_looks() -> None:
-    """There is a look once a second."""
+async def test_the_refused_of_200_new_policies_are_written_first_and_all_are_written_in_ten_looks() -> None:
+    """The writer looks once a second."""
     policies = PolicySet(pools=["vllm"])
     refused = {f"bad{n:02}" for n in range(15)}
     for name in refused:
@@ -165,7 +165,7 @@ async def test_of_two_hundred_policies_at_once_the_refused_come_first_and_all_ar
     assert refused <= looks[0]
 
 
-async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once() -> None:
+async def test_the_status_of_a_policy_that_no_picker_follows_says_so_after_a_while_and_once() -> None:
     policies = PolicySet(pools=["vllm"])
     policies.put(policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 1}))
     policies.put(policy("theirs", target="elsewhere", status={"observedGeneration": 1}))
@@ -198,7 +198,7 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
     ((path, body),) = bodies
     assert path == "prefixroutingpolicies/moved/status"
     assert body["metadata"] == {"uid": "uid-of-moved", "resourceVersion": "2"}, (
-        "who wrote meanwhile is not overwritten"
+        "a status that somebody wrote meanwhile is not overwritten"
     )
     accepted, programmed = body["status"]["conditions"]
     assert (accepted["status"], accepted["reason"], programmed["status"]) == (
@@ -213,7 +213,7 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
     assert len(bodies) == 1
 
 
-async def test_events_stand_on_the_pool_that_they_are_about() -> None:
+async def test_an_event_refers_to_the_pool_that_it_is_about() -> None:
     regarding: list[tuple[str, str, str]] = []
 
     class Taking(CountingServer):

@@ -33,5 +33,5 @@ def chat(*messages: dict[str, Any], **more: Any) -> RoutedPrompt:
     return routed("/v1/chat/completions", messages=list(messages), **more)
 
 
-def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}

@@ -16,7 +16,7 @@ def held(count: int) -> ServerBlocks:
     return blocks
 
 
-def test_blocks_are_let_go_one_by_one() -> None:
+def test_blocks_are_freed_one_by_one() -> None:
     """If they were freed in one step, a million of them would hold the interpreter for 30 ms."""
     blocks = held(1000)
     going = iter(blocks.apply(Cleared()))
@@ -30,7 +30,7 @@ def test_blocks_are_let_go_one_by_one() -> None:
     blocks.check_integrity()
 
 
-def test_no_dictionary_of_blocks_is_large() -> None:
+def test_blocks_are_spread_evenly_over_small_dictionaries() -> None:
     """One dictionary of 700,000 blocks takes 50 ms to grow."""
     found, rng = ByBlock[int](), random.Random(1)
     for n in range(100_000):
@@ -40,7 +40,7 @@ def test_no_dictionary_of_blocks_is_large() -> None:
     assert max(map(len, found.parts)) < 2 * 100_000 / len(found.parts)
 
 
-def test_a_server_cannot_choose_names_that_all_go_into_one_part() -> None:
+def test_a_server_cannot_choose_names_that_all_go_into_one_dictionary() -> None:
     for step in (1, 64, 2**32, 2**54):
         found = ByBlock[int]()
         for n in range(1000):

@@ -17,7 +17,7 @@ def batch(*events: object) -> bytes:
     return msgspec.msgpack.encode([1.5, list(events), 0])
 
 
-def test_recorded_messages_of_vllm_say_what_they_say() -> None:
+def test_recorded_messages_of_vllm_are_decoded_as_a_plain_decoder_reads_them() -> None:
     recording = read_kv_events("sha256")
     for recorded in recording.batches:
         for event, plain in zip(decode(recorded.payload), recorded.events(), strict=True):
@@ -35,7 +35,7 @@ def test_recorded_messages_of_vllm_say_what_they_say() -> None:
                 assert event.adapter == (plain["lora_name"] or "")
 
 
-def test_maps_and_arrays_of_older_releases_say_the_same() -> None:
+def test_maps_and_arrays_of_older_releases_are_read_alike() -> None:
     as_map = {
         "type": "BlockStored",
         "block_hashes": [7, 8],
@@ -51,7 +51,7 @@ def test_maps_and_arrays_of_older_releases_say_the_same() -> None:
     assert decode(batch(["BlockRemoved", [7]], ["AllBlocksCleared"])) == [Removed((7,), Tier.GPU), Cleared()]  # type: ignore[arg-type]  # as above
 
 
-def test_a_batch_that_is_a_map_says_the_same_as_an_array() -> None:
+def test_a_batch_may_be_a_map_or_an_array() -> None:
     events = [{"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}, {"type": "AllBlocksCleared"}]
     as_map = msgspec.msgpack.encode({"ts": 1.5, "events": events, "data_parallel_rank": 0})
     assert decode(as_map) == decode(batch(*events)) != []
@@ -78,17 +78,17 @@ def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
         ("TAPE", Tier.STORAGE),
     ],
 )
-def test_a_medium_that_is_not_known_counts_as_the_slowest(medium: str | None, tier: Tier) -> None:
+def test_an_unknown_medium_counts_as_the_slowest(medium: str | None, tier: Tier) -> None:
     event = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
     assert decode(batch(event)) == [Removed((1,), tier)]  # type: ignore[arg-type]  # a plain number as a name
 
 
-def test_whole_hashes_are_known_by_their_last_eight_bytes() -> None:
+def test_long_hashes_are_shortened_to_their_last_eight_bytes() -> None:
     event = {"type": "BlockRemoved", "block_hashes": [bytes(24) + (5).to_bytes(8, "big")], "medium": "GPU"}
     assert decode(batch(event)) == [Removed((5,), Tier.GPU)]  # type: ignore[arg-type]  # a plain number as a name
 
 
-def test_events_that_are_not_known_are_left_out() -> None:
+def test_unknown_events_are_skipped() -> None:
     assert decode(batch({"type": "BlockMoved", "whatever": 1}, ["BlockSwapped", 1])) == []
 
 
@@ -115,7 +115,7 @@ def test_events_that_are_not_known_are_left_out() -> None:
         batch({"type": "BlockStored", "block_hashes": [1], "group_idx": "0"}),
     ],
 )
-def test_what_is_no_batch_of_events_is_refused(payload: bytes) -> None:
+def test_bytes_that_are_not_a_batch_of_events_are_refused(payload: bytes) -> None:
     with pytest.raises(MalformedError):
         decode(payload)
 
@@ -168,7 +168,7 @@ def test_as_many_events_as_a_server_sends_are_read() -> None:
     ("keys", "more"),
     [(None, False), ([None], False), ([[]], False), ([["a"]], True), ([["x" * 9999]], True), ([], False)],
 )
-def test_an_event_says_whether_its_first_block_is_named_by_more_than_tokens(
+def test_an_event_shows_whether_the_name_of_its_first_block_depends_on_more_than_tokens(
     keys: object, *, more: bool
 ) -> None:
     event = {

@@ -102,7 +102,7 @@ def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> di
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
 def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
     fleet, tokens = Fleet(ModelSettings(language=None, seed="42")), prompt_of(1)
-    fleet.route(A, tokens)  # the block waits for it
+    fleet.route(A, tokens)  # the block waits for its prompt
     fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
     assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
     status = fleet.exact.models()[""]
@@ -114,7 +114,7 @@ def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> 
     )
 
 
-def test_what_is_removed_is_forgotten_and_what_the_other_holds_stays() -> None:
+def test_removed_blocks_are_forgotten_and_those_of_the_other_server_stay() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.route(A, tokens)
     fleet.tell(A, stored(tokens))
@@ -125,7 +125,7 @@ def test_what_is_removed_is_forgotten_and_what_the_other_holds_stays() -> None:
     assert fleet.held(tokens) == {A: 20 * BLOCK * 4 // 256, B: whole}
 
 
-def test_a_prompt_of_which_nothing_is_held_is_credited_nowhere() -> None:
+def test_a_prompt_that_no_server_holds_is_credited_to_none() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(prompt_of(2)))
     fleet.route(A, tokens)
@@ -141,7 +141,7 @@ def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() ->
     assert fleet.held(tokens) == {}
 
 
-def test_one_server_that_names_blocks_in_another_way_is_left_out_alone() -> None:
+def test_only_the_server_that_names_blocks_in_another_way_is_left_out() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
@@ -150,7 +150,7 @@ def test_one_server_that_names_blocks_in_another_way_is_left_out_alone() -> None
     assert [fleet.exact.servers()[name].state for name in (A, B)] == ["following", "off"]
 
 
-def test_a_server_with_other_blocks_is_left_out() -> None:
+def test_a_server_with_blocks_of_another_size_is_left_out() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(1)))
     other = {**stored(prompt_of(1)), "token_ids": list(range(80 * BLOCK))}
@@ -158,7 +158,7 @@ def test_a_server_with_other_blocks_is_left_out() -> None:
     assert "blocks of 32 tokens" in fleet.exact.servers()[B].reason
 
 
-def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_it_on_again() -> None:
+def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns_it_on_again() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(0)))
     for n in range(1, 9):
@@ -171,7 +171,7 @@ def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_i
     assert "tokenizer, chat template" in status.reason
 
     fleet.tell(A, stored(prompt_of(9)))
-    for _ in range(16):  # one prompt in so many is still checked
+    for _ in range(16):  # a share of the prompts is still checked
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
     status = fleet.exact.models()[""]
@@ -179,7 +179,7 @@ def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_i
     assert status.prompts["off"] == 15
 
 
-def test_misses_at_a_server_of_which_only_a_part_is_known_prove_nothing() -> None:
+def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(0)), complete=False)
     for n in range(1, 20):
@@ -188,7 +188,7 @@ def test_misses_at_a_server_of_which_only_a_part_is_known_prove_nothing() -> Non
     assert fleet.exact.models()[""].prompts["missed"] == 0
 
 
-def test_a_server_is_said_to_be_followed_only_while_its_model_is_on() -> None:
+def test_a_server_is_reported_as_followed_only_while_its_model_is_on() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     assert not any(isinstance(f, ServerReport) and f.live for f in fleet.exact.findings(now=5.0))
@@ -197,7 +197,7 @@ def test_a_server_is_said_to_be_followed_only_while_its_model_is_on() -> None:
     assert (account.server, account.live, account.known_bytes) == (A, True, 4 * len(tokens))
 
 
-def test_another_process_holds_nothing_of_what_the_old_one_held() -> None:
+def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     assert not fleet.route(A, tokens)
@@ -206,7 +206,7 @@ def test_another_process_holds_nothing_of_what_the_old_one_held() -> None:
     assert fleet.held(tokens) == {}
 
 
-def test_a_gap_that_nobody_closed_takes_nothing_away() -> None:
+def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     fleet.route(A, tokens)
@@ -217,13 +217,13 @@ def test_a_gap_that_nobody_closed_takes_nothing_away() -> None:
     assert (server.state, server.blocks) == ("partly", 0)
 
 
-def test_a_restart_that_the_picker_saw_is_passed_on() -> None:
+def test_a_prompt_with_a_new_process_number_shows_a_restart() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(0)))
     assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]
 
 
-def test_a_server_that_holds_more_than_may_be_remembered_is_off_and_says_what_to_raise() -> None:
+def test_a_server_with_more_blocks_than_allowed_is_off_and_its_reason_names_the_setting() -> None:
     fleet = Fleet(max_blocks=60)
     fleet.tell(A, stored(prompt_of(1)))
     fleet.tell(B, stored(prompt_of(2)))
@@ -232,7 +232,7 @@ def test_a_server_that_holds_more_than_may_be_remembered_is_off_and_says_what_to
     fleet.exact.check_integrity()
 
 
-def test_a_server_that_names_too_many_blocks_does_not_put_the_others_out() -> None:
+def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> None:
     fleet = Fleet(max_blocks=60)
     fleet.tell(A, stored(prompt_of(1)))
     few = {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": 16}
@@ -274,7 +274,7 @@ def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_ba
     assert fleet.mirrors.reported.slower == {}
 
 
-def test_a_dropped_server_takes_its_model_with_it() -> None:
+def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:
     fleet = Fleet()
     fleet.exact.drop(A)
     assert fleet.exact.models().keys() == {""}
@@ -283,7 +283,7 @@ def test_a_dropped_server_takes_its_model_with_it() -> None:
     fleet.exact.check_integrity()
 
 
-def test_tokens_of_no_whole_blocks_and_layers_that_see_a_part_tell_nothing_of_names() -> None:
+def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the_algorithm() -> None:
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, {**stored(tokens), "token_ids": [1]})
     fleet.tell(A, {**stored(tokens), "token_ids": tokens[:-1]})
@@ -297,7 +297,7 @@ def test_tokens_of_no_whole_blocks_and_layers_that_see_a_part_tell_nothing_of_na
     assert fleet.exact.servers()[A].state == "following"
 
 
-def test_once_the_last_server_that_named_blocks_so_has_gone_the_others_are_heard_anew() -> None:
+def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_has_gone() -> None:
     """This happens in a rolling upgrade to servers that name blocks in another way."""
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(prompt_of(0)))
@@ -343,7 +343,7 @@ class Brittle:
         return "never asked"
 
 
-def test_an_error_that_nobody_foresaw_costs_only_the_prompt_that_it_came_of() -> None:
+def test_an_unexpected_error_costs_only_the_prompt_that_caused_it() -> None:
     fleet, tokens = Fleet(ModelSettings(language=Brittle())), prompt_of(1)
     fleet.tell(A, stored(tokens))
     text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)

@@ -37,7 +37,7 @@ def test_a_chain_that_is_mapped_again_changes_nothing() -> None:
     assert (again, changed) == (first, [])
 
 
-def test_other_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_again() -> None:
+def test_new_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_again() -> None:
     tree = ChunkTree(max_chunks=100)
     path, _ = tree.map(mapped([1, 2], [71], [0, 1]))
     path[1].seen = True
@@ -49,7 +49,7 @@ def test_other_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_
     tree.check_integrity()
 
 
-def test_what_follows_a_chunk_that_is_known_after_all_is_known_too() -> None:
+def test_chunks_after_a_chunk_that_becomes_known_become_known_too() -> None:
     tree = ChunkTree(max_chunks=100)
     (_, after), _ = tree.map(mapped([1, 2], [], [0, 0]))
     assert not after.known

@@ -8,17 +8,22 @@ from typing import Any
 import pytest
 
 from epp.kvevents.conversation import UnmappedError, read_conversation, read_shaping
-from tests.unit.kvevents.routed import CALL, chat, said
+from tests.unit.kvevents.routed import CALL, chat, message
 
 
 @pytest.mark.parametrize(
     "messages",
     [
-        [said("user", "hello")],
-        [said("system", "ünïcödé"), said("user", "漢字"), said("assistant", ""), said("user", " spaces ")],
-        [said("user", "who?", name="bob"), said("assistant", "I", tool_calls=[CALL])],
-        [said("tool", "42", tool_call_id="c1")],
-        [said("custom", "role")],
+        [message("user", "hello")],
+        [
+            message("system", "ünïcödé"),
+            message("user", "漢字"),
+            message("assistant", ""),
+            message("user", " spaces "),
+        ],
+        [message("user", "who?", name="bob"), message("assistant", "I", tool_calls=[CALL])],
+        [message("tool", "42", tool_call_id="c1")],
+        [message("custom", "role")],
     ],
 )
 def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, Any]]) -> None:
@@ -30,9 +35,9 @@ def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, A
     assert [prompt[t.start : t.end].decode() for t in read.texts] == [m["content"] for m in messages]
 
 
-def test_several_text_parts_come_back_as_several() -> None:
+def test_several_text_parts_stay_separate() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    read = read_conversation(chat(said("user", parts)).inference.prompt)
+    read = read_conversation(chat(message("user", parts)).inference.prompt)
     assert [m["content"] for m in read.messages] == [["one", "two"]]
 
 
@@ -43,9 +48,9 @@ def test_several_text_parts_come_back_as_several() -> None:
         [{"type": "tool_result", "tool_use_id": "x", "content": "42"}],
     ],
 )
-def test_what_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
+def test_content_that_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
     with pytest.raises(UnmappedError):
-        read_conversation(chat(said("user", content)).inference.prompt)
+        read_conversation(chat(message("user", content)).inference.prompt)
 
 
 @pytest.mark.parametrize("prompt", [b"no section at all", b""], ids=["a plain text", "nothing"])
@@ -58,7 +63,7 @@ def arguments(**fields: Any) -> dict[str, Any]:
     return dict(read_shaping(json.dumps(fields).encode()).arguments)
 
 
-def test_fields_that_are_not_set_are_no_template_arguments() -> None:
+def test_fields_that_are_not_set_are_not_template_arguments() -> None:
     assert arguments(documents=None, reasoning_effort="auto") == {"enable_thinking": True}
     assert arguments(documents=[{"text": "a"}]) == {"documents": [{"text": "a"}]}
     assert read_shaping(b"").arguments == {}
@@ -77,7 +82,7 @@ def test_arguments_that_change_only_what_follows_the_last_text_are_dropped() -> 
 
 
 @pytest.mark.parametrize(("sent", "expected"), [(True, True), (False, False), ("yes", None), (None, None)])
-def test_only_a_boolean_says_whether_the_tokenizer_adds_its_own_tokens(
+def test_only_a_boolean_decides_whether_the_tokenizer_adds_its_own_tokens(
     *, sent: object, expected: bool | None
 ) -> None:
     assert read_shaping(json.dumps({"add_special_tokens": sent}).encode()).special_tokens is expected

@@ -16,7 +16,7 @@ from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, chat, routed, said
+from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, chat, message, routed
 
 NUMBERS = [1e-310] * 10_000
 """A decoder takes 4 us a byte for these, and nothing else runs at that time."""
@@ -41,12 +41,12 @@ def blocks_at(
     return mapped.blocks, mapped.ends_blocks
 
 
-def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_go_on(
+def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_continue(
     language: FolderLanguage,
 ) -> None:
-    start = said("system", "the quick brown fox jumps over the lazy dog " * 5)
-    one, ends_one = blocks_at(chat(start, said("user", "pack my box with five")), language)
-    two, ends_two = blocks_at(chat(start, said("user", "漢字 dozen jugs " * 9)), language)
+    start = message("system", "the quick brown fox jumps over the lazy dog " * 5)
+    one, ends_one = blocks_at(chat(start, message("user", "pack my box with five")), language)
+    two, ends_two = blocks_at(chat(start, message("user", "漢字 dozen jugs " * 9)), language)
     common = len(chat(start).inference.prompt) // SCHEDULE.chunk_bytes
     assert ends_one[:common] == ends_two[:common]
     assert one[: ends_one[common - 1]] == two[: ends_two[common - 1]]
@@ -59,10 +59,10 @@ def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_g
 def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     language: FolderLanguage, content: str
 ) -> None:
-    """The test counts them from the rendered text of the beginning of the prompt."""
-    prompt = chat(said("user", content))
+    """The test counts the tokens from the rendered text of the beginning of the prompt."""
+    prompt = chat(message("user", content))
     _, ends = blocks_at(prompt, language)
-    rendered = language.render([said("user", content)], tools=None)
+    rendered = language.render([message("user", content)], tools=None)
     tokens = language.tokens(rendered, special=False)
     stripped = content.strip()
     shift = len(content) - len(content.lstrip())
@@ -74,7 +74,7 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
         assert found <= len(tokens.ids) // 4
 
 
-def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_text() -> None:
+def test_letters_of_several_bytes_are_counted_once_for_any_number_of_chunks() -> None:
     """Before, each end of a chunk looked at the whole text: 8 MB would have taken half a minute."""
     text = "漢é😀a" * 4_000
     size = len(text.encode())
@@ -112,15 +112,15 @@ def test_token_ids_need_no_tokenizer() -> None:
     ("prompt", "reason"),
     [
         (routed("/v1/embeddings", input="x" * 99), "content"),
-        (chat(said("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
+        (chat(message("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
         (routed("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
         (routed("/v1/completions", prompt="x" * (2**20 + 1)), "content"),
-        (chat(said("user", "a"), tools=NUMBERS), "content"),
-        (chat(said("user", "a"), documents=NUMBERS), "arguments"),
-        (chat(said("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
+        (chat(message("user", "a"), tools=NUMBERS), "content"),
+        (chat(message("user", "a"), documents=NUMBERS), "arguments"),
+        (chat(message("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
     ],
 )
-def test_prompts_that_cannot_be_mapped_say_why(
+def test_prompts_that_cannot_be_mapped_have_a_reason(
     language: FolderLanguage, prompt: RoutedPrompt, reason: str
 ) -> None:
     with pytest.raises(UnmappedError) as caught:
@@ -130,7 +130,7 @@ def test_prompts_that_cannot_be_mapped_say_why(
     assert caught.value.reason == reason
 
 
-def test_a_text_that_the_template_dropped_does_not_shift_what_follows() -> None:
+def test_a_text_that_the_template_dropped_does_not_shift_later_texts() -> None:
     texts = (Text(2, "gone", 6), Text(8, "here it is", 18))
     ends = aligned_blocks(
         [18], Rendered("<u>here it is", range(1, 14), texts, 18, 13), block_tokens=1, blocks=99
@@ -140,7 +140,7 @@ def test_a_text_that_the_template_dropped_does_not_shift_what_follows() -> None:
 
 def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template=TALK + THINKS_LAST))
-    text = said("user", "the quick brown fox " * 20)
+    text = message("user", "the quick brown fox " * 20)
     plain, plain_ends = blocks_at(chat(text), language)
     blocks, ends = blocks_at(chat(text, chat_template_kwargs={"enable_thinking": False}), language)
     assert ends == plain_ends
@@ -150,11 +150,11 @@ def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_pa
     assert blocks_at(chat(text, chat_template_kwargs={"unknown": 1}), language) == (plain, plain_ends)
 
 
-def test_only_the_chunks_before_what_arguments_change_are_mapped(tmp_path: Path) -> None:
+def test_only_the_chunks_before_the_part_that_arguments_change_are_mapped(tmp_path: Path) -> None:
     hint = "{% if thinking and loop.last %}think hard {% endif %}"
     template = TALK.replace("<|{{", hint + "<|{{")
     language = FolderLanguage(write_language(tmp_path, template=template))
-    talk = chat(said("user", "the quick brown fox " * 10), said("user", "jumps over " * 20))
+    talk = chat(message("user", "the quick brown fox " * 10), message("user", "jumps over " * 20))
     told = chat(*read_conversation(talk.inference.prompt).messages, chat_template_kwargs={"thinking": True})
     plain, plain_ends = blocks_at(talk, language)
     blocks, ends = blocks_at(told, language)
@@ -180,7 +180,7 @@ def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
 ) -> None:
     language = FolderLanguage(write_language(tmp_path, template=THINKS_FIRST + TALK))
     with pytest.raises(UnmappedError) as caught:
-        blocks_at(chat(said("user", "the quick brown fox " * 20), **fields), language)
+        blocks_at(chat(message("user", "the quick brown fox " * 20), **fields), language)
     assert caught.value.reason == "arguments"
 
 
@@ -191,11 +191,11 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
     text = "the quick brown fox " * 5
     plain = ids(routed("/v1/completions", prompt=text))
     assert ids(routed("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
-    talk = ids(chat(said("user", text)))
-    assert ids(chat(said("user", text), add_special_tokens=True)) == talk + 1
+    talk = ids(chat(message("user", text)))
+    assert ids(chat(message("user", text), add_special_tokens=True)) == talk + 1
 
 
-def test_after_many_texts_that_the_template_dropped_the_others_are_not_looked_for() -> None:
+def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:
     """Each search goes through the whole prompt. A client with many short messages must not take seconds
     of a core.
     """

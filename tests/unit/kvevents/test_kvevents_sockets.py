@@ -60,7 +60,7 @@ def read_until_ended(sub: Subscription) -> list[bytes]:
     return found
 
 
-def test_an_ended_connection_is_seen_once_all_its_messages_were_read(context: Context) -> None:
+def test_an_ended_connection_is_noticed_after_all_its_messages_were_read(context: Context) -> None:
     server, address = publisher(context)
     sub = Subscription(context, address, topic="")
     heard(server, sub)
@@ -71,7 +71,7 @@ def test_an_ended_connection_is_seen_once_all_its_messages_were_read(context: Co
     sub.close()
 
 
-def test_a_message_over_the_limit_ends_the_connection_and_is_not_taken_in(context: Context) -> None:
+def test_a_message_over_the_limit_ends_the_connection_and_is_not_read(context: Context) -> None:
     server, address = publisher(context)
     sub = Subscription(context, address, topic="")
     heard(server, sub)

@@ -55,14 +55,14 @@ def test_a_wrong_section_is_refused_with_its_field(tmp_path: Path, exact: str, m
         load_config(config_text(tmp_path, exact))
 
 
-def test_a_tokenizer_that_is_not_there_is_refused_at_start(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_refused_at_start(tmp_path: Path) -> None:
     config = load_config(config_text(tmp_path, "{models: [{tokenizerFolder: /nowhere}]}"))
     assert config.exact_mode is not None
     with pytest.raises(ConfigError, match=r"exactMode\.models\[0\]: /nowhere/tokenizer.json: No such file"):
         start.require(config.exact_mode)
 
 
-def test_without_the_section_nothing_of_exact_mode_is_loaded(tmp_path: Path) -> None:
+def test_without_the_section_no_module_of_exact_mode_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{name: a, address: '10.0.0.1:80'}]")
     path = tmp_path / "config.yaml"
     path.write_text(f"endpointsFile: {tmp_path}/endpoints.yaml\n")

@@ -13,7 +13,7 @@ from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import TALK, THINKS_LAST, chat, said
+from tests.unit.kvevents.routed import TALK, THINKS_LAST, chat, message
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def test_a_conversation_is_rendered_as_the_folders_template_says(language: Folde
     )
 
 
-def test_a_template_that_walks_over_parts_gets_parts(tmp_path: Path) -> None:
+def test_a_template_that_iterates_over_parts_gets_parts(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% for p in m['content'] %}[{{ p.text }}]{% endfor %}{% endfor %}"
     language = FolderLanguage(write_language(tmp_path, template=template))
     assert language.render([{"role": "user", "content": "a"}], tools=None) == "[a]"
     assert language.render([{"role": "user", "content": ["a", "b"]}], tools=None) == "[a][b]"
 
 
-def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
+def test_the_reason_of_a_template_that_refuses_is_kept(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template="{{ raise_exception('no system role') }}"))
     with pytest.raises(UnmappedError, match="no system role"):
         language.render([{"role": "user", "content": "a"}], tools=None)
@@ -48,13 +48,13 @@ def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
     "arguments",
     ["[" * 50_000, '{"a":' * 50_000, "[1", "[" + "1e-310," * 3_000 + "1]", "[" + "[]," * 300_000 + "1]"],
 )
-def test_arguments_too_deep_or_broken_are_the_clients_fault_and_not_ours(
+def test_nested_or_broken_arguments_count_as_a_prompt_that_cannot_be_mapped(
     language: FolderLanguage, arguments: str
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(UnmappedError, match=r"template refuses|cannot be read"):
         map_prompt(
-            chat(said("assistant", "", tool_calls=[call])),
+            chat(message("assistant", "", tool_calls=[call])),
             language=language,
             hasher=BlockHasher("sha256"),
             block_tokens=4,
@@ -65,10 +65,10 @@ def test_arguments_too_deep_or_broken_are_the_clients_fault_and_not_ours(
 def test_a_template_that_recurses_without_end_is_refused(tmp_path: Path) -> None:
     template = "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}"
     with pytest.raises(UnmappedError):
-        FolderLanguage(write_language(tmp_path, template=template)).render([said("user", "a")], tools=None)
+        FolderLanguage(write_language(tmp_path, template=template)).render([message("user", "a")], tools=None)
 
 
-def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     language = FolderLanguage(
         write_language(tmp_path, template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
     )
@@ -101,7 +101,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
         (lambda folder: (folder / "chat_template.jinja").write_text("{% for %}"), "chat template"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused_by_the_file_at_fault(
+def test_the_error_for_an_unusable_folder_names_the_file_at_fault(
     tmp_path: Path, break_it: Any, match: str
 ) -> None:
     folder = write_language(tmp_path)
@@ -134,7 +134,7 @@ def test_template_arguments_of_the_request_reach_the_template(tmp_path: Path) ->
     language = FolderLanguage(
         write_language(tmp_path, template=TALK + THINKS_LAST), arguments={"effort": "some", "messages": []}
     )
-    said_so = [said("user", "hi")]
+    said_so = [message("user", "hi")]
     assert language.render(said_so, tools=None) == "<|user|>hi</s>some"
     assert language.render(said_so, tools=None, arguments={"effort": "much"}) == "<|user|>hi</s>much"
     assert language.render(said_so, tools=None, arguments={"effort": None}) == "<|user|>hi</s>some"

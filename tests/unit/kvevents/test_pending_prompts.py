@@ -11,7 +11,7 @@ def nodes(count: int, *, first: int = 0) -> list[Node]:
     return [Node(ChunkHash(first + n), None, n + 1, 10, (), known=True) for n in range(count)]
 
 
-def test_a_loss_is_returned_when_the_prompt_that_holds_it_back_was_computed() -> None:
+def test_a_lost_chunk_is_returned_once_the_prompt_that_delays_it_was_computed() -> None:
     pending, path = PendingPrompts(), nodes(3)
     assert pending.expect(path, now=0.0) == []
     pending.note_loss(path[0])
@@ -32,7 +32,7 @@ def test_a_chunk_of_two_prompts_is_pending_until_both_were_computed() -> None:
     pending.check_integrity()
 
 
-def test_the_same_prompt_again_is_one_prompt_and_waits_anew() -> None:
+def test_a_repeated_prompt_is_one_prompt_whose_wait_starts_again() -> None:
     pending, path = PendingPrompts(), nodes(2)
     pending.expect(path, now=0.0)
     pending.expect(path, now=500.0)
@@ -42,7 +42,7 @@ def test_the_same_prompt_again_is_one_prompt_and_waits_anew() -> None:
     pending.check_integrity()
 
 
-def test_of_too_many_prompts_the_oldest_is_given_up() -> None:
+def test_the_oldest_of_too_many_prompts_is_given_up() -> None:
     pending, first = PendingPrompts(), nodes(1)
     pending.expect(first, now=0.0)
     pending.note_loss(first[0])

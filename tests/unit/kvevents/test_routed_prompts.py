@@ -36,7 +36,7 @@ def a_queue(*, max_prompts: int = 10, max_bytes: int = 10**6) -> RoutedPrompts:
     return RoutedPrompts(max_prompts=max_prompts, max_bytes=max_bytes)
 
 
-def test_a_prompt_is_handed_over_when_its_answer_begins_with_the_server_that_serves_it() -> None:
+def test_a_prompt_is_handed_over_with_its_server_when_the_answer_begins() -> None:
     queue = a_queue()
     picker = a_picker(queue)
     pick = picker.pick(ask("x", only=A), now=1.0)
@@ -50,7 +50,7 @@ def test_a_prompt_is_handed_over_when_its_answer_begins_with_the_server_that_ser
     assert queue.held_bytes == 0
 
 
-def test_prompts_that_no_server_answered_are_let_go() -> None:
+def test_prompts_that_no_server_answered_are_dropped() -> None:
     queue = a_queue()
     picker = a_picker(queue)
     failed, refused, detached = (picker.pick(ask(n), now=1.0) for n in "xyz")
@@ -62,7 +62,7 @@ def test_prompts_that_no_server_answered_are_let_go() -> None:
     assert (len(queue), queue.held_bytes) == (0, 0)
 
 
-def test_what_is_over_a_bound_is_dropped_and_counted() -> None:
+def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
     queue = a_queue(max_prompts=2, max_bytes=15000)
     picker = a_picker(queue)
     picks = [picker.pick(ask(n), now=1.0) for n in "vwxyz"]  # room for three
@@ -72,7 +72,7 @@ def test_what_is_over_a_bound_is_dropped_and_counted() -> None:
     assert (len(queue), queue.dropped, queue.held_bytes) == (2, 3, 8000)
 
 
-def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is_picked() -> None:
+def test_the_server_that_holds_a_prompt_in_the_faster_tier_is_picked() -> None:
     picker = a_picker(None)
     for endpoint in (A, B):
         held = picker.pick(ask("x", only=endpoint), now=1.0)
@@ -89,7 +89,7 @@ def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is
     assert matched[A.name] == matched[B.name]
 
 
-def test_a_followed_servers_share_of_the_table_has_room_for_all_that_it_says_it_holds() -> None:
+def test_the_mirror_of_a_followed_server_has_room_for_all_reported_blocks() -> None:
     picker = a_picker(None)
     before = picker.table.mirrors[A.name].capacity_bytes
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=before // 2)])
@@ -100,7 +100,7 @@ def test_a_followed_servers_share_of_the_table_has_room_for_all_that_it_says_it_
     assert picker.table.mirrors[A.name].capacity_bytes == before
 
 
-def test_an_account_of_a_server_that_left_is_dropped() -> None:
+def test_a_report_of_a_server_that_left_is_dropped() -> None:
     picker = a_picker(None)
     picker.set_endpoints([B], now=1.0)
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])

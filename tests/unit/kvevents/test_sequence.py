@@ -10,7 +10,7 @@ from epp.kvevents.sequence import Deliver, Forget, Sequence
 
 
 @pytest.mark.parametrize(("size_bytes", "held_back"), [(0, 10_000), (8 << 20, 8)])
-def test_so_many_or_so_long_messages_that_a_replay_is_not_worth_them_end_the_waiting(
+def test_too_many_or_too_long_waiting_messages_end_the_wait_for_a_replay(
     size_bytes: int, held_back: int
 ) -> None:
     messages, payload = Sequence(replays=True), bytes(size_bytes)

@@ -1,3 +1,5 @@
+"""The load generator reports when it was itself the bottleneck."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,7 @@ def calm(seconds: int = 60, *, cpu: float = 0.2, waited: float = 0.01) -> Health
     return health
 
 
-def test_a_generator_with_time_to_spare_says_so() -> None:
+def test_a_generator_with_time_to_spare_reports_no_bottleneck() -> None:
     health = calm()
     assert health.verdict(median_ttft_s=0.1) == []
     assert "CPU 20% of a core" in health.summary()
@@ -33,7 +35,7 @@ def test_a_full_core_is_a_bottleneck_even_for_a_part_of_the_run() -> None:
     assert "--processes" in reason
 
 
-def test_a_loop_that_stood_still_counts_for_as_long_as_it_did() -> None:
+def test_a_late_wake_counts_for_its_whole_length() -> None:
     """One look that comes a second late stands for 20 looks that did not come."""
     health = calm(60)
     health.note_wake(late_s=1.0)
@@ -43,7 +45,7 @@ def test_a_loop_that_stood_still_counts_for_as_long_as_it_did() -> None:
     assert "1,000 ms" in reason
 
 
-def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
+def test_the_verdict_distinguishes_own_work_from_a_machine_that_others_use() -> None:
     busy, crowded = calm(cpu=0.7), calm(cpu=0.05, waited=0.3)
     for health in (busy, crowded):
         for _ in range(50):
@@ -53,7 +55,7 @@ def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
     assert "machine of its own" in crowded.verdict(median_ttft_s=0.1)[0]
 
 
-def test_requests_sent_after_their_due_moments_are_a_bottleneck() -> None:
+def test_requests_that_are_sent_late_are_a_bottleneck() -> None:
     health = calm()
     for n in range(100):
         health.note_sent(due_at=float(n), sent_at=n + (0.5 if n > 90 else 0.001))
@@ -63,7 +65,7 @@ def test_requests_sent_after_their_due_moments_are_a_bottleneck() -> None:
 
 
 @pytest.mark.parametrize(("median_ttft_s", "reasons"), [(0.2, 1), (10.0, 0), (math.nan, 1)])
-def test_what_matters_depends_on_what_is_measured(median_ttft_s: float, reasons: int) -> None:
+def test_lateness_matters_relative_to_the_measured_ttft(median_ttft_s: float, reasons: int) -> None:
     """40 ms are much for a TTFT of 200 ms and nothing for a TTFT of 10 s."""
     health = calm()
     for _ in range(100):
@@ -71,7 +73,7 @@ def test_what_matters_depends_on_what_is_measured(median_ttft_s: float, reasons:
     assert len(health.verdict(median_ttft_s=median_ttft_s)) == reasons
 
 
-def test_one_overloaded_worker_among_four_is_told() -> None:
+def test_one_overloaded_worker_among_four_is_reported() -> None:
     whole = Health()
     for cpu in (0.2, 0.2, 0.2, 0.99):
         whole.merge(Health.of(json.loads(json.dumps(calm(cpu=cpu).document()))))

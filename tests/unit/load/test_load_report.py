@@ -1,3 +1,5 @@
+"""The report of the load generator, as text and as a page."""
+
 from __future__ import annotations
 
 import json
@@ -52,7 +54,7 @@ def test_failures_and_the_bottleneck_are_on_both_reports_and_text_is_escaped() -
     assert "A &amp; B" in document
 
 
-def test_a_run_without_an_answer_has_a_report_too() -> None:
+def test_a_run_without_an_answer_still_has_a_report() -> None:
     nothing = Figures(asked=3)
     nothing.fail("refused", "refused: nobody there")
     assert "1 failed by class 'refused'" in text([record("a", nothing)])
@@ -67,7 +69,7 @@ def test_curves_are_well_formed_with_marks_on_the_axis(ttft_s: float) -> None:
     assert [name for name in texts if name.endswith((" ms", " s"))]
 
 
-def test_parts_of_a_run_add_up_and_a_record_survives_its_file(tmp_path: Path) -> None:
+def test_parts_of_a_run_add_up_and_a_record_is_read_back_from_its_file(tmp_path: Path) -> None:
     whole = together([figures(0.1, failed=1), figures(0.3)])
     assert (whole.asked, whole.answered, whole.failed, whole.unfinished) == (21, 20, 1, 0)
     assert whole.measures["ttft_s"].count == 20
@@ -78,7 +80,7 @@ def test_parts_of_a_run_add_up_and_a_record_survives_its_file(tmp_path: Path) ->
     assert json.loads((tmp_path / "f.json").read_text())["label"] == "a"
 
 
-def test_a_demo_is_found_while_it_is_up_and_passed_over_when_it_was_killed(tmp_path: Path) -> None:
+def test_a_running_demo_is_found_and_a_killed_demo_is_ignored(tmp_path: Path) -> None:
     place = Place(os.getpid(), "http://gw", "http://admin", "/policy.yaml", ["http://s1"])
     with announced(place, directory=tmp_path):
         assert running(directory=tmp_path) == [place]

@@ -15,7 +15,7 @@ def calls(*at_s: float) -> list[Call]:
     return [Call(at_s=at, blocks=(n,), prompt_tokens=1, output_tokens=1) for n, at in enumerate(at_s)]
 
 
-def test_each_call_is_handed_out_once_at_its_moment() -> None:
+def test_each_call_is_handed_out_once_when_it_is_due() -> None:
     schedule = Schedule(calls(0.0, 0.5, 0.5, 2.0), started_at=100.0)
     assert [due.due_at for due in schedule.take(now=100.0)] == [100.0]
     assert schedule.wait_s(now=100.2) == pytest.approx(0.3)
@@ -28,7 +28,7 @@ def test_each_call_is_handed_out_once_at_its_moment() -> None:
     schedule.check_integrity()
 
 
-def test_a_generator_that_slept_sends_all_it_missed_at_once_and_each_is_late_by_its_own_time() -> None:
+def test_a_generator_that_slept_sends_all_missed_calls_at_once_and_each_has_its_own_lateness() -> None:
     schedule = Schedule(calls(*(0.1 * n for n in range(20))), started_at=0.0)
     health = Health()
     for due in schedule.take(now=0.0):
@@ -42,7 +42,7 @@ def test_a_generator_that_slept_sends_all_it_missed_at_once_and_each_is_late_by_
     assert health.lateness_s.total == pytest.approx(sum(0.1 * n for n in range(10)))
 
 
-def test_a_server_that_stands_still_is_seen_by_every_request_that_was_due_meanwhile() -> None:
+def test_every_request_that_is_due_while_a_server_stands_still_measures_the_stop() -> None:
     """One request is due every 100 ms. Answers take 10 ms, except during a stop from 1.0 to 2.0. A closed
     loop of one user would see the stop once.
     """
@@ -59,7 +59,7 @@ def test_a_server_that_stands_still_is_seen_by_every_request_that_was_due_meanwh
     assert max(slow) == pytest.approx(1.01)
 
 
-def test_workers_share_a_trace_without_loss_and_keep_its_moments() -> None:
+def test_workers_share_a_trace_without_loss_and_keep_its_times() -> None:
     whole = calls(*(0.3 * n for n in range(11)))
     parts = [share(whole, worker=n, workers=3) for n in range(3)]
     assert sorted((call for part in parts for call in part), key=lambda call: call.at_s) == whole

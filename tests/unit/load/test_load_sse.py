@@ -1,3 +1,5 @@
+"""How the load generator reads a streamed answer: its text, its tokens and their times."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ USAGE = event(
 )
 
 
-def test_the_first_token_is_the_first_with_text_and_gaps_are_between_tokens() -> None:
+def test_the_first_token_is_the_first_text_and_gaps_are_between_tokens() -> None:
     answer = read_answer(
         [(1.0, ROLE), (2.0, event("a")), (2.5, event("b")), (4.0, event("c")), (9.0, USAGE + DONE)]
     )
@@ -39,7 +41,7 @@ def test_the_first_token_is_the_first_with_text_and_gaps_are_between_tokens() ->
     assert answer.inter_token_s == 2.0 / 8
 
 
-def test_an_event_counts_from_the_piece_that_ends_it() -> None:
+def test_an_event_has_the_time_of_the_piece_that_ends_it() -> None:
     whole = event("a")
     answer = read_answer([(1.0, ROLE + whole[:20]), (3.0, whole[20:] + event("b") + DONE)])
     assert (answer.first_token_at, answer.last_token_at) == (3.0, 3.0)
@@ -59,18 +61,18 @@ def test_however_the_bytes_are_cut_the_answer_is_the_same(sizes: list[int]) -> N
     assert answer.first_token_at <= answer.last_token_at
 
 
-def test_without_usage_tokens_are_events_and_the_answer_says_so() -> None:
+def test_without_usage_events_are_counted_as_tokens_and_the_answer_says_so() -> None:
     answer = read_answer([(1.0, event("a") + event("b")), (2.0, event("c") + DONE)])
     assert (answer.output_tokens, answer.tokens_counted) == (3, False)
 
 
-def test_one_token_has_no_time_to_the_next() -> None:
+def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
     answer = read_answer([(1.0, event("a") + DONE)])
     assert answer.inter_token_s is None
     assert answer.longest_gap_s == 0.0
 
 
-def test_completions_reasoning_and_tool_calls_are_tokens_too() -> None:
+def test_completions_reasoning_and_tool_calls_also_count_as_tokens() -> None:
     for choice in (
         {"text": "a"},
         {"delta": {"reasoning_content": "hm"}},
@@ -92,7 +94,7 @@ def test_completions_reasoning_and_tool_calls_are_tokens_too() -> None:
         (event("a") + b'data: {"error": {"message": "out of memory"}}\n\n', "error event"),
     ],
 )
-def test_what_is_no_whole_answer_is_classed(body: bytes, kind: str) -> None:
+def test_an_incomplete_answer_is_an_error_with_its_class(body: bytes, kind: str) -> None:
     with pytest.raises(AnswerError) as caught:
         read_answer([(1.0, body)] if body else [])
     assert caught.value.kind == kind

@@ -1,3 +1,5 @@
+"""Traces of requests that the load generator reads or makes up."""
+
 from __future__ import annotations
 
 import gzip
@@ -33,7 +35,7 @@ def test_azures_rows_share_nothing() -> None:
     assert second.output_tokens == 109
 
 
-def test_a_file_may_be_gzip_and_a_missing_or_broken_one_is_told(tmp_path: Path) -> None:
+def test_a_file_may_be_gzip_and_a_missing_or_broken_file_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl.gz"
     file.write_bytes(gzip.compress(MOONCAKE.encode()))
     assert len(trace.read(file)) == 2
@@ -57,19 +59,19 @@ def test_a_file_may_be_gzip_and_a_missing_or_broken_one_is_told(tmp_path: Path) 
         ("time,tokens\n1,2\n", "line 2: no TIMESTAMP"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_line(text: str, said: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_with_its_line(text: str, said: str) -> None:
     with pytest.raises(trace.TraceError, match=said):
         trace.parse(text, name="x")
 
 
-def test_speed_and_scale_leave_what_is_shared() -> None:
+def test_speed_and_scale_do_not_change_the_shared_blocks() -> None:
     calls = trace.parse(MOONCAKE, name="x")
     first, second = trace.prepared(calls, most=0, speed=4.0, scale=0.1)
     assert (second.at_s, second.prompt_tokens, second.blocks) == (0.5, 110, (5, 6, 7))
     assert trace.prepared(calls, most=1, speed=4.0, scale=0.1) == [first]
 
 
-def test_a_made_up_trace_is_the_same_for_a_seed_and_survives_its_own_format() -> None:
+def test_a_made_up_trace_is_the_same_for_a_seed_and_after_writing_and_reading() -> None:
     calls = trace.generated(200, seed=7)
     assert calls == trace.generated(200, seed=7)
     assert calls != trace.generated(200, seed=8)
@@ -80,7 +82,7 @@ def test_a_made_up_trace_is_the_same_for_a_seed_and_survives_its_own_format() ->
     assert [c.at_s for c in read] == pytest.approx([c.at_s for c in calls], abs=0.0006)
 
 
-def test_a_made_up_trace_has_its_rate_shares_beginnings_and_goes_on_with_conversations() -> None:
+def test_a_made_up_trace_has_the_given_rate_shared_beginnings_and_continued_conversations() -> None:
     calls = trace.generated(1500, seed=3, rate_per_s=5.0)
     assert calls[-1].at_s == pytest.approx(1500 / 5.0, rel=0.25)
     assert len({call.blocks[0] for call in calls}) <= 8
@@ -91,7 +93,7 @@ def test_a_made_up_trace_has_its_rate_shares_beginnings_and_goes_on_with_convers
     assert continued > 20
 
 
-def test_equal_blocks_are_equal_text_and_a_short_one_begins_a_long_one() -> None:
+def test_equal_blocks_are_equal_text_and_a_short_block_begins_a_long_one() -> None:
     whole = prompts.block_text(5, 100, whole_tokens=100, seed=1)
     assert prompts.block_text(5, 100, whole_tokens=100, seed=1) == whole
     assert whole.startswith(prompts.block_text(5, 40, whole_tokens=100, seed=1))

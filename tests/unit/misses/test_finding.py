@@ -38,13 +38,13 @@ def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> t
     return picker, misses
 
 
-def test_a_first_prompt_was_never_seen_and_its_end_is_in_no_chunk() -> None:
+def test_a_first_prompt_is_new_except_for_its_end_that_is_in_no_chunk() -> None:
     picker, misses = watched()
     served(picker, text("one", 8100), now=1.0)
     assert missed(misses) == {"new": pytest.approx(0.98, abs=0.01), "tail": pytest.approx(0.02, abs=0.01)}
 
 
-def test_what_a_full_server_dropped_was_evicted_from_it() -> None:
+def test_tokens_that_a_full_server_dropped_count_as_evicted() -> None:
     spec = PolicySpec(table=Table(default_capacity_tokens=5000))
     picker, misses = watched(spec)
     for n, name in enumerate(("one", "two", "three", "four", "one")):
@@ -55,7 +55,7 @@ def test_what_a_full_server_dropped_was_evicted_from_it() -> None:
     assert list(part.servers) == ["a"]
 
 
-def test_what_a_restarted_server_had_is_its_restarts_fault() -> None:
+def test_tokens_that_a_server_held_before_its_restart_count_as_restarted() -> None:
     picker, misses = watched()
     served(picker, text("one", 8192), now=1.0)
     for finished, now in ((9.0, 2.0), (0.0, 3.0)):
@@ -67,13 +67,13 @@ def test_what_a_restarted_server_had_is_its_restarts_fault() -> None:
     assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_rule_that_looks_at_no_prefix_sends_them_elsewhere() -> None:
+def test_a_rule_without_prefixes_sends_prompts_to_other_servers() -> None:
     picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
     assert served(picker, text("one", 8192), now=1.0) != served(picker, text("one", 8192), now=2.0)
     assert missed(misses)["elsewhere"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_match_below_the_threshold_is_too_little_to_count() -> None:
+def test_a_match_below_the_threshold_counts_as_too_little() -> None:
     spec = PolicySpec(rule="round-robin", gain=Gain(min_match_tokens=100_000))
     picker, misses = watched(spec, "ab")
     served(picker, text("one", 8192), now=1.0)
@@ -81,14 +81,14 @@ def test_a_match_below_the_threshold_is_too_little_to_count() -> None:
     assert missed(misses)["low_gain"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_same_text_under_another_salt_is_told_up_to_where_it_is_the_same() -> None:
+def test_equal_text_under_another_salt_counts_up_to_where_it_differs() -> None:
     picker, misses = watched()
     served(picker, text("system", 4096) + text("first", 4096), salt="x", now=1.0)
     served(picker, text("system", 4096) + text("other", 4096), salt="y", now=2.0)
     assert missed(misses)["other_root"] == pytest.approx(0.25, abs=0.02)
 
 
-def test_news_of_another_picker_that_came_after_the_pick_came_too_late() -> None:
+def test_news_of_another_picker_after_the_pick_counts_as_late() -> None:
     picker, misses = watched(names="ab")
     chosen = served(picker, text("one", 8192), now=2.0)
     other = EndpointName("b" if chosen == "a" else "a")
@@ -98,7 +98,7 @@ def test_news_of_another_picker_that_came_after_the_pick_came_too_late() -> None
     assert shares["late"] > 0.9
 
 
-def test_what_another_pickers_news_does_not_hold_was_never_seen() -> None:
+def test_tokens_that_are_not_in_another_pickers_news_count_as_new() -> None:
     picker, misses = watched(names="ab")
     prompt = text("one", 4096) + text("own question", 4096)
     chosen = served(picker, prompt, now=2.0)
@@ -110,7 +110,7 @@ def test_what_another_pickers_news_does_not_hold_was_never_seen() -> None:
 
 
 @pytest.mark.parametrize("rule", ["least-cost", "round-robin"])
-def test_one_picker_alone_never_learns_too_late_however_its_prompts_end(rule: str) -> None:
+def test_a_single_picker_never_reports_late_news_however_its_prompts_end(rule: str) -> None:
     """Cached tokens are rounded down to blocks, and chunks do not end where blocks do."""
     spec = msgspec.convert({"rule": rule}, PolicySpec)
     picker, misses = watched(spec, "abc")
@@ -126,7 +126,7 @@ def test_one_picker_alone_never_learns_too_late_however_its_prompts_end(rule: st
     assert not {"late", "unavailable"} & missed(misses).keys()
 
 
-def test_a_server_that_was_no_candidate_is_named() -> None:
+def test_a_server_that_was_not_a_candidate_is_named() -> None:
     picker, misses = watched(names="ab")
     first = served(picker, text("one", 8192), now=1.0)
     elsewhere = [e.address for e in picker.endpoints() if e.name != first]
@@ -134,7 +134,7 @@ def test_a_server_that_was_no_candidate_is_named() -> None:
     assert missed(misses)["unavailable"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_body_that_was_not_read_says_so() -> None:
+def test_misses_of_a_body_that_was_not_read_count_as_unread() -> None:
     picker, misses = watched()
     request = ask(b"", body_bytes=40_000)
     unread = InferenceRequest(kind=request.inference.kind, model="m", unread="costly_body")
@@ -143,14 +143,14 @@ def test_a_body_that_was_not_read_says_so() -> None:
     assert missed(misses) == {"unread": 1.0}
 
 
-def test_two_of_one_kind_at_a_time_are_not_another_pickers_news() -> None:
+def test_two_equal_requests_at_once_are_not_taken_for_another_pickers_news() -> None:
     picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
     served(picker, text("one", 8192), now=1.0)
     served(picker, text("one", 8192), now=1.0)
     assert "late" not in missed(misses)
 
 
-def test_too_many_requests_at_a_time_are_skipped_and_counted() -> None:
+def test_too_many_requests_at_once_are_skipped_and_counted() -> None:
     picker, misses = watched()
     for n in range(1200):
         served(picker, text(f"{n}", 512), now=float(n) / 1000)
@@ -166,7 +166,7 @@ def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
     return list(events[0].request.chain)
 
 
-def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their_picks_cost() -> None:
+def test_explaining_prompts_that_many_send_at_once_costs_little_more_than_their_picks() -> None:
     """Each prompt is on its way to two servers before its misses are explained. Before, all chunks of all
     waiting prompts were compared with one another.
     """

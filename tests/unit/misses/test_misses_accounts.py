@@ -11,7 +11,7 @@ from epp.types import EndpointName
 A, B = EndpointName("a"), EndpointName("b")
 
 
-def test_causes_come_by_size_and_all_of_them_come() -> None:
+def test_all_causes_are_listed_in_order_of_size() -> None:
     accounts = Accounts()
     bucket = accounts.bucket(now=100.0)
     bucket.miss(TAIL, 5)
@@ -54,7 +54,7 @@ def test_without_requests_everything_is_zero() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0.0, -3.0])
-def test_what_is_no_miss_is_not_added(tokens: float) -> None:
+def test_a_miss_of_no_tokens_is_not_added(tokens: float) -> None:
     """Estimates may differ by a few tokens, so a difference of two of them may be negative."""
     bucket = Accounts().bucket(now=0.0)
     bucket.miss(NEW, tokens, server=A)

@@ -15,7 +15,7 @@ from epp.telemetry.catalog import METRICS
 ADVICE = " ".join(cause.advice for cause in CAUSES)
 
 
-def test_each_cause_has_a_name_of_its_own_a_title_and_an_advice() -> None:
+def test_each_cause_has_its_own_name_a_title_and_an_advice() -> None:
     assert len({cause.name for cause in CAUSES}) == len({cause.title for cause in CAUSES}) == len(CAUSES)
     assert all(cause.advice.endswith(".") and not cause.title.endswith(".") for cause in CAUSES)
 

@@ -15,7 +15,7 @@ from tests.unit.misses.answered import served
 from tests.unit.picker_questions import a_picker, endpoints, text
 
 
-async def test_the_answer_names_causes_servers_and_what_to_change() -> None:
+async def test_the_answer_names_causes_servers_and_advice() -> None:
     picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
     explaining = Explaining(picker)
     for n in range(2):
@@ -73,7 +73,7 @@ async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> N
     assert gone == server | {"full": None}
 
 
-async def test_a_hot_prefix_names_who_holds_it_and_who_got_its_requests() -> None:
+async def test_a_hot_prefix_names_its_holders_and_the_servers_of_its_requests() -> None:
     picker = a_picker(PolicySpec(), on=endpoints("ab"))
     explaining = Explaining(picker)
     homes = {served(picker, text("often", 8192), now=float(n)) for n in range(3)}

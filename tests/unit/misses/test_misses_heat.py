@@ -6,7 +6,7 @@ from epp.misses.heat import Heat
 from epp.types import ChunkHash, EndpointName
 
 
-def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
+def test_the_hottest_of_too_many_beginnings_are_kept() -> None:
     heat = Heat()
     for n in range(2000):
         for name in (0, n + 1):
@@ -24,7 +24,7 @@ def note(heat: Heat, *chain: int, server: str = "a", now: float = 0.0) -> None:
     heat.note(chunks, EndpointName(server), prompt_tokens=10, matched_tokens=4, now=now)
 
 
-def test_requests_are_one_group_by_their_first_eight_chunks() -> None:
+def test_requests_with_the_same_first_eight_chunks_are_one_group() -> None:
     heat = Heat()
     note(heat, *range(8), 100)
     note(heat, *range(8), 200, 300, server="b")
@@ -36,7 +36,7 @@ def test_requests_are_one_group_by_their_first_eight_chunks() -> None:
     assert short.chain == list(range(7))
 
 
-def test_every_minute_old_requests_count_half_and_cold_groups_go() -> None:
+def test_counts_are_halved_every_minute_and_cold_groups_are_dropped() -> None:
     heat = Heat()
     for _ in range(4):
         note(heat, 1, now=60.0)

@@ -26,7 +26,7 @@ def test_memory_is_bounded_and_the_sample_stays_the_same_for_every_chunk() -> No
     assert all(seen.get(chunk) is not None for chunk in sampled), "no prompt of the sample is forgotten"
 
 
-def test_old_chunks_go_before_the_sample_is_made_smaller() -> None:
+def test_old_chunks_are_dropped_before_the_sample_is_made_smaller() -> None:
     seen = Seen()
     for n in range(0, 4 * MOST, 1024):
         seen.note([ChunkHash(n + k) for k in range(1024)], Sent(A, 0, n / 4.0))

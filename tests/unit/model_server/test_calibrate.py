@@ -40,9 +40,9 @@ SLOW = CostModel(
 
 
 class VirtualServer:
-    """Answers probes in no time, and says how long they would have taken. `noise_s` changes each time by
-    up to so many seconds. A share `stalls` of its steps takes three times as long, as if another program
-    used the machine.
+    """Answers probes in no time, and says how long they would have taken. Each of these times varies by up to
+    `noise_s`. A share `stalls` of the steps takes three times as long, as if another program used the
+    machine.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def test_the_costs_of_a_known_server_are_found(costs: CostModel, budget: int) ->
         assert quality.median_error < 0.005
 
 
-def test_noise_on_every_moment_costs_precision_and_the_quality_says_so() -> None:
+def test_noise_costs_precision_and_lowers_the_reported_quality() -> None:
     found = calibrated(VirtualServer(SLOW, noise_s=0.004), repeats=3)
     assert found.costs.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.1)
     assert found.costs.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.1)
@@ -118,7 +118,7 @@ def test_noise_on_every_moment_costs_precision_and_the_quality_says_so() -> None
     assert found.decode.median_error > 1e-4
 
 
-def test_a_machine_that_has_other_things_to_do_is_seen_through() -> None:
+def test_costs_are_found_even_if_other_programs_use_the_machine() -> None:
     found = calibrated(VirtualServer(SLOW, stalls=0.1), repeats=4)
     assert found.costs.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.02)
     assert found.costs.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.02)
@@ -136,7 +136,7 @@ def test_slowest_over_fastest_is_the_median_over_the_probes() -> None:
     assert [sample.seconds for sample in fastest(measured)] == [1.0, 2.0, 4.0]
 
 
-def test_a_server_without_a_knee_or_cost_of_context_gets_none() -> None:
+def test_a_server_without_a_knee_or_cost_of_context_is_fitted_without_them() -> None:
     flat = CostModel(context_knee_tokens=1e9, decode_per_context_token_s=0.0, decode_per_request_s=0.0)
     costs = calibrated(VirtualServer(flat)).costs
     assert costs.context_knee_tokens > 1e6
@@ -144,7 +144,7 @@ def test_a_server_without_a_knee_or_cost_of_context_gets_none() -> None:
     assert costs.decode_per_request_s == pytest.approx(0, abs=1e-6)
 
 
-def test_samples_that_say_nothing_are_refused_with_what_is_missing() -> None:
+def test_samples_without_information_are_refused_with_what_is_missing() -> None:
     same = [DecodeSample(1, 40.0, 0.1)] * 5
     with pytest.raises(FitError, match="two batch sizes"):
         fit(same)
@@ -153,7 +153,7 @@ def test_samples_that_say_nothing_are_refused_with_what_is_missing() -> None:
         fit([*decodes, *(PrefillSample(n, 0.1) for n in (10, 20, 30))])
 
 
-def test_a_late_prompt_that_came_too_late_gives_no_sample() -> None:
+def test_a_late_prompt_that_came_after_the_answer_gives_no_sample() -> None:
     ended = Trace(0.0, (1.0, 2.0, 3.0))
     assert sample_of(Probe((8,), 3, 8), [ended, Trace(3.5, (4.0,))]) is None
 

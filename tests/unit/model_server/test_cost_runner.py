@@ -42,7 +42,7 @@ def test_prefill_time_is_tokens_over_rate_and_rises_with_context() -> None:
     assert step_s(chunk(1000, start=10_000)) == pytest.approx(2.05)
 
 
-def test_chunks_of_a_prompt_cost_what_the_prompt_costs() -> None:
+def test_the_chunks_of_a_prompt_cost_as_much_as_the_whole_prompt() -> None:
     whole = MODEL.prefill_s(start=0, num_tokens=4000)
     parts = sum(MODEL.prefill_s(start=start, num_tokens=1000) for start in range(0, 4000, 1000))
     assert parts == pytest.approx(whole)
@@ -89,6 +89,6 @@ def test_only_chunks_that_sample_yield_a_token() -> None:
         ("interference", -0.1),
     ],
 )
-def test_costs_that_make_no_sense_are_refused(field: str, value: float) -> None:
+def test_invalid_costs_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} must"):
         CostModel(**{field: value})

@@ -86,7 +86,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
     assert request.finish_reason is FinishReason.LENGTH
 
 
-def test_decoding_requests_go_before_prompts_in_the_budget() -> None:
+def test_decoding_requests_use_the_budget_before_prompts() -> None:
     engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=10))
     first, second = request_of(4, max_tokens=9), request_of(30)
     add(engine, first)
@@ -104,7 +104,7 @@ def test_requests_are_admitted_in_order_of_arrival_up_to_the_limit() -> None:
     assert list(scheduled(engine)) == [requests[2].request_id]
 
 
-def test_a_request_without_room_is_not_overtaken_by_a_small_one() -> None:
+def test_a_small_request_does_not_overtake_a_request_without_room() -> None:
     engine = engine_of(num_blocks=4)
     running, large, small = request_of(8, max_tokens=4), request_of(12), request_of(2)
     add(engine, running, large, small)
@@ -112,7 +112,7 @@ def test_a_request_without_room_is_not_overtaken_by_a_small_one() -> None:
     assert [r.request_id for r in engine.scheduler.waiting] == [large.request_id, small.request_id]
 
 
-def test_when_blocks_run_out_the_newest_gives_way_and_finishes_later() -> None:
+def test_when_blocks_run_out_the_newest_request_is_preempted_and_finishes_later() -> None:
     engine = engine_of(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
@@ -146,7 +146,7 @@ def test_the_second_request_with_the_same_prefix_computes_only_the_rest() -> Non
     assert engine.kv_cache.stats.queries_tokens == 42
 
 
-def test_equal_prompts_admitted_in_one_step_share_its_blocks() -> None:
+def test_equal_prompts_admitted_in_one_step_share_their_blocks() -> None:
     engine = engine_of()
     first, second = request_of(20, first=50), request_of(20, first=50)
     add(engine, first, second)
@@ -223,7 +223,7 @@ def test_abort_frees_blocks_in_every_state() -> None:
     assert running.state is RequestState.FINISHED
 
 
-def test_times_are_those_given() -> None:
+def test_times_are_counted_from_the_given_now() -> None:
     engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=8))
     request = request_of(16, max_tokens=2)
     add(engine, request)

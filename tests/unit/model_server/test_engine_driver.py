@@ -33,7 +33,7 @@ COSTS = CostModel(
 
 @dataclass
 class Time:
-    """A clock that moves only by sleeping, by `late_s` more than was asked for."""
+    """A clock that moves only while the driver sleeps. Each sleep takes `late_s` longer than asked for."""
 
     late_s: float = 0.0
     now: float = 100.0
@@ -78,7 +78,7 @@ async def run_one(driver: EngineDriver, request: Request) -> None:
         loop.cancel()
 
 
-async def test_tokens_come_when_the_cost_model_says() -> None:
+async def test_tokens_come_at_the_times_of_the_cost_model() -> None:
     time = Time()
     request = request_of(2000, max_tokens=11)
     await run_one(driver_of(time), request)
@@ -126,7 +126,7 @@ async def test_the_queue_takes_all_prompts_of_a_request_or_none() -> None:
     driver.submit(several[3:], Mailbox(), stream=False)
 
 
-async def test_when_the_loop_ends_waiting_readers_are_told_and_new_ones_refused() -> None:
+async def test_when_the_loop_ends_waiting_readers_get_an_error_and_new_requests_are_refused() -> None:
     driver = driver_of(Time())
     mailbox = Mailbox()
     loop = asyncio.create_task(driver.run())

@@ -75,7 +75,7 @@ def test_a_full_hit_leaves_one_token_to_compute() -> None:
     assert admit(manager, request_of(33)) == 32
 
 
-def test_001_3_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first() -> None:
+def test_001_3_the_least_recently_freed_sequence_is_evicted_first_and_its_tail_before_its_head() -> None:
     manager = manager_of(6)
     old, new = request_of(48), request_of(48, first=1000)
     admit(manager, old)
@@ -88,7 +88,7 @@ def test_001_3_eviction_takes_the_least_recently_freed_and_of_it_the_tail_first(
     assert len(manager.get_computed(again).blocks) == 1
 
 
-def test_a_hit_refreshes_the_prefix_when_its_holder_ends() -> None:
+def test_a_hit_makes_the_prefix_recently_used_when_its_holder_ends() -> None:
     manager = manager_of(4)
     shared, other = request_of(32), request_of(32, first=1000)
     admit(manager, shared)
@@ -169,7 +169,7 @@ def test_chunks_are_cached_as_far_as_they_are_scheduled() -> None:
         {},
     ],
 )
-def test_other_adapters_and_salts_share_nothing(stranger: dict[str, object]) -> None:
+def test_different_adapters_and_salts_share_no_blocks(stranger: dict[str, object]) -> None:
     manager = manager_of(20)
     owner = {"adapter": Adapter("style", "/v1"), "salt": "tenant-a"}
     admit(manager, request_of(64, **owner))  # type: ignore[arg-type]  # keyword sets of the table above
@@ -202,7 +202,7 @@ def test_reset_forgets_everything_and_keeps_running_requests() -> None:
     manager.check_integrity()
 
 
-def test_check_integrity_sees_a_leaked_reference() -> None:
+def test_check_integrity_finds_a_leaked_reference() -> None:
     manager = manager_of(4)
     request = request_of(16)
     admit(manager, request)
@@ -232,7 +232,7 @@ def test_blocks_from_another_server_take_only_the_room_that_is_free() -> None:
     manager.check_integrity()
 
 
-def test_blocks_from_another_server_join_those_that_are_here_already() -> None:
+def test_blocks_from_another_server_are_added_to_those_that_are_here_already() -> None:
     manager = manager_of(10)
     first = request_of(33)
     admit(manager, first)

@@ -24,14 +24,16 @@ from model_server.cli import main
         (["--cost", "/nowhere/costs.yaml"], "/nowhere/costs.yaml cannot be read"),
     ],
 )
-def test_flags_of_serve(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_flag_of_serve_is_an_error_of_one_line(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", *flags]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
 
 
-def test_a_flag_that_cannot_be_read_is_not_buried_under_all_the_others(
+def test_the_error_for_an_invalid_flag_does_not_list_all_other_flags(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -42,13 +44,13 @@ def test_a_flag_that_cannot_be_read_is_not_buried_under_all_the_others(
     assert said.count("\n") <= 2
 
 
-def test_a_host_that_no_resolver_knows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_host_names_the_host(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "nowhere.invalid", "--port", "0"]) == 1
     assert capsys.readouterr().err.startswith("model-server: --host nowhere.invalid: ")
 
 
 @pytest.mark.parametrize("command", ["cost", "profile", "lora-sync"])
-def test_a_file_that_is_not_yaml_is_one_line(
+def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "broken.yaml"
@@ -64,7 +66,9 @@ def test_a_file_that_is_not_yaml_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_calibrating_what_is_no_model_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrating_a_server_that_serves_no_models_is_an_error_of_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with a_web_page() as url:
         assert main(["calibrate", "--url", url]) == 1
     said = capsys.readouterr().err

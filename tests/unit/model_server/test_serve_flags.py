@@ -56,7 +56,7 @@ def test_every_cache_option_has_a_flag() -> None:
     assert all(getattr(found, name) != getattr(default, name) for name in CacheOptions.__dataclass_fields__)
 
 
-def test_a_cost_file_is_read_back_and_flags_go_before_it(tmp_path: Path) -> None:
+def test_a_cost_file_is_read_back_and_flags_override_it(tmp_path: Path) -> None:
     costs = CostModel(prefill_tokens_per_s=123.0, decode_step_s=0.5, interference=0.0)
     file = tmp_path / "costs.yaml"
     file.write_text(cost_document(costs, fit={"prefill_r2": 0.99}, source={"url": "http://x"}))
@@ -76,7 +76,7 @@ def test_a_file_that_holds_no_costs_is_refused_by_its_name(text: str, tmp_path: 
         read_costs(file)
 
 
-def test_the_hf_runner_has_a_model_without_being_told_one() -> None:
+def test_the_hf_runner_has_a_default_model() -> None:
     found = settings("--runner", "hf", "--device", "cpu", "--threads", "3")
     assert found.model == "smollm2"
     assert found.backend == HfSettings(device="cpu", threads=3)
@@ -94,7 +94,7 @@ def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
         settings("--runner", "hf", "--prompt-cache-size", "5", "--kv-store", str(tmp_path))
 
 
-def test_the_flags_of_the_kv_store_come_to_its_settings() -> None:
+def test_the_flags_of_the_kv_store_set_its_settings() -> None:
     hf = ("--runner", "hf", "--kv-store", "/var/kv")
     assert settings("--runner", "hf").kv_store is None
     assert settings(*hf).kv_store == KvStoreSettings(folder=Path("/var/kv"))
@@ -126,7 +126,7 @@ def test_the_flags_of_the_kv_store_come_to_its_settings() -> None:
         (("--kv-store-reorder-share", "2"), "between 0 and 1"),
     ],
 )
-def test_a_kv_store_that_makes_no_sense_is_refused(flags: tuple[str, ...], says: str) -> None:
+def test_invalid_settings_of_a_kv_store_are_refused(flags: tuple[str, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         settings("--runner", "hf", "--kv-store", "/var/kv", *flags)
 
@@ -140,7 +140,7 @@ def test_a_kv_store_that_makes_no_sense_is_refused(flags: tuple[str, ...], says:
         (("--kv-transfer-rate", "0"), "must be positive"),
     ],
 )
-def test_a_kv_transfer_that_makes_no_sense_is_refused(flags: tuple[str, ...], says: str) -> None:
+def test_invalid_settings_of_a_kv_transfer_are_refused(flags: tuple[str, ...], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         settings("--kv-transfer", *flags)
 
@@ -155,7 +155,7 @@ def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
             settings("--kv-cache-max-concurrency", "3", *flags)
 
 
-def test_the_stores_mode_chooses_between_exact_ways_only() -> None:
+def test_the_mode_of_the_store_chooses_only_between_exact_ways() -> None:
     flags = ("--runner", "hf", "--kv-store", "/tmp/x", "--kv-store-mode", "auto")
     store = settings(*flags).kv_store
     assert store is not None

@@ -11,7 +11,7 @@ from tests.unit.prefix_index.tables import A, B, chain, new_table
 
 
 class TestEviction:
-    def test_takes_the_least_recently_used_first_and_tails_before_heads(self) -> None:
+    def test_the_least_recently_used_go_first_and_tails_before_heads(self) -> None:
         table = new_table(A, capacity_bytes=8)
         table.record(A, chain("abcd"), now=1)
         table.record(A, chain("wxyz"), now=2)
@@ -24,7 +24,7 @@ class TestEviction:
         assert (table.mirrors[A].used_bytes, table.mirrors[A].evicted) == (8, 3)
         check_integrity(table)
 
-    def test_a_touch_saves_what_would_have_gone(self) -> None:
+    def test_a_touch_keeps_a_prompt_that_would_have_been_evicted(self) -> None:
         table = new_table(A, capacity_bytes=6)
         table.record(A, chain("abc"), now=1)
         table.record(A, chain("xyz"), now=2)
@@ -45,7 +45,7 @@ class TestEviction:
         assert (table.mirrors[A].used_bytes, table.mirrors[A].entries) == (120, 3)
         check_integrity(table)
 
-    def test_of_one_copy_leaves_the_other(self) -> None:
+    def test_the_eviction_of_one_copy_keeps_the_other(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abcdef"), now=1)
         table.record(B, chain("abcdef"), now=1)
@@ -54,7 +54,7 @@ class TestEviction:
         assert table.match(chain("abcdef")) == {A: 2, B: 6}
         check_integrity(table)
 
-    def test_anonymous_bytes_push_out_older_prompts_and_go_in_their_turn(self) -> None:
+    def test_unnamed_bytes_evict_older_prompts_and_are_evicted_in_turn(self) -> None:
         table = new_table(A, capacity_bytes=10)
         table.record(A, chain("abcd"), now=1)
         charge(table, A, size_bytes=7, now=2)
@@ -67,7 +67,7 @@ class TestEviction:
         assert table.match(chain("xy")) == {A: 2}
         check_integrity(table)
 
-    def test_charges_in_a_row_take_one_place(self) -> None:
+    def test_consecutive_charges_take_one_entry(self) -> None:
         table = new_table(A, capacity_bytes=10)
         for n in range(1000):
             charge(table, A, size_bytes=1, now=n)
@@ -76,14 +76,14 @@ class TestEviction:
         assert table.mirrors[A].used_bytes == 10
         check_integrity(table)
 
-    def test_a_prompt_used_for_ever_takes_one_place(self) -> None:
+    def test_a_prompt_that_is_used_again_and_again_takes_one_entry(self) -> None:
         table = new_table(A)
         for n in range(1000):
             table.touch(A, chain("abc"), now=n)
             table.record(A, chain("abc"), now=n)
         assert len(list(table.mirrors[A].uses())) == 1
 
-    def test_drops_what_nobody_used_for_the_ttl(self) -> None:
+    def test_entries_that_were_not_used_for_the_ttl_are_dropped(self) -> None:
         table = new_table(A, B, ttl_s=10)
         table.record(A, chain("abcd"), now=0)
         charge(table, A, size_bytes=5, now=1)
@@ -133,7 +133,7 @@ class TestEviction:
         assert [evict(table, 100, budget=5) for _ in range(5)] == [15, 15, 15, 15, 0]
         check_integrity(table)
 
-    def test_time_that_goes_back_does_not_reorder(self) -> None:
+    def test_a_clock_that_goes_back_does_not_change_the_order(self) -> None:
         table = new_table(A, capacity_bytes=3)
         table.record(A, chain("abc"), now=10)
         table.record(A, chain("xyz"), now=5)

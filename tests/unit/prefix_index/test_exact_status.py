@@ -73,6 +73,6 @@ def test_a_models_state_is_one_series_and_its_help_explains_the_state(state: Mod
     assert state in metric.help
 
 
-def test_what_state_report_has_not_filled_in_counts_nothing() -> None:
+def test_counters_that_were_not_filled_in_are_zero() -> None:
     page = samples(ExactStatus(models={}, servers={}, gaps={}, malformed=0))
     assert page == {"epp_exact_malformed_total": {(): 0}, "epp_exact_dropped_prompts_total": {(): 0}}

@@ -48,7 +48,7 @@ def test_a_cleared_server_holds_nothing_at_once_and_others_keep_theirs(table: Pr
     check_integrity(table)
 
 
-def test_entries_go_in_bounded_steps_and_then_new_ones_come(table: PrefixTable) -> None:
+def test_entries_are_removed_in_bounded_steps_and_then_new_entries_are_recorded(table: PrefixTable) -> None:
     clear_endpoint(table, A)
     left, steps = [table.mirrors[A].entries], 0
     while left[-1] or steps < 3:
@@ -68,18 +68,20 @@ def test_entries_go_in_bounded_steps_and_then_new_ones_come(table: PrefixTable) 
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_server_over_its_capacity_may_go_too(table: PrefixTable, *, leaves: bool) -> None:
+def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable, *, leaves: bool) -> None:
     resize(table, A, capacity_bytes=MANY // 2)
     (drop_endpoint if leaves else clear_endpoint)(table, A)
     check_integrity(table)
     for _ in range(4):
         evict(table, now=MANY)
         check_integrity(table)
-    assert table.entries == 1, "what B holds"
+    assert table.entries == 1, "the entry of B stays"
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, leaves: bool) -> None:
+def test_the_table_stays_consistent_whatever_happens_during_a_removal(
+    table: PrefixTable, *, leaves: bool
+) -> None:
     handles = [table.record(A, chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:
@@ -110,7 +112,7 @@ def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, 
     assert table.mirrors[A].entries <= 50 or not leaves
 
 
-def test_what_is_being_removed_costs_others_no_entry() -> None:
+def test_entries_that_are_being_removed_evict_no_entry_of_others() -> None:
     table = PrefixTable(schedule=SCHEDULE, max_entries=MANY, ttl_s=1e9)
     for name in (A, B):
         add_endpoint(table, name, capacity_bytes=10**6)

@@ -1,4 +1,4 @@
-"""What is undone, and what goes with a server that restarts or leaves."""
+"""Which chunks are undone, and which are removed with a server that restarts or leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.prefix_index.tables import A, B, chain, new_table
 
 
 class TestUndo:
-    def test_takes_back_only_what_was_added(self) -> None:
+    def test_only_the_chunks_that_the_request_added_are_removed(self) -> None:
         table = new_table(A)
         table.record(A, chain("abc"), now=1)
         recorded = table.record(A, chain("abcdef"), now=2)
@@ -20,7 +20,7 @@ class TestUndo:
         assert table.mirrors[A].evicted == 0
         check_integrity(table)
 
-    def test_leaves_what_another_request_recorded_since(self) -> None:
+    def test_chunks_that_another_request_recorded_since_stay(self) -> None:
         table = new_table(A)
         recorded = table.record(A, chain("abcdef"), now=1)
         table.record(A, chain("abcdxy"), now=2)
@@ -29,7 +29,7 @@ class TestUndo:
         assert table.match(chain("abcdxy")) == {A: 6}
         check_integrity(table)
 
-    def test_leaves_what_another_request_touched_since(self) -> None:
+    def test_chunks_that_another_request_touched_since_stay(self) -> None:
         table = new_table(A)
         recorded = table.record(A, chain("abcdef"), now=1)
         table.touch(A, chain("abcd"), now=2)
@@ -37,7 +37,7 @@ class TestUndo:
         assert table.match(chain("abcdef")) == {A: 4}
         check_integrity(table)
 
-    def test_leaves_other_servers_alone(self) -> None:
+    def test_chunks_of_other_servers_stay(self) -> None:
         table = new_table(A, B)
         on_a = table.record(A, chain("abcdef"), now=1)
         table.record(B, chain("abc"), now=2)
@@ -54,7 +54,7 @@ class TestUndo:
         assert table.match(chain("abcdef")) == {A: 6}
         check_integrity(table)
 
-    def test_of_what_was_partly_evicted_takes_the_rest(self) -> None:
+    def test_the_rest_of_a_partly_evicted_prompt_is_removed(self) -> None:
         table = new_table(A, capacity_bytes=4)
         recorded = table.record(A, chain("abcdef"), now=1)
         evict(table, 2)
@@ -78,7 +78,7 @@ class TestUndo:
         check_integrity(table)
 
 
-def test_what_a_server_says_it_holds_keeps_what_is_above_it_from_being_undone() -> None:
+def test_chunks_before_reported_chunks_are_not_undone() -> None:
     table = new_table(A)
     recorded = table.record(A, chain("abcd"), now=1)
     assert credit(table, A, chain("abxy"), now=2)

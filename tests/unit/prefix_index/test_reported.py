@@ -40,7 +40,7 @@ def lookup(
 
 
 class TestCredit:
-    def test_what_a_server_holds_counts_as_its_least_recently_used_chunks(self) -> None:
+    def test_reported_chunks_count_as_the_least_recently_used(self) -> None:
         table = new_table(A, capacity_bytes=8)
         table.record(A, chain("abcd"), now=1)
         assert credit(table, A, chain("wxyz"), now=2)
@@ -81,7 +81,7 @@ class TestChains:
         assert table.match(chain("abcd")) == {A: 4}
         assert reported.corrected == {"credited": 1, "forgotten": 0}
 
-    def test_a_chunk_that_a_server_lacks_goes_with_all_that_continues_it(self) -> None:
+    def test_a_chunk_that_a_server_lacks_is_removed_with_all_chunks_after_it(self) -> None:
         table = new_table(A, B)
         for name in (A, B):
             table.record(name, chain("abcd"), now=1)
@@ -100,7 +100,7 @@ class TestChains:
 
 
 class TestLookups:
-    def test_each_server_gets_what_it_holds_and_loses_what_it_lacks(self) -> None:
+    def test_each_server_is_credited_with_held_chunks_and_loses_missing_chunks(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abcd"), now=1)
         report(table, lookup("abcd", {A: 2, B: 3}))
@@ -147,7 +147,7 @@ class TestServers:
         reported.take_in([back], table)
         assert reported.slower == {}
 
-    def test_nothing_is_remembered_of_a_server_that_is_not_followed_any_more(self) -> None:
+    def test_reports_of_a_server_that_is_no_longer_followed_are_forgotten(self) -> None:
         table, moved = new_table(A), {chain("a")[0]: Tier.CPU}
         reported = report(table, ServerReport(server=A, live=True, known_bytes=7, moved=moved))
         reported.take_in([ServerReport(server=A, live=False)], table)

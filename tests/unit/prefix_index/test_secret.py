@@ -1,3 +1,5 @@
+"""Which hash secret the pickers of a pool agree on."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,18 +11,18 @@ from epp.prefix_index.table import ChunkSchedule
 ONE, OTHER = HashSecret(b"1" * 32, made_here=True), HashSecret(b"2" * 32, made_here=True)
 
 
-def test_a_made_secret_gives_way_to_another_pickers() -> None:
+def test_a_generated_secret_is_replaced_by_another_pickers_secret() -> None:
     assert ONE.agreed(OTHER.shown()) == OTHER
     assert ONE.agreed(ONE.shown()) == ONE
 
 
 @pytest.mark.parametrize("shown", [b"", b"made:", b"made:short", b"made:" + b"x" * 5000, b"given:x", b"\xff"])
-def test_what_is_no_secret_is_not_taken(shown: bytes) -> None:
+def test_bytes_that_are_not_a_secret_are_not_accepted(shown: bytes) -> None:
     assert ONE.agreed(shown) is None
     assert derived(b"file").agreed(shown) is None
 
 
-def test_a_given_secret_never_gives_way_and_is_told_by_a_digest() -> None:
+def test_a_configured_secret_is_never_replaced_and_only_its_digest_is_shown() -> None:
     given = derived(b"file")
     assert given.agreed(given.shown()) == given
     assert given.agreed(ONE.shown()) is None
@@ -28,7 +30,7 @@ def test_a_given_secret_never_gives_way_and_is_told_by_a_digest() -> None:
     assert given.key not in given.shown()
 
 
-def test_without_the_secret_nobody_can_tell_the_hashes_that_a_picker_uses() -> None:
+def test_the_seed_of_hashes_depends_on_the_secret_and_the_fingerprint_does_not_reveal_it() -> None:
     schedule = ChunkSchedule()
     seeds = {
         Roots(schedule, secret=s.key).seed(model="m") for s in (ONE, OTHER, derived(b"file"), HashSecret())

@@ -42,7 +42,7 @@ class TestServersThatRestartOrLeave:
         clear_endpoint(table, A)
         assert [(use.older, use.newer) for use in uses] == [(None, None)] * 3
 
-    def test_a_new_server_in_a_departed_ones_place_inherits_nothing(self) -> None:
+    def test_a_new_server_in_the_slot_of_a_departed_server_inherits_nothing(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abc"), now=1)
         drop_endpoint(table, A)

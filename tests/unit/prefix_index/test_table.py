@@ -64,7 +64,7 @@ class TestMatch:
         assert table.match(chain("ab")) == {A: 2, B: 2}
         check_integrity(table)
 
-    def test_of_an_unknown_prompt_or_an_empty_chain_is_empty(self) -> None:
+    def test_an_unknown_prompt_and_an_empty_chain_match_nothing(self) -> None:
         table = new_table(A)
         table.record(A, chain("abc"), now=1)
         assert table.match(chain("xbc")) == {}
@@ -142,7 +142,7 @@ class TestRecord:
         assert runs(table) == 1
         check_integrity(table)
 
-    def test_old_splits_heal_when_the_prompt_is_used_again(self) -> None:
+    def test_split_runs_are_joined_when_the_prompt_is_used_again(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abcdefghij"), now=1)
         table.record(B, chain("abcdefghij"), now=1)
@@ -177,12 +177,12 @@ def test_impossible_bounds_are_refused() -> None:
 
 
 class TestEqualHashesOfDifferentPrefixes:
-    """A client who knows the seed can make them. They may cost matches and must never break the table."""
+    """A client who knows the seed can make such hashes. They may cost matches, but never break the table."""
 
     def hashes(self, *values: int) -> list[ChunkHash]:
         return [ChunkHash(v) for v in values]
 
-    def test_a_chain_that_repeats_a_hash(self) -> None:
+    def test_a_chain_that_repeats_a_hash_does_not_break_the_table(self) -> None:
         table = new_table(A, B)
         loop = self.hashes(1, 1, 2, 1, 2)
         table.record(A, loop, now=1)
@@ -194,7 +194,7 @@ class TestEqualHashesOfDifferentPrefixes:
         check_integrity(table)
         assert table.mirrors[A].used_bytes <= 1
 
-    def test_a_later_chunk_that_equals_another_chains_first(self) -> None:
+    def test_a_later_chunk_that_equals_the_first_of_another_chain_does_not_break_the_table(self) -> None:
         table = new_table(A)
         table.record(A, self.hashes(1, 2, 3), now=1)
         recorded = table.record(A, self.hashes(7, 1, 2, 3), now=2)

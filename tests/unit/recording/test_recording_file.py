@@ -28,7 +28,9 @@ def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(
     assert path.stat().st_mode & 0o077 == 0, "only the owner may read the file"
 
 
-def test_file_and_predecessor_stay_within_the_bound_and_each_can_be_read_alone(tmp_path: Path) -> None:
+def test_the_file_and_its_predecessor_stay_within_the_bound_and_each_can_be_read_alone(
+    tmp_path: Path,
+) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     for n in range(200):
         ended(picker, recorder, text(f"{n}", 4096), now=float(n))
@@ -45,7 +47,7 @@ def test_file_and_predecessor_stay_within_the_bound_and_each_can_be_read_alone(t
     assert list(read(path))[-1].at_unix_s == 1199.0  # type: ignore[union-attr]
 
 
-def test_what_an_earlier_process_recorded_is_kept_as_the_predecessor(tmp_path: Path) -> None:
+def test_the_recording_of_an_earlier_process_is_kept_as_the_predecessor(tmp_path: Path) -> None:
     picker, recorder, path = a_picker(), Recorder(key=b"k"), tmp_path / "recording.jsonl"
     path.write_bytes(b"of yesterday\n")
     ended(picker, recorder, text("a"), now=1.0)

@@ -10,7 +10,7 @@ from tests.unit.picker_questions import a_picker, ask, text
 from tests.unit.recording.recorded import ended
 
 
-def test_a_line_says_what_was_asked_where_it_went_and_how_it_ended() -> None:
+def test_a_line_has_the_size_server_and_outcome_of_its_request() -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     ended(picker, recorder, text("one"), now=10.0)
     ended(picker, recorder, text("one") + text("more"), now=20.0)

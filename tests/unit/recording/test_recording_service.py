@@ -18,7 +18,7 @@ from tests.unit.picker_questions import a_picker, text
 from tests.unit.recording.recorded import ended, read
 
 
-async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_nothing(
+async def test_the_service_writes_and_a_failing_disk_is_counted_and_harms_nothing(
     tmp_path: Path,
 ) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
@@ -41,7 +41,7 @@ async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_n
     assert [line for line in read(path) if isinstance(line, RecordedRequest)]
 
 
-async def test_what_the_recorder_holds_at_the_end_is_written_before_the_thread_stops(tmp_path: Path) -> None:
+async def test_all_recorded_requests_are_written_before_the_thread_stops(tmp_path: Path) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     path = tmp_path / "recording.jsonl"
     service = RecordingService(

@@ -17,7 +17,7 @@ from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
 
 
 @pytest.mark.parametrize(("workers", "name"), [(1, "r.jsonl"), (3, "r.jsonl.w2")])
-def test_each_worker_writes_a_file_of_its_own(tmp_path: Path, workers: int, name: str) -> None:
+def test_each_worker_writes_its_own_file(tmp_path: Path, workers: int, name: str) -> None:
     picker = a_picker()
     service = start.make(picker, Recording(file=str(tmp_path / "r.jsonl")), worker=2, workers=workers)
     assert picker.recorders == 1
@@ -34,10 +34,12 @@ def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
     assert opening.policy["spec"]["rule"] == picker.policy.spec.rule
     assert opening.hashing == start.opening_of(a_picker()).hashing
     other = Picker(DEFAULT_POLICY, rng=random.Random(1), secret=HashSecret(b"x" * 32))
-    assert opening.hashing != start.opening_of(other).hashing, "hashes of another secret do not compare"
+    assert opening.hashing != start.opening_of(other).hashing, (
+        "hashes under different secrets cannot be compared"
+    )
 
 
-def test_servers_are_described_by_what_they_state_and_what_was_learned() -> None:
+def test_the_description_of_a_server_has_its_stated_capacity_or_none() -> None:
     picker = a_picker()
     page = EndpointMetrics(scraped_at=1.0, capacity_tokens=100_000, block_size=16)
     picker.observe(EndpointName("b"), page, now=1.0)

@@ -17,7 +17,7 @@ def parsed(chart: str) -> tuple[ET.Element, list[str]]:
     return root, [text for text in root.itertext() if text.strip()]
 
 
-def test_bars_are_as_high_as_their_values_and_missing_values_have_none() -> None:
+def test_bars_are_as_high_as_their_values_and_missing_values_have_no_bar() -> None:
     groups = [Bars("p50", [1.0, 2.0]), Bars("p90", [4.0, None])]
     root, texts = parsed(bar_chart("Title <&>", ["one", "two"], groups, y_label="ms"))
     heights = [
@@ -29,7 +29,7 @@ def test_bars_are_as_high_as_their_values_and_missing_values_have_none() -> None
     assert {"Title <&>", "one", "two", "p50", "p90", "ms"} <= set(texts)
 
 
-def test_lines_go_through_their_points_and_dashed_ones_show_no_dots() -> None:
+def test_lines_go_through_their_points_and_dashed_lines_show_no_dots() -> None:
     lines = [Line("a", [(1.0, 1.0), (3.0, 2.0)]), Line("b", [(1.0, 2.0), (3.0, 2.0)], dashed=True)]
     root, texts = parsed(line_chart("t", lines, x_label="x", y_label="y"))
     first, second = root.iter(f"{SVG}polyline")

@@ -29,7 +29,7 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     assert [piece.num_tokens for piece in second.pieces] == [512, 188]
 
 
-def test_only_a_file_whose_first_line_has_hash_ids_is_such_a_trace() -> None:
+def test_only_a_file_whose_first_line_has_hash_ids_is_a_mooncake_trace() -> None:
     assert mooncake.is_one(b"\n  " + lines(ROW))
     assert not mooncake.is_one(b'{"line": "recording"}\n' + lines(ROW))
     assert not mooncake.is_one(b"")
@@ -52,6 +52,6 @@ def test_an_answer_has_at_least_one_token_and_empty_lines_are_skipped() -> None:
         ("[" * 10, "line 2: Expected `object`"),
     ],
 )
-def test_a_line_that_is_no_request_is_refused_by_its_number(row: object, fault: str) -> None:
+def test_a_line_that_is_not_a_request_is_refused_by_its_number(row: object, fault: str) -> None:
     with pytest.raises(ReplayError, match=fault):
         list(mooncake.parse(lines(SHORT, row), name="f"))

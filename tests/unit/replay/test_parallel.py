@@ -16,7 +16,7 @@ TRACE = Trace(
 )
 
 
-def test_results_come_in_the_given_order_and_are_those_of_one_process() -> None:
+def test_results_come_in_the_given_order_and_equal_those_of_one_process() -> None:
     candidates = [Candidate(name=name, policy=DEFAULT_POLICY) for name in ("z", "a", "m")]
     told: list[dict[str, float]] = []
     found = run_all(TRACE, candidates, Setting(), processes=2, told=lambda shares: told.append(dict(shares)))

@@ -42,12 +42,12 @@ def test_a_recording_gives_times_sizes_and_equal_pieces_where_prompts_begin_alik
     )
 
 
-def test_answers_that_were_not_sampled_are_as_long_as_their_time_says(tmp_path: Path) -> None:
+def test_the_length_of_an_unsampled_answer_is_derived_from_its_time(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     record(path)
     trace = read([path])
     assert {call.output_tokens for call in trace.calls} == {49, 50}, (
-        "as many steps of the sampled ones' time as fit"
+        "as many tokens as fit at the pace of the sampled answers"
     )
     assert any("12 of 120 answers have a recorded length" in remark for remark in trace.remarks)
     assert trace.recorded is not None
@@ -55,7 +55,7 @@ def test_answers_that_were_not_sampled_are_as_long_as_their_time_says(tmp_path: 
     assert sum(trace.recorded.by_server.values()) == 120
 
 
-def test_packed_files_and_several_in_any_order_are_one_trace(tmp_path: Path) -> None:
+def test_several_files_in_any_order_packed_or_not_are_one_trace(tmp_path: Path) -> None:
     whole, old, new = (tmp_path / name for name in ("whole", "old.gz", "new"))
     record(whole)
     opening, servers, *asked = whole.read_bytes().splitlines(keepends=True)
@@ -64,7 +64,7 @@ def test_packed_files_and_several_in_any_order_are_one_trace(tmp_path: Path) -> 
     assert read([new, old]).calls == read([whole]).calls
 
 
-def test_a_line_that_was_cut_off_at_the_end_is_no_fault(tmp_path: Path) -> None:
+def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     record(path)
     path.write_bytes(path.read_bytes()[:-20])
@@ -82,7 +82,9 @@ def test_a_line_that_was_cut_off_at_the_end_is_no_fault(tmp_path: Path) -> None:
         (lines(MOONCAKE[0], {**MOONCAKE[0], "hash_ids": [-1, 2]}), "line 2: Expected `int` >= 0"),
     ],
 )  # fmt: skip
-def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_file_that_is_not_a_recording_is_refused_with_its_line(
+    tmp_path: Path, text: str, fault: str
+) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(text)
     with pytest.raises(ReplayError, match=fault):
@@ -100,7 +102,7 @@ def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str
         ({"at_unix_s": 1e9}, "days apart"),
     ],
 )
-def test_a_request_that_no_gateway_had_is_refused_by_its_field(
+def test_an_impossible_request_is_refused_by_its_field(
     tmp_path: Path, wrong: dict[str, object], why: str
 ) -> None:
     """Simulated servers would carry out all of it: hours or gigabytes for a line of 300 bytes."""
@@ -113,7 +115,7 @@ def test_a_request_that_no_gateway_had_is_refused_by_its_field(
         read([path])
 
 
-def test_an_answer_and_a_cache_without_end_are_cut_to_what_can_be_simulated(tmp_path: Path) -> None:
+def test_absurdly_long_answers_and_large_caches_are_reduced_to_what_can_be_simulated(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     record(path, requests=20)
     rows = [json.loads(row) for row in path.read_text().splitlines()]

@@ -33,7 +33,7 @@ def test_the_command_prints_the_policies_side_by_side_and_draws_them(
     assert all(title in text for title in ("Token hit rate", "Time to first token", "Requests by server"))
 
 
-def test_another_load_leaves_out_the_column_of_what_really_happened(
+def test_the_table_for_another_load_has_no_column_of_recorded_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["replay", str(recording(tmp_path)), "--load", "1.3"]) == 0
@@ -49,7 +49,7 @@ def test_another_load_leaves_out_the_column_of_what_really_happened(
         (["{recording}", "--policy", "no-such-policy"], "no-such-policy: No such file"),
     ],
 )
-def test_what_cannot_be_used_is_named(
+def test_the_error_names_an_unusable_argument(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], fault: str
 ) -> None:
     given = [option.format(recording=recording(tmp_path)) for option in options]

@@ -30,7 +30,7 @@ def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     assert first.failed == 0
 
 
-def test_a_replay_gives_about_the_figures_of_what_was_recorded(tmp_path: Path) -> None:
+def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
     was = record_simulation(path, requests=300)
     trace = read([path])
@@ -40,7 +40,7 @@ def test_a_replay_gives_about_the_figures_of_what_was_recorded(tmp_path: Path) -
     assert found.ttft_mean_s == pytest.approx(was.ttft_mean_s, rel=0.25)
 
 
-def test_more_load_waits_longer_and_more_servers_wait_less(tmp_path: Path) -> None:
+def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
     slow = replace(trace, servers=[replace(s, prefill_tokens_per_s=400.0) for s in trace.servers])
     usual = run(slow, DEFAULT_POLICY, Setting(), progress=never)
@@ -54,7 +54,7 @@ def test_more_load_waits_longer_and_more_servers_wait_less(tmp_path: Path) -> No
     assert len(relieved.by_server) == 12
 
 
-def test_progress_is_told_as_requests_end(tmp_path: Path) -> None:
+def test_progress_is_reported_as_requests_end(tmp_path: Path) -> None:
     shares: list[float] = []
     run(a_trace(tmp_path), DEFAULT_POLICY, Setting(), progress=shares.append)
     assert len(shares) > 50
@@ -78,7 +78,7 @@ def test_the_fleet_is_as_recorded_or_repeats_the_recorded_servers() -> None:
 
 
 @pytest.mark.parametrize(("asked", "count"), [(0, 8), (3, 3)])
-def test_where_no_server_is_recorded_the_fleet_is_made_up_of_equal_servers(asked: int, count: int) -> None:
+def test_the_fleet_has_equal_servers_if_no_server_is_recorded(asked: int, count: int) -> None:
     fleet = fleet_of(Trace(calls=[a_call()], servers=()), Setting(servers=asked))
     assert [s.name for s in fleet] == [f"server-{n}" for n in range(count)]
     assert len({(s.capacity_tokens, s.prefill_tokens_per_s) for s in fleet}) == 1

@@ -46,14 +46,14 @@ def test_an_answer_without_a_length_is_as_long_as_its_time_allows() -> None:
     assert "by the speed of the sampled answers" in remark
 
 
-def test_without_a_sampled_answer_the_tempo_is_a_guess_and_says_so() -> None:
+def test_without_a_sampled_answer_the_tempo_is_a_guess_and_is_marked_as_one() -> None:
     tempo = Tempo.of([asked(0.0), asked(10.0)], SERVERS)
     assert tempo.decode_step_s is None
     assert tempo.output_tokens(asked(ended_s=1.0)) == 50
     assert "at a guessed 20 ms a token" in tempo.remarks[0]
 
 
-def test_where_every_length_was_recorded_there_is_nothing_to_remark() -> None:
+def test_there_is_no_remark_if_every_length_was_recorded() -> None:
     assert Tempo.of([sampled(0.0), sampled(10.0)], SERVERS).remarks == ()
 
 

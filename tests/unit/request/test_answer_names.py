@@ -24,7 +24,7 @@ RENAMED = (
 
 
 @given(st.lists(st.integers(0, len(EVENTS)), max_size=12))
-def test_however_it_is_split_the_answer_has_the_name_that_the_client_sent(cuts: list[int]) -> None:
+def test_the_answer_has_the_name_that_the_client_sent_however_its_bytes_are_split(cuts: list[int]) -> None:
     """Text that the model wrote is not a name, and neither is a longer name."""
     names = AnswerNames(served=SERVED, asked=ASKED)
     ends = [*sorted(cuts), len(EVENTS)]
@@ -33,7 +33,7 @@ def test_however_it_is_split_the_answer_has_the_name_that_the_client_sent(cuts: 
     assert b"".join(sent) == RENAMED
 
 
-def test_little_is_held_back_and_only_where_a_name_may_have_begun() -> None:
+def test_bytes_are_held_back_only_where_a_name_may_have_begun() -> None:
     names = AnswerNames(served=SERVED, asked=ASKED)
     assert names.feed(b'{"choices": [], "usage": {}', end=False) == b'{"choices": [], "usage": {}'
     assert names.feed(b', "model": "llama', end=False) == b", "

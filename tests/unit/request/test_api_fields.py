@@ -43,7 +43,7 @@ from epp.request.canonical import NO_RAW
         (b"", 0),
     ],
 )
-def test_a_priority_is_a_short_whole_number_within_bounds_or_0(sent: bytes, priority: int) -> None:
+def test_a_priority_that_is_not_a_small_whole_number_counts_as_0(sent: bytes, priority: int) -> None:
     assert priority_in(Raw(sent)) == priority
 
 
@@ -54,7 +54,7 @@ def test_numbers_are_read_as_model_servers_read_them(sent: str, read: int | None
 
 
 @pytest.mark.parametrize(("sent", "read"), [("true", True), ("1", True), ("0", False), ('"false"', False)])
-def test_truth_is_read_as_model_servers_read_it(sent: str, *, read: bool) -> None:
+def test_booleans_are_read_as_model_servers_read_them(sent: str, *, read: bool) -> None:
     assert DECODE_CHAT.decode(f'{{"stream":{sent}}}').stream is read
 
 
@@ -70,7 +70,7 @@ def test_a_body_of_another_api_needs_no_known_field() -> None:
         DECODE_OTHER.decode(b"[]")
 
 
-def test_the_fields_that_show_an_api_are_told_apart_from_missing_ones() -> None:
+def test_null_fields_that_show_an_api_differ_from_missing_fields() -> None:
     present = DECODE_API_FIELDS.decode(b'{"input":null,"dimensions":64}')
     assert (bytes(present.input), bytes(present.dimensions)) == (b"null", b"64")
     assert present.messages is NO_RAW
@@ -95,6 +95,6 @@ def test_fields_that_shape_a_chats_prompt_are_kept_as_sent(
     assert (json.loads(sent) if sent else None) == kept
 
 
-def test_a_completion_is_shaped_by_fewer_fields() -> None:
+def test_fewer_fields_of_a_completion_are_kept() -> None:
     asked = DECODE_COMPLETIONS.decode(b'{"reasoning_effort":"low","truncate_prompt_tokens":9}')
     assert SHAPING_COMPLETIONS.sent(asked) == b'{"truncate_prompt_tokens":9}'

@@ -21,7 +21,7 @@ BLOCKED = BlockedPaths(("/metrics", "/inference/v1/abort_requests"))
         "/x#/../metrics", "/ﾭ%c0%ae/../../metrics", "/." + "a" * 2047,
     ],
 )  # fmt: skip
-def test_refused(target: str) -> None:
+def test_spellings_of_blocked_paths_are_refused(target: str) -> None:
     assert BLOCKED.refuse(target)
 
 
@@ -30,12 +30,12 @@ def test_refused(target: str) -> None:
     ["", "*", "/", "/metri", "/v1/metrics", "/v1/models/a%20b", "/x?/../metrics", "/x?a=/metrics", "/inference/v1/generate", "/../x",
      "/." + "a" * 2046, "/" + "a" * 100_000, "/x?" + "a" * 100_000, "/v1/models/%zz%", "http://metrics/v1"],
 )  # fmt: skip
-def test_not_refused(target: str) -> None:
+def test_other_paths_are_not_refused(target: str) -> None:
     assert not BLOCKED.refuse(target)
 
 
 @pytest.mark.parametrize("prefix", ["/v1/embeddings", "/V1/Chat", "/v1", "/"])
-def test_an_api_is_open_unless_it_is_blocked(prefix: str) -> None:
+def test_a_path_of_an_api_is_allowed_unless_it_is_blocked(prefix: str) -> None:
     blocked = BlockedPaths((prefix,))
     assert blocked.open_apis < API_PATHS
     assert {path for path in API_PATHS if not blocked.refuse(path)} == blocked.open_apis

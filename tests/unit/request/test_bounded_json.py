@@ -26,7 +26,7 @@ def test_very_many_values_are_not_read(unit: bytes) -> None:
         decode(b"[" + b",".join([unit] * 110_000) + b"]")
 
 
-def test_what_clients_really_send_is_read() -> None:
+def test_typical_json_of_clients_is_read() -> None:
     tool = b'{"type":"function","function":{"name":"f","parameters":{"type":"object","minimum":0.5,"tolerance":1e-6}}}'
     assert len(decode(b"[" + b",".join([tool] * 15) + b"]")) == 15
     check_cost(b'"' + b"a long text, " * 50_000 + b'"')
@@ -43,6 +43,6 @@ def test_what_clients_really_send_is_read() -> None:
         (b'"' + b"x" * 2**20 + b'"', "too large"),
     ],
 )
-def test_what_cannot_be_read_is_a_value_error(wrong: bytes, why: str) -> None:
+def test_unreadable_json_is_a_value_error(wrong: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         decode(wrong)

@@ -1,3 +1,5 @@
+"""Names and addresses from requests have a bounded length."""
+
 from __future__ import annotations
 
 import json
@@ -29,7 +31,7 @@ def test_a_longer_name_becomes_a_digest_of_fixed_length(name: str) -> None:
     assert bounded_name(name + "x") != bounded_name(name)
 
 
-def test_text_that_is_too_long_for_an_address_is_none_and_is_not_kept() -> None:
+def test_text_that_is_too_long_for_an_address_is_refused_and_not_kept() -> None:
     tracemalloc.start()
     for n in range(3):
         assert read_address(str(n) * 1_000_000) is None
@@ -40,7 +42,7 @@ def test_text_that_is_too_long_for_an_address_is_none_and_is_not_kept() -> None:
     assert read_address("[fd00::2]:65535") == Address("fd00::2", 65535)
 
 
-def test_names_of_bodies_and_headers_are_bounded_at_the_door() -> None:
+def test_names_from_bodies_and_headers_are_bounded_when_they_are_read() -> None:
     body = {"model": LONG * 9, "cache_salt": LONG * 9, "prompt": "hi", "stream": True}
     read = parse_request("/v1/completions", json.dumps(body).encode())
     other = parse_request("/v1/rerank", json.dumps(body).encode())

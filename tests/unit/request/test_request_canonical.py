@@ -1,3 +1,5 @@
+"""The canonical prompt: which bodies give equal bytes, and which differ."""
+
 from __future__ import annotations
 
 import json
@@ -41,7 +43,7 @@ def test_no_content_reads_as_empty() -> None:
     assert chat(None) == chat("") == chat([]) == b"\xffuser\xfe"
 
 
-def test_where_the_text_is_divided_counts() -> None:
+def test_the_boundary_between_two_texts_counts() -> None:
     def two(*contents: str) -> bytes:
         return parse(CHAT, messages=[{"role": "user", "content": each} for each in contents]).prompt
 
@@ -84,7 +86,7 @@ def test_role_name_and_tool_call_id_count() -> None:
         ),
     ],
 )
-def test_media_is_told_apart_by_hash_and_never_copied(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_media_are_distinguished_by_hash_and_never_copied(one: dict[str, Any], other: dict[str, Any]) -> None:
     text = {"type": "text", "text": "what is this?"}
     assert chat([one, text]) != chat([other, text])
     assert len(chat([one, text])) < 100
@@ -92,7 +94,7 @@ def test_media_is_told_apart_by_hash_and_never_copied(one: dict[str, Any], other
     assert chat([one | {"cache_control": {"type": "ephemeral"}}, text]) == chat([one, text])
 
 
-def test_tools_stand_first_and_an_empty_list_is_none() -> None:
+def test_tools_come_first_and_an_empty_list_counts_as_no_tools() -> None:
     messages = [{"role": "user", "content": "hi"}]
     tool = {"type": "function", "function": {"name": "f", "description": "…"}}
     plain = parse(CHAT, messages=messages).prompt
@@ -107,7 +109,7 @@ def test_tools_stand_first_and_an_empty_list_is_none() -> None:
 
 
 @pytest.mark.parametrize("field", ["tool_calls", "function_call"])
-def test_a_tool_call_follows_the_content_and_none_leaves_no_trace(field: str) -> None:
+def test_a_tool_call_follows_the_content_and_a_null_field_leaves_no_trace(field: str) -> None:
     call = [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]
     assert chat("x", **{field: call}).startswith(chat("x"))
     assert chat("x", **{field: call}) != chat("x")
@@ -126,7 +128,7 @@ def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
     assert len({prompt("sunny", 1), prompt("sunny", 2), prompt("rain", 1), prompt(None, 1)}) == 4
 
 
-def test_a_tool_result_within_a_tool_result_is_told_apart_by_hash() -> None:
+def test_a_tool_result_within_a_tool_result_is_distinguished_by_hash() -> None:
     def nested(text: str) -> bytes:
         inner = {"type": "tool_result", "content": [{"type": "text", "text": text}]}
         return chat([{"type": "tool_result", "content": [inner]}])
@@ -135,7 +137,7 @@ def test_a_tool_result_within_a_tool_result_is_told_apart_by_hash() -> None:
     assert len(nested("a" * 9000)) < 100
 
 
-def test_anthropic_system_stands_between_tools_and_messages() -> None:
+def test_the_anthropic_system_prompt_comes_between_tools_and_messages() -> None:
     messages = [{"role": "user", "content": "hi"}]
     blocks = [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}]
     rendered = parse(MESSAGES, messages=messages, system=blocks, tools=[{"name": "f"}]).prompt
@@ -158,7 +160,7 @@ def test_a_responses_string_is_one_user_message_after_the_instructions() -> None
     )
 
 
-def test_responses_items_other_than_messages_are_told_apart() -> None:
+def test_responses_items_other_than_messages_are_distinguished() -> None:
     def prompt(**item: Any) -> bytes:
         return parse(RESPONSES, input=[item]).prompt
 
@@ -204,7 +206,7 @@ def test_a_previous_response_is_an_unknown_prefix_that_nothing_else_matches() ->
         ("/v1/completions", {"prompt_embeds": "QUJD"}, True),
     ],
 )
-def test_a_prompt_tells_when_its_bytes_do_not_tell_its_tokens(
+def test_a_prompt_whose_bytes_do_not_show_its_tokens_is_marked_as_opaque(
     path: str, body: dict[str, Any], *, opaque: bool
 ) -> None:
     assert parse(path, **body).opaque is opaque

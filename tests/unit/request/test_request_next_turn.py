@@ -1,3 +1,5 @@
+"""The prompt of the next turn, predicted from an answer."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,7 +14,7 @@ def test_an_answer_becomes_the_assistants_message(kind: ApiKind) -> None:
     assert next_turn_prompt(request, "hé") == b"\xffuser\xfehi\xffassistant\xfeh\xc3\xa9"
 
 
-def test_a_completion_goes_on_where_it_ended() -> None:
+def test_the_next_completion_begins_with_prompt_and_answer() -> None:
     assert next_turn_prompt(InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"a "), "b") == b"a b"
 
 
@@ -25,7 +27,7 @@ def test_a_completion_goes_on_where_it_ended() -> None:
         InferenceRequest(kind=ApiKind.OTHER),
     ],
 )
-def test_elsewhere_the_next_turn_cannot_be_foreseen(request_: InferenceRequest) -> None:
+def test_for_other_requests_the_next_turn_cannot_be_predicted(request_: InferenceRequest) -> None:
     assert next_turn_prompt(request_, "b") is None
 
 

@@ -1,3 +1,5 @@
+"""The body of a request: its API, its fields, and the reasons for which it is refused."""
+
 from __future__ import annotations
 
 import json
@@ -55,7 +57,7 @@ def test_the_end_of_the_path_names_the_api(path: str, kind: ApiKind) -> None:
 
 
 @pytest.mark.parametrize("path", [*KNOWN, "/v1/models", ""])
-def test_an_empty_body_is_routed_by_load_and_never_an_error(path: str) -> None:
+def test_an_empty_body_has_no_api_and_is_not_an_error(path: str) -> None:
     assert parse_request(path, b"") == InferenceRequest(kind=ApiKind.OTHER)
 
 
@@ -73,7 +75,7 @@ def test_an_empty_body_is_routed_by_load_and_never_an_error(path: str) -> None:
         b"NaN",
     ],
 )
-def test_whatever_comes_on_an_unknown_path_passes_without_a_model(body: bytes) -> None:
+def test_any_body_on_an_unknown_path_passes_without_a_model(body: bytes) -> None:
     read = parse_request("/v1/audio/transcriptions", body)
     assert (read.kind, read.model, read.prompt, read.unread) == (ApiKind.OTHER, "", b"", "")
 
@@ -176,12 +178,12 @@ def test_a_byte_order_mark_and_leading_white_space_do_no_harm(before: bytes) -> 
     assert parse_request(COMPLETIONS, before + b'{"model":"m","prompt":"hi"}\n').prompt == b"hi"
 
 
-def test_of_two_equal_keys_the_last_counts_as_for_the_model_servers() -> None:
+def test_the_last_of_two_equal_keys_counts_as_in_the_model_servers() -> None:
     request = parse_request(COMPLETIONS, b'{"model":"a","prompt":"x","model":"b","prompt":"y"}')
     assert (request.model, request.prompt) == ("b", b"y")
 
 
-def test_integers_of_any_length_in_fields_that_are_not_read_pass() -> None:
+def test_integers_of_any_length_are_accepted_in_fields_that_are_not_read() -> None:
     request = parse_request(COMPLETIONS, b'{"model":"m","prompt":"x","seed":' + b"9" * 6000 + b"}")
     assert request.prompt == b"x"
 
@@ -278,7 +280,7 @@ def test_an_empty_string_is_a_prompt() -> None:
     assert parse(COMPLETIONS, prompt="").prompt == b""
 
 
-def test_prompt_embeds_stand_in_for_a_prompt_by_their_hash() -> None:
+def test_the_hash_of_prompt_embeds_takes_the_place_of_a_prompt() -> None:
     one, other = (parse(COMPLETIONS, prompt_embeds=data * 4000).prompt for data in ("a", "b"))
     assert one != other
     assert len(one) < 100
@@ -290,7 +292,7 @@ def test_embeddings_of_messages_render_as_a_chat() -> None:
     assert parse(EMBEDDINGS, messages=messages).prompt == parse(CHAT, messages=messages).prompt
 
 
-def test_fields_that_change_what_the_server_makes_of_the_prompt_are_kept_as_they_came() -> None:
+def test_fields_that_change_how_the_server_renders_the_prompt_are_kept_as_sent() -> None:
     plain: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     assert parse_request("/v1/chat/completions", json.dumps(plain).encode()).shaping == b""
     fields = {
@@ -308,13 +310,13 @@ def test_fields_that_change_what_the_server_makes_of_the_prompt_are_kept_as_they
 
 
 @pytest.mark.parametrize("key", ['"model"', r'"\u006dodel"'])
-def test_a_body_that_is_only_skimmed_tells_its_model(key: str) -> None:
+def test_the_model_is_found_in_a_body_that_is_only_skimmed(key: str) -> None:
     body = f'{{"messages": 17, {key}: "llama"}}'.encode()
     seen = skim_request("/v1/chat/completions?a=b", body, unread="overload")
     assert (seen.kind, seen.model, seen.unread, seen.prompt) == (ApiKind.CHAT, "llama", "overload", b"")
 
 
-def test_what_is_skimmed_may_be_anything() -> None:
+def test_any_bytes_can_be_skimmed() -> None:
     for body in (b"", b"nonsense", b'{"model": 5}', b'{"model": "' + b"[" * 100_000):
         assert skim_request("/v1/completions", body, unread="overload").model == ""
 
@@ -332,7 +334,7 @@ def test_what_is_skimmed_may_be_anything() -> None:
         ({"model": "m", "input": "a fox", "dimensions": 64}, "/v1/embeddings"),
     ],
 )
-def test_without_a_path_the_fields_of_the_body_tell_the_api(body: dict[str, object], path: str) -> None:
+def test_without_a_path_the_fields_of_the_body_show_the_api(body: dict[str, object], path: str) -> None:
     sent = json.dumps(body).encode()
     assert parse_request("", sent) == parse_request(path, sent)
 

@@ -1,3 +1,5 @@
+"""What the picker reads from an answer: first token, text and usage."""
+
 from __future__ import annotations
 
 import json
@@ -48,7 +50,7 @@ DONE = b"data: [DONE]\n\n"
 # Streams
 
 
-def test_a_chat_stream_tells_its_first_token_text_and_usage() -> None:
+def test_first_token_text_and_usage_of_a_chat_stream_are_read() -> None:
     pieces = [
         delta(role="assistant", content=""),
         delta(content="Hel"),
@@ -137,7 +139,7 @@ def test_an_anthropic_stream_is_read_and_its_prompt_counted_in_three_parts() -> 
     )
 
 
-def test_text_behind_a_tool_call_is_not_taken_for_the_start_of_the_next_turn() -> None:
+def test_text_after_a_tool_call_is_not_taken_for_the_start_of_the_next_turn() -> None:
     anthropic = [
         named("content_block_start", index=0, content_block={"type": "tool_use"}),
         named("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": "{"}),
@@ -165,7 +167,7 @@ def test_every_line_ending_comments_and_data_over_several_lines_are_understood(n
     assert (feedback.text, feedback.complete) == ("hi", True)
 
 
-def test_an_end_without_its_blank_line_counts() -> None:
+def test_an_end_without_its_blank_line_is_accepted() -> None:
     assert read([delta(content="a"), b"data: [DONE]"], reader()).complete
 
 
@@ -185,7 +187,7 @@ def test_a_lone_surrogate_is_read_as_in_requests_and_pairs_stay() -> None:
     assert read([chunk], reader()).text == "\U0001f600\ufffd"
 
 
-def test_an_event_over_the_limit_is_passed_over_and_the_next_one_read() -> None:
+def test_an_event_over_the_limit_is_skipped_and_the_next_event_is_read() -> None:
     huge = b"data: " + b"x" * MAX_EVENT_BYTES
     lines = (b"data: " + b"x" * (MAX_EVENT_BYTES // 2 + 1) + b"\n") * 2
     pieces = [huge, b"more\n", b"data: {}\n", b"\n", lines, b": note\n\n", delta(content="after")]
@@ -268,7 +270,7 @@ def test_plain_json_gives_text_and_usage_but_no_time(
     assert read([whole[:half], whole[half:]], reader(kind, content_type="application/json")) == expected
 
 
-def test_plain_json_over_the_limit_or_cut_is_passed_over() -> None:
+def test_plain_json_over_the_limit_or_cut_is_ignored() -> None:
     whole = json.dumps({"choices": [{"text": "a" * MAX_EVENT_BYTES}]}).encode()
     assert (
         read([whole[:-9], whole[-9:]], reader(ApiKind.COMPLETIONS, content_type="application/json")) == EMPTY
@@ -279,7 +281,7 @@ def test_plain_json_over_the_limit_or_cut_is_passed_over() -> None:
     )
 
 
-# What is passed over
+# Answers that are ignored
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_compressed_and_unknown_answers_teach_nothing(
     assert read([delta(content="a")], reader(kind, content_type=content_type, encoding=encoding)) == EMPTY
 
 
-def test_an_identity_encoding_is_none() -> None:
+def test_an_identity_encoding_counts_as_no_encoding() -> None:
     assert (
         read([delta(content="a")], reader(content_type="TEXT/Event-Stream", encoding=" Identity")).text == "a"
     )
@@ -332,7 +334,7 @@ def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) ->
 
 
 @pytest.mark.parametrize("number", ["9" * 400, "-1", "1e300", "12.0", "68719476737", "true", '"7"'])
-def test_what_no_count_can_be_is_not_said(number: str) -> None:
+def test_impossible_counts_are_ignored(number: str) -> None:
     """A sum of such numbers is too large for a float. Before, it made the metrics page fail for good."""
     usage = f'{{"prompt_tokens":{number},"completion_tokens":{number},"prompt_tokens_details":{{"cached_tokens":{number}}}}}'
     told = read(
@@ -342,7 +344,7 @@ def test_what_no_count_can_be_is_not_said(number: str) -> None:
     assert told == ResponseFeedback(complete=True)
 
 
-def test_an_event_of_too_many_empty_lines_is_passed_over() -> None:
+def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
     splitter = EventSplitter(max_event_bytes=1_000)
     assert splitter.feed(b"data:\n" * 1_001 + b"\ndata: a\n\n") == [b"a"]
     splitter.check_integrity()
@@ -350,7 +352,7 @@ def test_an_event_of_too_many_empty_lines_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 100_000])
-def test_an_answer_is_read_up_to_so_many_lines_in_whatever_pieces_they_come(size: int) -> None:
+def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> None:
     said = delta(content="a") + b"x\n" * (MOST_LINES - 4) + delta(content="b") + delta(content="c") + DONE
     pieces = [said[at : at + size] for at in range(0, len(said), size)]
     found = read(pieces, reader())

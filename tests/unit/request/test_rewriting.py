@@ -35,7 +35,7 @@ def test_an_alias_names_its_target_and_other_models_stay() -> None:
     assert not Rewrites()
 
 
-def test_a_rule_without_models_takes_what_no_other_names_and_the_first_rule_counts() -> None:
+def test_a_rule_without_models_takes_all_other_names_and_the_first_of_two_rules_counts() -> None:
     rewrites = Rewrites(
         [
             Rule((), (Target("fallback"),)),
@@ -62,14 +62,14 @@ def test_all_turns_of_a_conversation_have_one_target() -> None:
         assert len({target(SPLIT, chat(*turns[:size])) for size in (2, 4, 6)}) == 1
 
 
-def test_a_session_decides_before_the_prompt_and_the_id_where_there_is_neither() -> None:
+def test_the_session_decides_first_then_the_prompt_and_then_the_request_id() -> None:
     assert len({target(SPLIT, chat("s", f"q{n}"), session="alice") for n in range(50)}) == 1
     bare = InferenceRequest(kind=ApiKind.OTHER, model="gpt")
     seen = Counter(target(SPLIT, bare, request_id=str(n)) for n in range(2000))
     assert abs(seen["canary"] - 200) < 54
 
 
-def test_a_larger_share_moves_nobody_back() -> None:
+def test_a_larger_share_moves_no_conversation_back() -> None:
     more = Rewrites([Rule(("gpt",), (Target("llama", 80), Target("canary", 20)))])
     for n in range(500):
         request = chat("s", f"question {n}")
@@ -93,7 +93,7 @@ def test_only_the_bytes_of_the_name_change(before: bytes, after: bytes) -> None:
     assert with_model(memoryview(before), before="gpt", after='ll"ama') == after
 
 
-def test_where_the_key_is_escaped_the_fields_are_written_anew_with_their_values_as_they_came() -> None:
+def test_a_body_with_an_escaped_key_is_written_again_with_its_values_unchanged() -> None:
     body = b'{"mod\\u0065l": "gpt", "n": 1.50, "deep": [ 1 , {"a": "\\u00e9"} ]}'
     changed = with_model(body, before="gpt", after="llama")
     assert json.loads(changed) == {**json.loads(body), "model": "llama"}

@@ -36,13 +36,13 @@ def test_json_without_a_lone_surrogate_is_the_same_object(text: bytes) -> None:
     assert replace_lone(body) is body
 
 
-def test_the_result_reads_as_text_that_has_utf_8() -> None:
+def test_the_result_can_be_read_as_text_and_written_as_utf_8() -> None:
     body = rb'{"\ud800k":["\udc00","a\ud83d\ude00b"]}'
     assert json.loads(replace_lone(body)) == {"\ufffdk": ["\ufffd", "a\U0001f600b"]}
     json.loads(replace_lone(body))["\ufffdk"][0].encode()
 
 
-def test_json_with_very_many_surrogates_is_left_alone() -> None:
+def test_json_with_more_than_1000_surrogates_is_not_changed() -> None:
     few, many = b'"' + rb"\ud800" * 1000 + b'"', b'"' + rb"\ud800" * 1001 + b'"'
     assert replace_lone(few) == b'"' + LONE * 1000 + b'"'
     assert replace_lone(many) is many

@@ -32,7 +32,7 @@ def shown(
     return Shown(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
 
 
-def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
+def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
     heavy = Seen(
         "a",
         cached=128,
@@ -65,7 +65,7 @@ def test_the_parts_sum_to_the_score() -> None:
         assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
 
 
-def test_the_parts_sum_to_the_score_where_a_copy_stalls_at_half_the_price() -> None:
+def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
     holder = Seen("a", cached=800, backlog=9000.0, in_flight=40)
     demand = Demand()
     for _ in range(4):
@@ -78,7 +78,7 @@ def test_the_parts_sum_to_the_score_where_a_copy_stalls_at_half_the_price() -> N
 
 
 @pytest.mark.parametrize("count", [3, 12])
-def test_candidates_can_be_counted_and_gone_through_and_stay_the_same_ones(count: int) -> None:
+def test_candidates_can_be_counted_and_iterated_and_stay_the_same_objects(count: int) -> None:
     candidates = shown([Seen(f"e{n:02}", in_flight=n) for n in range(count)])
     names = [f"e{n:02}" for n in range(min(count, 10))]
     assert len(candidates) == len(names)
@@ -88,7 +88,7 @@ def test_candidates_can_be_counted_and_gone_through_and_stay_the_same_ones(count
     assert candidates[0] is next(iter(candidates))
 
 
-def test_of_many_candidates_only_those_that_are_ranked_are_kept() -> None:
+def test_only_the_ten_best_of_many_candidates_are_kept() -> None:
     candidates = shown([Seen(f"e{n:03}", in_flight=n) for n in range(500)])
     assert len(candidates.cached_tokens) == len(candidates.snapshot) == len(candidates.snapshot.rate) == 10
     assert len(candidates.choice.uncached_tokens) == 10

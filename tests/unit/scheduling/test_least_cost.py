@@ -16,8 +16,8 @@ from tests.unit.scheduling.snapshots import Seen, weighed
 
 
 def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
-    """Return the place that `least-cost` takes when other pickers have sent so many requests that are not
-    known here.
+    """Return the place that `least-cost` takes if other pickers have sent `unreported_picks` requests that
+    this picker does not know yet.
     """
     ranked = rule_of("least-cost", seed=seed).rank(
         weighed(seen, adapter=adapter, unreported_picks=unreported_picks)
@@ -27,7 +27,7 @@ def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str 
     return ranked.places[0]
 
 
-def test_cost_is_backlog_and_own_work_priced_by_whom_it_stalls_and_requests_in_flight() -> None:
+def test_the_cost_is_backlog_own_work_with_its_stall_price_and_requests_in_flight() -> None:
     one = Seen("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
     score_s = rule_of("least-cost").rank(weighed([one], adapter="x")).score_s
     # (500 + 50 x 2) / 2000 + (600 / 2000 + 0.5) x (1 + 0.15 x 2)
@@ -79,7 +79,7 @@ def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
     assert order(rule, [Seen("cold"), Seen("warm", cached=900, backlog=1000.0)])[0] == "cold"
 
 
-def test_where_a_copy_would_gain_next_to_nothing_the_holder_goes_first() -> None:
+def test_the_holder_goes_first_if_a_copy_would_gain_almost_nothing() -> None:
     rule = rule_of("least-cost")
     idle = [Seen(name) for name in "abcdefghijkl"]
     near, dear = Seen("holder", cached=900, backlog=940.0), Seen("holder", cached=900, backlog=960.0)
@@ -88,7 +88,7 @@ def test_where_a_copy_would_gain_next_to_nothing_the_holder_goes_first() -> None
     assert len(order(rule, [*idle, near])) == MOST
 
 
-def test_of_nearly_equal_costs_the_deepest_match_goes_first_and_of_these_the_least_cost() -> None:
+def test_among_nearly_equal_costs_the_longest_match_goes_first_and_then_the_least_cost() -> None:
     half, whole, late = Seen("half", 500, 510.0), Seen("whole", 900, 920.0), Seen("late", 900, 930.0)
     assert order(rule_of("least-cost"), [Seen("idle"), half, late, whole])[:2] == ["whole", "idle"]
     assert order(rule_of("least-cost"), [Seen("behind", backlog=20.0), Seen("idle")])[0] == "idle"
@@ -98,7 +98,7 @@ def test_a_faster_server_wins_at_equal_work() -> None:
     assert order(rule_of("least-cost"), [Seen("slow"), Seen("fast", rate=2000.0)]) == ["fast", "slow"]
 
 
-def test_long_prompts_avoid_answers_that_they_would_stall_and_short_ones_need_not() -> None:
+def test_long_prompts_avoid_servers_whose_answers_they_would_stall_and_short_prompts_do_not() -> None:
     rule = rule_of("least-cost")
     seen = [Seen("waits", backlog=3000.0), Seen("writes", in_flight=10)]
     assert order(rule, seen, prompt=8000)[0] == "waits"
@@ -116,7 +116,7 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
 
 
 def one_in(others: int, *ago_s: float) -> Earlier:
-    """Return the earlier requests for a prefix, which were one in so many of all requests."""
+    """Return the earlier requests for a prefix. One in `others` of all requests was for this prefix."""
     demand = Demand()
     for ago in ago_s:
         demand.asked(1, now=100.0 - ago)
@@ -127,9 +127,7 @@ def one_in(others: int, *ago_s: float) -> Earlier:
     return earlier
 
 
-def test_a_copy_stalls_at_a_lower_price_where_more_requests_for_the_prefix_come_than_its_holder_can_take() -> (
-    None
-):
+def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> None:
     def first(earlier: Earlier | None, *, backlog: float = 9000.0) -> str:
         idle = [Seen(f"idle{n}", backlog=99_000.0) for n in range(2)]
         seen = [Seen("holder", 8000, backlog, 40), Seen("other", in_flight=10), *idle]
@@ -140,13 +138,13 @@ def test_a_copy_stalls_at_a_lower_price_where_more_requests_for_the_prefix_come_
     assert first(one_in(1, 4.0, 3.0)) == "holder", "18.5 s elsewhere: 1.5 of 2 are too many for one of four"
     assert first(one_in(1, 5.0, 4.0, 3.0)) == "other", "16.6 s elsewhere"
     assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
-    assert first(one_in(1, *[9.1] * 30)) == "holder", "they came before such a wait"
-    assert first(one_in(1, *[0.05] * 30)) == "holder", "they came at once with this one"
+    assert first(one_in(1, *[9.1] * 30)) == "holder", "the earlier requests came before such a wait"
+    assert first(one_in(1, *[0.05] * 30)) == "holder", "the earlier requests came together with this one"
     assert first(one_in(1, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "16 s there"
 
 
 @pytest.mark.parametrize(("at_once", "chosen"), [(1.0, "fewer"), (8.0, "sooner")])
-def test_equal_prompts_that_come_at_once_share_the_stall_price_so_what_waits_before_them_counts_more(
+def test_equal_prompts_that_come_at_once_share_the_stall_price_so_the_backlog_counts_more(
     at_once: float, chosen: str
 ) -> None:
     # Sooner: 3 s (1 + 0.15 x 20 / n) + 1 s, so 13 s or 5.1. Fewer: 4 s + 3 s (1 + 0.15 x 8 / n) + 0.4 s, so
@@ -156,7 +154,7 @@ def test_equal_prompts_that_come_at_once_share_the_stall_price_so_what_waits_bef
     assert seen[ranked.places[0]].name == chosen
 
 
-def test_the_third_copy_of_a_prefix_stalls_at_half_the_price_while_both_holders_are_busy() -> None:
+def test_a_third_copy_of_a_prefix_has_half_the_stall_price_while_both_holders_are_busy() -> None:
     def first(*, held_by: int, busy: int, backlog: float) -> str:
         holders = [Seen(f"h{n}", 8000 if n < held_by else 0, backlog, busy) for n in range(2)]
         return order(rule_of("least-cost"), [*holders, Seen("other", in_flight=10)], prompt=9000)[0]
@@ -168,7 +166,7 @@ def test_the_third_copy_of_a_prefix_stalls_at_half_the_price_while_both_holders_
     assert first(held_by=2, busy=10, backlog=16000.0) != "other", "the holders are as busy as the other"
 
 
-def test_the_stall_price_of_an_adapter_load_stays_where_others_will_ask_for_the_prefix() -> None:
+def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular() -> None:
     def score_s(earlier: Earlier | None) -> float:
         holder = Seen("holder", 800, 9000.0, has_adapter=True)
         seen = [holder, Seen("other", in_flight=10, free_slot=True)]
@@ -181,9 +179,7 @@ def test_the_stall_price_of_an_adapter_load_stays_where_others_will_ask_for_the_
     assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
 
 
-def test_servers_that_hold_nothing_are_shared_out_where_other_pickers_send_much_that_is_not_known_yet() -> (
-    None
-):
+def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreported() -> None:
     seen = [Seen(f"s{n}", in_flight=n) for n in range(100)]
     known = Counter(first(seen, seed=seed, unreported_picks=2.0) for seed in range(300))
     assert known == {0: 300}
@@ -194,7 +190,7 @@ def test_servers_that_hold_nothing_are_shared_out_where_other_pickers_send_much_
     )
 
 
-def test_one_holder_gets_its_requests_however_much_is_not_known_yet_and_several_share_them_out() -> None:
+def test_a_single_holder_gets_its_requests_and_several_share_them_if_many_picks_are_unreported() -> None:
     others = [Seen(f"s{n}") for n in range(99)]
     one = [*others, Seen("h", cached=900, in_flight=1)]
     assert {first(one, seed=seed, unreported_picks=500.0) for seed in range(50)} == {99}
@@ -204,9 +200,7 @@ def test_one_holder_gets_its_requests_however_much_is_not_known_yet_and_several_
     assert taken[99] < 120, "a pick looks at two of the ten"
 
 
-def test_a_holder_is_left_for_a_usual_server_and_not_for_the_best_of_many_where_much_is_not_known_yet() -> (
-    None
-):
+def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported() -> None:
     """All pickers see the same idle server, and each of them would make one more copy of the prefix there."""
     seen = [
         Seen("h", cached=900, backlog=8000),
@@ -218,18 +212,18 @@ def test_a_holder_is_left_for_a_usual_server_and_not_for_the_best_of_many_where_
     assert taken[0] > 270
 
 
-def test_servers_that_would_have_to_load_the_adapter_do_not_come_before_one_that_has_it() -> None:
+def test_servers_without_the_adapter_do_not_come_before_a_server_that_has_it() -> None:
     seen = [*(Seen(f"s{n}") for n in range(50)), Seen("a", has_adapter=True, in_flight=1)]
     assert {first(seen, seed=seed, adapter="x", unreported_picks=500.0) for seed in range(50)} == {50}
 
 
-def test_no_draw_falls_on_servers_whose_queues_are_longer_than_all_unreported_requests() -> None:
+def test_servers_with_longer_queues_than_all_unreported_requests_are_never_drawn() -> None:
     seen = [Seen("a"), Seen("b"), Seen("c", backlog=3e6), Seen("d", backlog=3e6)]
     taken = Counter(first(seen, seed=seed, unreported_picks=20.0) for seed in range(100))
     assert set(taken) == {0, 1}
 
 
-def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:
+def test_a_fully_cached_prompt_goes_elsewhere_before_one_server_has_all_its_requests() -> None:
     holder, other = Seen("holder", cached=8999, in_flight=190), Seen("other")
     assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
 
@@ -237,7 +231,7 @@ def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_ha
 # -- adapters ------------------------------------------------------------------------------------------------
 
 
-def test_an_adapters_requests_stay_where_it_is_until_a_load_is_cheaper_than_the_queue() -> None:
+def test_an_adapters_requests_stay_at_its_server_until_a_load_is_cheaper_than_the_queue() -> None:
     rule = rule_of("least-cost")
 
     def first(backlog: float) -> str:
@@ -256,12 +250,12 @@ def test_a_load_that_drops_another_adapter_counts_twice() -> None:
     assert order(rule, seen, adapter="x") == ["full", "free"]
 
 
-def test_base_model_requests_do_not_mind_adapters() -> None:
+def test_base_model_requests_ignore_adapters() -> None:
     seen = [Seen("a", has_adapter=True, backlog=10.0), Seen("b", free_slot=True, backlog=5.0), Seen("c")]
     assert order(rule_of("least-cost"), seen) == ["c", "b", "a"]
 
 
-def test_the_reason_says_what_the_choice_was_for() -> None:
+def test_the_reason_is_prefix_lora_or_load() -> None:
     def reason(*seen: Seen, adapter: str = "") -> str:
         return rule_of("least-cost").rank(weighed(seen, adapter=adapter)).reason
 
@@ -275,9 +269,7 @@ def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_
     return earlier(least_s, most_s) if earlier is not None else None
 
 
-def test_the_requests_for_a_prefix_within_a_time_are_counted_and_all_requests_since_the_first_of_them() -> (
-    None
-):
+def test_requests_for_a_prefix_and_all_requests_since_the_first_of_them_are_counted() -> None:
     demand = Demand()
     assert came(demand, 7, now=1.0) is None
     demand.asked(7, now=1.0)
@@ -292,7 +284,7 @@ def test_the_requests_for_a_prefix_within_a_time_are_counted_and_all_requests_si
     assert came(demand, 0, now=4.0) is None, "no server held a part of the prompt"
 
 
-def test_of_many_prefixes_and_many_requests_the_last_ones_stay() -> None:
+def test_only_the_last_prefixes_and_requests_are_remembered() -> None:
     demand = Demand()
     for n in range(40):
         demand.asked(1, now=float(n))
@@ -308,20 +300,20 @@ def test_of_many_prefixes_and_many_requests_the_last_ones_stay() -> None:
 
 
 def group(at_once: AtOnce, prompt: int, *, size: int, tokens: float = 3000.0, now: float) -> None:
-    """So many requests for one prompt within 70 ms. The first has to compute it."""
+    """Send `size` requests for one prompt, 10 ms apart. The first request has to compute the prompt."""
     for n in range(size):
         at_once.came(prompt, tokens=0.0 if n else tokens, now=now + 0.01 * n)
         at_once.check_integrity()
 
 
-def test_while_prompts_come_one_at_a_time_every_request_counts_as_alone() -> None:
+def test_if_prompts_come_one_at_a_time_the_expected_group_size_is_one() -> None:
     at_once = AtOnce()
     for n in range(200):
         group(at_once, n % 20 + 1, size=1, now=n * 0.05)
     assert at_once.expected(99, now=11.0) == 1.0
 
 
-def test_the_size_of_groups_is_learned_within_ten_of_them_and_forgotten_within_a_hundred() -> None:
+def test_the_size_of_groups_is_mostly_learned_after_ten_groups_and_forgotten_after_300() -> None:
     at_once = AtOnce()
     for n in range(1, 11):
         group(at_once, n, size=8, now=float(n))
@@ -341,25 +333,25 @@ def test_only_the_first_request_of_a_group_decides_for_the_others() -> None:
     at_once.came(99, tokens=3000.0, now=20.0)
     assert at_once.expected(99, now=20.09) == 1.0
     assert at_once.expected(98, now=20.09) > 5.0
-    assert at_once.expected(99, now=20.11) > 5.0, "this one comes too late to be of the group"
+    assert at_once.expected(99, now=20.11) > 5.0, "this request comes too late for the group"
     assert at_once.expected(0, now=20.11) == 1.0, "a prompt without a full chunk"
 
 
-def test_a_prompt_that_is_cached_everywhere_makes_no_groups_however_often_it_comes() -> None:
+def test_a_prompt_that_is_cached_everywhere_makes_no_group_however_often_it_comes() -> None:
     at_once = AtOnce()
     for n in range(1000):
         at_once.came(7, tokens=1.0, now=n * 0.01)
     assert at_once.expected(99, now=11.0) < 1.1
 
 
-def test_few_groups_are_kept() -> None:
+def test_the_number_of_kept_groups_is_bounded() -> None:
     at_once = AtOnce()
     for n in range(1, 10_000):
         at_once.came(n, tokens=100.0, now=1.0)
         at_once.came(n, tokens=0.0, now=1.0)
     at_once.check_integrity()
     assert at_once.expected(9_999, now=1.0) == 1.0
-    assert at_once.expected(1, now=1.0) > 1.5, "it is forgotten, so this is a first request again"
+    assert at_once.expected(1, now=1.0) > 1.5, "the group is forgotten, so this is a first request again"
 
 
 def test_a_flood_of_one_prompt_counts_like_a_group_of_sixteen_and_is_soon_forgotten() -> None:
@@ -372,7 +364,7 @@ def test_a_flood_of_one_prompt_counts_like_a_group_of_sixteen_and_is_soon_forgot
     assert at_once.expected(99, now=1000.0) < 2
 
 
-def test_long_prompts_that_come_alone_leave_the_price_as_it_is_to_the_last_digit() -> None:
+def test_long_prompts_that_come_alone_leave_the_expected_group_size_at_exactly_one() -> None:
     for tokens in (252_768.0, 253_278.0, 1_000_000.0):
         at_once = AtOnce()
         at_once.came(7, tokens=tokens, now=1.0)

@@ -22,7 +22,7 @@ from tests.unit.scheduling.snapshots import Seen, weighed
 ALL: list[RuleName] = list(get_args(RuleName))
 
 
-def test_every_name_that_a_policy_may_say_has_a_rule() -> None:
+def test_every_rule_name_of_a_policy_has_a_rule() -> None:
     assert set(RULES) == set(ALL)
 
 
@@ -34,7 +34,7 @@ def test_every_name_that_a_policy_may_say_has_a_rule() -> None:
     beginning=st.sampled_from([0, 1, 2**64 - 1]),
     adapter=st.sampled_from(["", "x"]),
 )
-def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
+def test_the_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
     *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
 ) -> None:
     seen = [
@@ -60,14 +60,14 @@ def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
-def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleName) -> None:
+def test_equal_candidates_are_chosen_by_chance_and_not_by_their_place_in_the_list(name: RuleName) -> None:
     counts = firsts(rule_of(name), [Seen(n) for n in "abcd"])
     assert set(counts) == set("abcd")
     assert max(counts.values()) < 160  # 100 each on average
 
 
 @pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
-def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> None:
+def test_the_fallback_among_equal_candidates_is_chosen_by_chance_too(name: RuleName) -> None:
     """A fixed second choice would get everything when the first choice is dead."""
     rule, seen = rule_of(name), [Seen("a", cached=900), *(Seen(n, in_flight=1) for n in "bcd")]
     if name == "least-load":
@@ -148,7 +148,7 @@ def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> 
     assert 120 < counts["c"] < 280
 
 
-def test_power_of_two_falls_back_on_the_other_of_the_two() -> None:
+def test_power_of_two_falls_back_to_the_other_of_the_two() -> None:
     seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
     rule = rule_of("power-of-two")
     for _ in range(50):
@@ -215,7 +215,7 @@ def test_equal_beginnings_have_one_owner_in_every_picker_whatever_the_order_of_i
     assert owners(NAMES) == owners(NAMES[::-1]) == owners(NAMES, in_flight=30)
 
 
-def test_owners_are_as_good_as_evenly_spread_and_only_those_of_a_lost_endpoint_change() -> None:
+def test_owners_are_spread_almost_evenly_and_only_those_of_a_lost_endpoint_change() -> None:
     before, after = owners(NAMES), owners(NAMES[1:])
     counts = Counter(before.values())
     assert set(counts) == set(NAMES)
@@ -232,8 +232,8 @@ def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() ->
     def with_load(owners: int) -> list[str]:
         return order(rule, [Seen(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key)
 
-    # The bound is 1.25 times the mean, rounded up:
-    # 11 where the owner has 10 and each other 8, and 11 where it has 11.
+    # The bound is 1.25 times the mean, rounded up. It is 11 if the owner has 10 requests and each other
+    # endpoint has 8, and it is 11 if the owner has 11.
     assert with_load(10) == idle
     assert with_load(11) == [*idle[1:], idle[0]]
 
@@ -248,7 +248,7 @@ def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
     assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
 
 
-def test_an_endpoint_with_few_requests_takes_all_of_its_own() -> None:
+def test_an_owner_takes_its_prompts_up_to_four_requests_even_if_all_others_are_idle() -> None:
     rule, key = rule_of("prefix-hash"), keys()[0]
     owner = order(rule, [Seen(n) for n in NAMES], beginning=key)[0]
     for in_flight, kept in ((3, True), (4, False)):

@@ -50,7 +50,9 @@ def over(one: Seen, *, load: Load = LOAD) -> list[str]:
         (Seen("a", backlog=1001.0), Seen("a", backlog=1000.0), "undone"),
     ],
 )
-def test_a_threshold_is_crossed_above_it_not_at_it(above: Seen, at_limit: Seen, why: str) -> None:
+def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_not(
+    above: Seen, at_limit: Seen, why: str
+) -> None:
     assert over(above) == [why]
     assert over(at_limit) == []
 
@@ -59,15 +61,15 @@ def test_unknown_load_is_over_no_threshold() -> None:
     assert over(Seen("a", waiting=UNKNOWN, kv_usage=UNKNOWN), load=Load(max_waiting=0, max_kv_usage=0)) == []
 
 
-def test_no_undone_limit_is_no_limit() -> None:
+def test_without_an_undone_limit_any_backlog_is_allowed() -> None:
     assert over(Seen("a", backlog=1e12), load=Load()) == []
 
 
-def test_a_full_cache_leaves_nobody_out_unless_a_policy_says_so() -> None:
+def test_a_full_cache_leaves_no_endpoint_out_unless_a_policy_says_so() -> None:
     assert over(Seen("a", kv_usage=1.0), load=Load()) == []
 
 
-def test_endpoints_over_a_threshold_come_last_with_the_reason_of_the_first_that_they_are_over() -> None:
+def test_endpoints_over_a_threshold_come_last_with_the_first_crossed_threshold_as_the_reason() -> None:
     choice = choose([Seen("a", waiting=11, kv_usage=1.0), Seen("b", kv_usage=1.0), Seen("c", in_flight=9)])
     assert choice.places[0] == 2
     assert sorted(choice.places[1:]) == [0, 1]
@@ -79,13 +81,13 @@ def test_endpoints_left_out_are_ordered_by_load() -> None:
     assert choice.places == [2, 1, 0]
 
 
-def test_all_over_is_saturated_and_all_are_ranked() -> None:
+def test_if_all_endpoints_are_over_a_threshold_the_pick_is_saturated_and_all_are_ranked() -> None:
     choice = choose([Seen("a", waiting=11, in_flight=1), Seen("b", kv_usage=1.0)])
     assert (choice.reason, choice.saturated, choice.left_out) == ("saturated", True, {})
     assert choice.places == [1, 0]
 
 
-def test_all_over_is_refused_where_the_policy_says_so() -> None:
+def test_if_all_endpoints_are_over_a_threshold_the_policy_may_refuse_the_request() -> None:
     with pytest.raises(SaturatedError) as refused:
         choose(
             [Seen("a", waiting=1)], load=Load(max_waiting=0, when_saturated="Reject", retry_after_seconds=7)
@@ -93,7 +95,7 @@ def test_all_over_is_refused_where_the_policy_says_so() -> None:
     assert refused.value.retry_after_s == 7
 
 
-def test_plain_rules_go_without_the_thresholds() -> None:
+def test_plain_rules_ignore_the_thresholds() -> None:
     choice = choose([Seen("a", waiting=99), Seen("b", in_flight=1)], rule="least-load")
     assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
 
@@ -107,7 +109,7 @@ def test_plain_rules_go_without_the_thresholds() -> None:
         (Gain(min_match_tokens=0, min_match_ratio=0.065), False),
     ],
 )
-def test_matches_count_where_the_best_of_them_saves_enough(gain: Gain, *, counts: bool) -> None:
+def test_matches_count_only_if_the_best_match_saves_enough(gain: Gain, *, counts: bool) -> None:
     asked = request([Seen("a", cached=64), Seen("b", cached=16), Seen("c")])
     uncached = uncached_tokens(asked, gain).tolist()
     assert uncached == ([936, 984, 1000] if counts else [1000, 1000, 1000])
@@ -139,7 +141,9 @@ ENDPOINTS = st.lists(
 
 
 @given(ENDPOINTS)
-def test_somebody_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(seen: list[Seen]) -> None:
+def test_an_endpoint_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(
+    seen: list[Seen],
+) -> None:
     seen = [Seen(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
     choice = choose(seen)
     heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}
@@ -158,7 +162,7 @@ def test_somebody_is_always_chosen_and_exactly_those_over_a_threshold_are_left_o
     keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
     seed=st.integers(0, 1000),
 )
-def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed: int) -> None:
+def test_the_smallest_scores_are_those_that_a_full_sort_puts_first(keys: list[int], seed: int) -> None:
     places = fewest(np.array(keys, dtype=float), random.Random(seed))
     assert len(set(places)) == len(places) == min(len(keys), MOST)
     assert [keys[place] for place in places] == sorted(keys)[:MOST]
@@ -169,7 +173,7 @@ def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed
     different=st.sampled_from([1, 2, 12, 10**6]),
     seed=st.integers(0, 1000),
 )
-def test_the_fewest_of_very_many_are_those_that_a_whole_sort_puts_first(
+def test_the_smallest_of_very_many_scores_are_those_that_a_full_sort_puts_first(
     size: int, different: int, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -179,11 +183,11 @@ def test_the_fewest_of_very_many_are_those_that_a_whole_sort_puts_first(
     assert [keys[place] for place in places] == sorted(keys)[:MOST]
 
 
-def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
+def test_among_many_equal_scores_each_may_be_first_and_each_may_be_second() -> None:
     rng, key = random.Random(0), np.zeros(40)
     orders = [fewest(key, rng) for _ in range(400)]
     assert {order[0] for order in orders} == {order[1] for order in orders} == set(range(40))
 
 
-def test_without_chance_equals_keep_their_order() -> None:
+def test_without_a_random_generator_equal_scores_keep_their_order() -> None:
     assert fewest(np.zeros(40), None) == list(range(MOST))

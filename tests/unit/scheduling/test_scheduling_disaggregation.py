@@ -50,9 +50,7 @@ def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
     assert transfer_s(2000, SETTINGS) == 0.5 + 2.0
 
 
-def test_the_price_elsewhere_has_no_stalled_answers_but_the_transfer_of_what_the_answering_endpoint_lacks() -> (
-    None
-):
+def test_the_price_elsewhere_has_no_stalled_answers_but_the_transfer_of_the_missing_tokens() -> None:
     idle = [Seen("p", backlog=500.0, in_flight=50, cached=1000)]
     found = computed(Seen("d", in_flight=40, cached=2000), prefillers(idle), idle)
     assert found is not None

@@ -12,7 +12,7 @@ from tests.unit.scheduling.snapshots import Seen, snapshot
 FOUR = [Seen(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]
 
 
-def test_a_roster_gives_each_slot_its_turn_in_the_alphabet_and_the_address_for_the_data_plane() -> None:
+def test_a_roster_has_the_alphabetical_rank_and_the_data_planes_address_of_each_slot() -> None:
     front = Address("10.1.1.1", 80)
     roster = Roster(
         [
@@ -60,7 +60,7 @@ def test_places_of_addresses_come_in_the_order_of_the_addresses_each_once() -> N
     assert seen.places_of([third]) == [1]
 
 
-def test_a_server_whose_answers_all_fail_carries_ten_requests_more() -> None:
+def test_a_server_whose_answers_all_fail_counts_ten_more_requests() -> None:
     seen = snapshot(FOUR)
     assert seen.burden().tolist() == [0, 1, 2, 3]
     assert replace(seen, failure_share=np.array([1.0, 0.0, 0.5, 0.0])).burden().tolist() == [10, 1, 7, 3]

@@ -76,8 +76,8 @@ class Replica:
         self.check()
 
     def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:
-        """Return the tokens of the prompt that each endpoint is believed to hold. The question leaves
-        nothing behind.
+        """Return the tokens of the prompt that each endpoint is believed to hold. The lookup
+        changes nothing.
         """
         probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.secret)
         chain = probe.picker.caches.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))

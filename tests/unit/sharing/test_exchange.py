@@ -28,7 +28,7 @@ def test_a_pick_is_known_to_the_others_with_its_work() -> None:
     assert other.pick(text("p"), now=10.2).decision.chosen == chosen
 
 
-def test_news_tell_how_many_requests_of_others_are_not_known_yet() -> None:
+def test_the_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> None:
     """Others send fifty requests a second, and a request is known a tenth of a second later. So five are
     not known yet.
     """
@@ -98,7 +98,7 @@ def hangs_for(replica: Replica, name: str, *, now: float) -> None:
     replica.picker.housekeep(now=now + 30.0)
 
 
-def test_an_answer_that_one_picker_is_told_was_cut_counts_once_with_the_others() -> None:
+def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> None:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)
     for n in range(4):
@@ -109,7 +109,7 @@ def test_an_answer_that_one_picker_is_told_was_cut_counts_once_with_the_others()
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
         assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
-    assert not other.send(now=1.2), "it is not sent on to others"
+    assert not other.send(now=1.2), "the picker does not report it again"
 
 
 def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
@@ -143,7 +143,7 @@ def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
     assert set(other.matched(text("p"), now=11.0)) == {served.name}
 
 
-def test_a_request_that_is_let_go_counts_by_scrapes_and_its_work_drains() -> None:
+def test_a_request_that_is_let_go_is_counted_by_scrapes_and_its_work_drains() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     one.picker.detach(pick, now=10.5)
@@ -170,7 +170,7 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
         assert there.ended_loads == 1
 
 
-def test_an_idle_picker_gives_a_sign_of_life_once_a_second() -> None:
+def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
     one, _ = two()
     assert one.send(now=10.0)
     assert one.send(now=10.5) == []
@@ -178,14 +178,14 @@ def test_an_idle_picker_gives_a_sign_of_life_once_a_second() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
-def test_bytes_that_are_no_batch_are_one_typed_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_batch_are_one_typed_error(data: bytes) -> None:
     one, _ = two()
     with pytest.raises(MalformedError, match="not a batch"):
         one.exchange.receive(data, now=1.0)
     one.check()
 
 
-def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
+def test_pools_policies_and_formats_have_their_own_channels() -> None:
     one = Replica(1)
     spec = replace_chunks(Chunks(size_bytes=512))
     finer = Replica(2, policy=spec)
@@ -197,7 +197,7 @@ def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
     assert one.exchange.channel("a").count("{") == 1
 
 
-def test_one_who_leaves_the_channel_holds_nothing_of_it() -> None:
+def test_a_picker_that_leaves_the_channel_keeps_no_requests_of_others() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)

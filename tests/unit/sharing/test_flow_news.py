@@ -59,7 +59,7 @@ def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now
     )
 
 
-def test_what_waits_at_one_picker_counts_in_the_bounds_of_the_others() -> None:
+def test_requests_that_wait_at_one_picker_count_in_the_bounds_of_the_others() -> None:
     one, other = two(per_tenant=Waiting(max_requests=3))
     for n in range(3):
         offer(one, f"p{n}", now=3.1)
@@ -74,7 +74,7 @@ def test_what_waits_at_one_picker_counts_in_the_bounds_of_the_others() -> None:
     ("header", "body"),
     [("x" * 300, {}), ("é" * 5000, {}), ("t", {"priority": 9999}), ("t", {"priority": -9999}), ("", {})],
 )
-def test_whatever_tenant_and_priority_a_client_names_other_pickers_can_read_it(
+def test_other_pickers_can_read_any_tenant_and_priority_that_a_client_names(
     header: str, body: dict[str, int]
 ) -> None:
     """A batch with a name or a number that is out of bounds would be refused as a whole, with all other
@@ -104,7 +104,7 @@ def test_whatever_tenant_and_priority_a_client_names_other_pickers_can_read_it(
         ask(other, 3.3)
 
 
-def test_tokens_that_were_let_go_while_nobody_could_be_told_are_told_as_many_as_can_be_read() -> None:
+def test_the_reported_number_of_tokens_is_bounded_by_what_others_can_read() -> None:
     class Much:
         def reports(self, *, anew: bool = False) -> list[tuple[str, Row]]:
             return [("m", Row(0, "t", False, 2**40, 0, 0, 0))]
@@ -114,7 +114,7 @@ def test_tokens_that_were_let_go_while_nobody_could_be_told_are_told_as_many_as_
     assert decode_batch(speaker.batch(now=0.0)).flow[0][4] == 2**31
 
 
-def test_a_picker_that_is_silent_holds_no_place() -> None:
+def test_the_waiting_requests_of_a_silent_picker_do_not_count() -> None:
     one, other = two(in_all=Waiting(max_requests=1))
     offer(one, "p", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
@@ -124,7 +124,7 @@ def test_a_picker_that_is_silent_holds_no_place() -> None:
     offer(other, "q", now=3.4 + TIMEOUT_S)
 
 
-def test_who_comes_later_is_told_everything_anew() -> None:
+def test_a_picker_that_joins_later_gets_all_queues() -> None:
     one, _ = two(in_all=Waiting(max_requests=1))
     offer(one, "p", now=3.1)
     one.send(now=3.2)
@@ -137,7 +137,7 @@ def test_who_comes_later_is_told_everything_anew() -> None:
         offer(late, "q", now=3.6)
 
 
-def test_a_request_that_left_is_told_too() -> None:
+def test_a_waiting_request_that_left_is_reported() -> None:
     one, other = two(in_all=Waiting(max_requests=1))
     ticket = offer(one, "p", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
@@ -147,7 +147,7 @@ def test_a_request_that_left_is_told_too() -> None:
     assert other.gate.waiting == 1
 
 
-def test_a_batch_of_an_older_version_says_nothing_of_queues() -> None:
+def test_a_batch_of_an_older_version_has_no_queues() -> None:
     one, other = two()
     offer(one, "p", now=3.1)
     (said,) = one.send(now=3.2)
@@ -174,7 +174,7 @@ def test_rows_beyond_their_bounds_are_refused(row: tuple[object, ...]) -> None:
         decode_batch(encode(replace(batch, flow=[row])))
 
 
-def test_the_very_first_request_that_goes_is_charged_at_the_others_too() -> None:
+def test_the_tokens_of_the_first_request_are_reported_even_if_none_waits() -> None:
     one, other = replica(1), replica(2)
     meet([one, other], now=0.0)
     assert isinstance(offer(one, "p", now=3.0), Pick)

@@ -61,7 +61,9 @@ async def test_a_turn_is_free_again_after_its_period(links: tuple[HubLink, HubLi
     assert await other.take_turn("store", period_s=10)
 
 
-async def test_the_age_of_a_table_is_by_the_hubs_clock(links: tuple[HubLink, HubLink], clock: Clock) -> None:
+async def test_the_age_of_a_table_is_measured_by_the_hubs_clock(
+    links: tuple[HubLink, HubLink], clock: Clock
+) -> None:
     one, other = links
     await one.store(b"table")
     await one.stored()
@@ -84,7 +86,7 @@ def test_a_path_that_cannot_be_used_is_an_error_at_start(tmp_path: Path) -> None
         Hub(tmp_path / "no folder" / "hub.sock").start()
 
 
-async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_longer(tmp_path: Path) -> None:
+async def test_the_hub_keeps_a_table_only_while_a_picker_is_on_its_channel(tmp_path: Path) -> None:
     hub = Hub(tmp_path / "hub.sock")
     hub.start()
     one, other = HubLink(tmp_path / "hub.sock"), HubLink(tmp_path / "hub.sock")
@@ -109,7 +111,7 @@ async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_long
 @pytest.mark.parametrize(
     "junk", [b"\xff" * 64, frame(b"N", b""), frame(b"?", b"x"), struct.pack(">IB", 2**31, 83)]
 )
-async def test_bytes_that_are_no_frame_end_their_own_connection_alone(tmp_path: Path, junk: bytes) -> None:
+async def test_bytes_that_are_not_a_frame_end_only_their_own_connection(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "hub.sock"
     hub = Hub(path)
     hub.start()

@@ -68,7 +68,7 @@ def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_bud
     assert not replica.exchange.listener.counts.unresolved
 
 
-def test_many_small_events_are_applied_in_portions_too() -> None:
+def test_many_small_events_are_also_applied_in_portions() -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
     small = batch(replica, 2, [Began(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
@@ -78,7 +78,7 @@ def test_many_small_events_are_applied_in_portions_too() -> None:
 
 
 @pytest.mark.parametrize("how", ["given up", "forgotten"])
-def test_a_batch_that_is_not_heard_to_its_end_leaves_no_bookings(how: str) -> None:
+def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
     began: list[Event] = [Began(n, 0, 0, 10, 0, LAST, b"") for n in range(8)]
@@ -106,7 +106,7 @@ def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bou
     replica.check()
 
 
-def test_more_events_than_a_batch_has_are_refused_before_any_is_made() -> None:
+def test_a_batch_with_too_many_events_is_refused_before_any_event_is_created() -> None:
     replica = Replica(1)
     with pytest.raises(MalformedError):
         replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0)

@@ -81,7 +81,7 @@ def test_when_the_answer_begins_the_prefill_server_is_free_and_holds_the_prompt(
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(503, "ended"), (None, "aborted"), (None, "failed")])
-def test_a_prompt_that_nobody_answered_for_leaves_nothing_behind(
+def test_a_prompt_without_an_answer_leaves_nothing_behind(
     two: tuple[Replica, Replica], status: int | None, outcome: Outcome
 ) -> None:
     one, other = two
@@ -96,7 +96,7 @@ def test_a_prompt_that_nobody_answered_for_leaves_nothing_behind(
     assert EndpointName(helper(pick)) not in other.matched(text("p", LONG), now=11.0)
 
 
-def test_an_error_is_laid_to_the_prefill_server_by_the_others_too(two: tuple[Replica, Replica]) -> None:
+def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(two: tuple[Replica, Replica]) -> None:
     one, other = two
     for n in range(12):
         pick = a_long_one(one, f"p{n}", now=10.0 + n)
@@ -107,7 +107,9 @@ def test_an_error_is_laid_to_the_prefill_server_by_the_others_too(two: tuple[Rep
     assert max(shares["c"], shares["d"]) > max(shares["a"], shares["b"])
 
 
-def test_a_request_that_is_let_go_drains_at_the_prefill_server_too(two: tuple[Replica, Replica]) -> None:
+def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
+    two: tuple[Replica, Replica],
+) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     one.picker.detach(pick, now=10.1)
@@ -116,7 +118,7 @@ def test_a_request_that_is_let_go_drains_at_the_prefill_server_too(two: tuple[Re
     assert undone(other, helper(pick), now=10.2) == 20_000
 
 
-def test_a_picker_that_is_silent_holds_nothing_at_a_prefill_server(two: tuple[Replica, Replica]) -> None:
+def test_the_work_of_a_silent_picker_at_a_prefill_server_is_released(two: tuple[Replica, Replica]) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)

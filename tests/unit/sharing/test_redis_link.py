@@ -21,7 +21,7 @@ async def read(redis: FakeRedis) -> Received | None:
 
 
 @pytest.mark.parametrize("size", [0, 1, MOST_PIECE_BYTES - 4, MOST_PIECE_BYTES, 5 * MOST_PIECE_BYTES - 4])
-async def test_a_table_of_any_size_comes_whole(size: int) -> None:
+async def test_a_table_of_any_size_is_read_completely(size: int) -> None:
     table = (bytes(range(251)) * (size // 251 + 1))[:size]
     redis = FakeRedis(b"5-1\n" + table)
     found = await read(redis)
@@ -30,18 +30,18 @@ async def test_a_table_of_any_size_comes_whole(size: int) -> None:
     assert max(redis.asked) == MOST_PIECE_BYTES
 
 
-async def test_nothing_stored_is_no_table() -> None:
+async def test_without_a_stored_table_none_is_returned() -> None:
     assert await read(FakeRedis(b"")) is None
 
 
-async def test_a_table_over_the_bound_is_not_read_to_its_end() -> None:
+async def test_a_table_over_the_bound_is_not_read_completely() -> None:
     redis = FakeRedis(b"5-1\n" + bytes(MOST_TABLE_BYTES + 9 * MOST_PIECE_BYTES))
     with pytest.raises(LinkError, match="the stored table has more than"):
         await read(redis)
     assert sum(redis.asked) <= MOST_TABLE_BYTES + 2 * MOST_PIECE_BYTES
 
 
-async def test_a_table_that_is_replaced_meanwhile_is_read_anew() -> None:
+async def test_a_table_that_is_replaced_meanwhile_is_read_again() -> None:
     old, new = b"5-1\n" + bytes(2 * MOST_PIECE_BYTES), b"6-1\n" + b"x" * 2 * MOST_PIECE_BYTES
     found = await read(FakeRedis(old, new))
     assert found is not None

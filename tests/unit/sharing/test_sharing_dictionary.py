@@ -1,4 +1,4 @@
-"""Both sides of the dictionary agree on every chain, though a chain is sent without its known beginning."""
+"""Both sides of the dictionary agree on every chain, although the known beginning of a chain is not sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_listener_gets_every_chain_as_the_speaker_has_it(paths: list[tuple[i
         assert listener.chain(*speaker.chain(chain)) == chain
 
 
-def test_of_a_chain_only_the_new_part_is_sent() -> None:
+def test_only_the_new_part_of_a_chain_is_sent() -> None:
     speaker = SpeakerDictionary()
     assert speaker.chain([1, 2, 3]) == (b"", pack_hashes([1, 2, 3]))
     assert speaker.chain([1, 2, 3, 4]) == (pack_hashes([3]), pack_hashes([4]))
@@ -56,13 +56,13 @@ def test_a_chain_whose_head_was_never_sent_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\1", b"\1" * (HASH_BYTES + 1)])
-def test_bytes_that_are_no_hashes_are_refused(tail: bytes) -> None:
+def test_bytes_that_are_not_hashes_are_refused(tail: bytes) -> None:
     with pytest.raises(MalformedError, match="not a list of hashes"):
         ListenerDictionary().chain(b"", tail)
 
 
 def test_a_chain_that_leads_back_to_itself_is_unknown_and_ends_the_walk() -> None:
-    """A peer could send it: 2 follows 1, and 1 follows 2."""
+    """A peer could send such a chain: 2 follows 1, and 1 follows 2."""
     listener = ListenerDictionary()
     listener.chain(b"", pack_hashes([1, 2, 1]))
     assert listener.chain(pack_hashes([1]), b"") is None
@@ -77,7 +77,7 @@ def test_a_longer_chain_than_allowed_is_cut_and_the_names_are_bounded() -> None:
     assert (listener.name(MOST_NAMES - 1), listener.name(MOST_NAMES)) == (("n", 0), None)
 
 
-def test_a_full_dictionary_says_so() -> None:
+def test_a_full_dictionary_is_reported() -> None:
     by_hashes, by_names = SpeakerDictionary(), SpeakerDictionary()
     by_hashes.chain(range(1, MOST_HASHES + 1))
     assert not by_hashes.full

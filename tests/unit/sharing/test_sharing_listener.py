@@ -1,4 +1,4 @@
-"""What a picker makes of the batches of others: in order or not, late, damaged, or about servers that it does
+"""How a picker handles the batches of others: in order or not, late, damaged, or about servers that it does
 not know.
 """
 
@@ -12,7 +12,7 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text, two
 
 
-def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> None:
+def test_the_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
@@ -25,7 +25,7 @@ def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> Non
     assert other.matched(text("p"), now=16.0), "the server computed it all the same"
 
 
-def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew() -> None:
+def test_a_picker_that_missed_a_batch_releases_requests_that_may_have_ended_and_gets_full_news() -> None:
     one, other = Replica(1, on=endpoints("a")), Replica(2, on=endpoints("a"))
     meet([one, other], now=0.0)
     turn = text("p", 40_000)
@@ -45,7 +45,7 @@ def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew(
     assert other.matched(turn + text("r"), now=12.0) == one.matched(turn + text("r"), now=12.0)
 
 
-def test_a_batch_that_is_said_twice_counts_once() -> None:
+def test_a_batch_that_is_sent_twice_counts_once() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
     said = one.send(now=10.0)
@@ -53,7 +53,7 @@ def test_a_batch_that_is_said_twice_counts_once() -> None:
     assert sum(other.in_flight_of_peers().values()) == 1
 
 
-def test_news_from_before_a_restart_do_not_bring_back_what_the_server_has_lost() -> None:
+def test_news_from_before_a_restart_does_not_restore_what_the_server_has_lost() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     said = one.send(now=10.0)
@@ -66,7 +66,7 @@ def test_news_from_before_a_restart_do_not_bring_back_what_the_server_has_lost()
     assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
 
 
-def test_news_of_another_process_of_the_same_name_are_passed_over() -> None:
+def test_news_of_another_process_of_the_same_name_is_ignored() -> None:
     one, other = two()
     other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
     one.pick(text("p"), now=10.0)
@@ -75,7 +75,7 @@ def test_news_of_another_process_of_the_same_name_are_passed_over() -> None:
     assert other.exchange.listener.counts.stale == 1
 
 
-def test_a_restart_that_one_sees_from_counters_clears_the_others_tables_once() -> None:
+def test_a_restart_that_one_picker_sees_in_counters_clears_the_tables_of_the_others_once() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
@@ -91,7 +91,7 @@ def test_a_restart_that_one_sees_from_counters_clears_the_others_tables_once() -
     assert other.matched(text("p"), now=21.0), "a second report of the same restart"
 
 
-def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> None:
+def test_events_of_an_unknown_endpoint_are_only_counted() -> None:
     one, other = Replica(1, on=endpoints("abc")), Replica(2, on=endpoints("a"))
     meet([one, other], now=0.0)
     for n in range(6):
@@ -112,7 +112,7 @@ def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
     assert other.undone(now=11.0) == 0
 
 
-def test_a_batch_that_is_malformed_in_its_middle_is_a_missing_one() -> None:
+def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
     one, other = two()
     picks = [one.pick(text(name), now=10.0) for name in "pq"]
     other.receive(one.send(now=10.0), now=10.0)
@@ -133,7 +133,7 @@ def test_a_batch_that_is_malformed_in_its_middle_is_a_missing_one() -> None:
     one.receive(other.send(now=12.0), now=12.0)
     one.pick(text("s"), now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
-    assert other.matched(text("s"), now=12.0), "it asked to be sent everything again"
+    assert other.matched(text("s"), now=12.0), "the listener asked for everything again"
 
 
 def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
@@ -143,7 +143,7 @@ def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
         replica.picker.observe(name, page, now=at)
 
 
-def test_its_own_batches_are_skipped() -> None:
+def test_a_picker_skips_its_own_batches() -> None:
     """Redis gives a picker its own batches too."""
     one, _ = two()
     before = one.exchange.listener.counts.batches

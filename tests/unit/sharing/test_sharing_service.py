@@ -80,7 +80,7 @@ class MemoryLink:
         self.closed = True
 
 
-async def test_a_link_that_fails_is_logged_once_and_what_was_meanwhile_is_known_afterwards(
+async def test_a_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "epp.sharing")
@@ -104,7 +104,7 @@ async def test_a_link_that_fails_is_logged_once_and_what_was_meanwhile_is_known_
     assert said[cannot] == said["can send to the other pickers again"] == 2, "once for each of two pickers"
 
 
-async def test_a_picker_alone_is_warm_long_before_the_warm_up_ends() -> None:
+async def test_a_picker_without_others_is_warm_before_the_warm_up_ends() -> None:
     async with sharing(MemoryLink(Channel()), settings=SETTINGS) as one:
         assert not one.service.warm
         async with asyncio.timeout(10):
@@ -133,7 +133,7 @@ async def test_a_lone_picker_leaves_its_table_for_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"junk", b""])
-async def test_bytes_that_are_no_batch_or_table_are_counted_and_skipped(junk: bytes) -> None:
+async def test_bytes_that_are_not_a_batch_or_a_table_are_counted_and_skipped(junk: bytes) -> None:
     channel = Channel()
     channel.table = junk
     async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
@@ -143,7 +143,7 @@ async def test_bytes_that_are_no_batch_or_table_are_counted_and_skipped(junk: by
         assert one.service.connected
 
 
-async def test_pickers_with_different_hash_secrets_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_different_hash_secrets_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     channel = Channel()
     often = Sharing(flush_interval_seconds=0.02, snapshot_interval_seconds=1)
     async with (

@@ -6,7 +6,7 @@ from epp.sharing.batches import Flag, Kept, Over, decode_batch
 from tests.unit.sharing.pickers import Replica, meet, text, two
 
 
-def test_a_chain_is_told_from_where_it_leaves_what_was_told_before() -> None:
+def test_only_the_part_of_a_chain_that_was_not_sent_before_is_sent() -> None:
     one, other = two()
     turn = text("p", 40_000)
     one.pick(turn, now=10.0)
@@ -23,7 +23,7 @@ def test_a_chain_is_told_from_where_it_leaves_what_was_told_before() -> None:
         assert other.matched(prompt, now=12.0) == one.matched(prompt, now=12.0)
 
 
-def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> None:
+def test_the_queue_is_bounded_and_events_without_room_are_counted_and_forgotten() -> None:
     one, other = Replica(1, outbox_bytes=2000), Replica(2)
     meet([one, other], now=0.0)
     one.pick(text("told"), now=1.0)
@@ -40,14 +40,14 @@ def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> N
     )
 
 
-def test_a_batch_says_nothing_of_prompts_but_hashes() -> None:
+def test_a_batch_holds_only_hashes_of_prompts() -> None:
     one, _ = two()
     one.pick(b"secret words " * 100, now=1.0)
     said = b"".join(one.send(now=1.0))
     assert b"secret" not in said
 
 
-def test_an_end_says_what_became_of_the_prompt() -> None:
+def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
     one, _ = two()
     answered, failed, aborted = (one.pick(text(name), now=10.0) for name in "pqr")
     one.send(now=10.0)
@@ -63,7 +63,7 @@ def test_an_end_says_what_became_of_the_prompt() -> None:
     ], "a client that leaves before the answer begins is no fault of the server"
 
 
-def test_the_first_batch_refers_to_no_earlier_one_and_tells_to_forget() -> None:
+def test_the_first_batch_refers_to_no_earlier_batch_and_asks_listeners_to_forget() -> None:
     one = Replica(1)
     one.pick(text("p"), now=1.0)
     first, second = decode_batch(one.send(now=1.0)[0]), decode_batch(one.send(now=3.0)[0])

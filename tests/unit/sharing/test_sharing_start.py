@@ -67,7 +67,7 @@ def test_a_short_signing_key_is_refused(tmp_path: Path) -> None:
         require(Sharing(redis=Redis(url="redis://h", signing_key_file=str(key))))
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_the_redis_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "epp.sharing.redis_link", None)
     with pytest.raises(ConfigError, match=r"pip install 'prefix-gateway\[redis\]'"):
         require(Sharing(redis=Redis(url="redis://h")))

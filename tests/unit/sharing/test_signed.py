@@ -48,7 +48,7 @@ async def link_on(shelf: Shelf, *, key: bytes = KEY, channel: str = "pool") -> S
     return link
 
 
-async def test_what_one_says_and_stores_another_of_the_same_key_takes() -> None:
+async def test_messages_and_tables_are_accepted_with_the_same_key() -> None:
     shelf = Shelf()
     one, other = await link_on(shelf), await link_on(shelf)
     await one.send(b"batch")
@@ -60,7 +60,7 @@ async def test_what_one_says_and_stores_another_of_the_same_key_takes() -> None:
 @pytest.mark.parametrize(
     ("key", "channel"), [(b"another key, as long as ours", "pool"), (KEY, "another pool")]
 )
-async def test_what_another_key_or_another_channel_signed_is_refused(
+async def test_messages_signed_with_another_key_or_for_another_channel_are_refused(
     key: bytes, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf = Shelf()
@@ -73,7 +73,7 @@ async def test_what_another_key_or_another_channel_signed_is_refused(
 
 
 @pytest.mark.parametrize("what", ["unsigned", "changed", "cut", "empty", "a batch as the table"])
-async def test_what_is_not_as_it_was_signed_is_refused(what: str) -> None:
+async def test_messages_that_changed_after_signing_are_refused(what: str) -> None:
     shelf = Shelf()
     link = await link_on(shelf)
     await link.send(b"batch of events")

@@ -1,4 +1,4 @@
-"""A stored table: a picker that loads it holds what its maker held, in the same order of eviction."""
+"""A stored table: a picker that loads it holds the entries of its maker, in the same order of eviction."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loaded(data: bytes, *, now: float = 500.0) -> Replica:
     return other
 
 
-def test_a_table_that_is_loaded_holds_what_was_stored_in_the_same_order() -> None:
+def test_a_loaded_table_holds_the_stored_entries_in_the_same_order() -> None:
     one = a_used_replica()
     other = loaded(stored(one.exchange))
     for name in map(EndpointName, "abc"):
@@ -69,7 +69,7 @@ def test_shared_beginnings_are_stored_once() -> None:
     assert len(stored(one.exchange)) < 4000, "97 chunks of 8 bytes, and 50 times a chunk or two"
 
 
-def test_a_table_loads_beside_what_the_picker_has_learned_meanwhile() -> None:
+def test_a_loaded_table_keeps_what_the_picker_has_learned_meanwhile() -> None:
     one = a_used_replica()
     data = stored(one.exchange)
     other = Replica(2, on=endpoints("abc"))
@@ -80,7 +80,7 @@ def test_a_table_loads_beside_what_the_picker_has_learned_meanwhile() -> None:
     assert other.picker.table.entries > one.picker.table.entries
 
 
-def test_a_server_that_restarted_while_nobody_looked_is_not_believed() -> None:
+def test_entries_of_a_server_that_restarted_unseen_are_dropped() -> None:
     data = stored(a_used_replica().exchange)
     other = loaded(data)
     a, b = EndpointName("a"), EndpointName("b")
@@ -92,7 +92,7 @@ def test_a_server_that_restarted_while_nobody_looked_is_not_believed() -> None:
     other.check()
 
 
-def test_a_server_that_lost_its_cache_after_the_table_was_made_keeps_nothing_of_it() -> None:
+def test_entries_of_a_server_that_lost_its_cache_after_the_table_was_stored_are_dropped() -> None:
     data = stored(a_used_replica().exchange)
     other = Replica(2, on=endpoints("abc"))
     other.picker.set_endpoints(endpoints("abc", incarnation="2"), now=499.5)
@@ -103,7 +103,7 @@ def test_a_server_that_lost_its_cache_after_the_table_was_made_keeps_nothing_of_
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91\x91\xc4\x01x", b"nonsense"])
-def test_bytes_that_are_no_table_are_one_typed_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_table_are_one_typed_error(data: bytes) -> None:
     other = Replica(2)
     with pytest.raises(MalformedError):
         for _ in other.exchange.listener.load(data, now=1.0, age_s=0.0):

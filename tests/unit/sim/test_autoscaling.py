@@ -34,12 +34,12 @@ def test_the_count_follows_the_value_over_its_target(value: float | None, server
     assert scaler.servers(value, requested=4, ready=4, now=15.0) == servers
 
 
-def test_only_servers_that_are_ready_count_as_what_carries_the_load() -> None:
+def test_only_ready_servers_count_as_those_that_carry_the_load() -> None:
     scaler = Autoscaler(target=0.5, least=1, most=10, behaviour=AT_ONCE)
     assert scaler.servers(1.0, requested=4, ready=2, now=0.0) == 4
 
 
-def test_the_charts_pace_is_up_by_half_a_minute_and_down_by_one_after_ten_quiet_minutes() -> None:
+def test_the_charts_autoscaler_adds_half_a_minute_and_removes_one_at_a_time_after_ten_minutes() -> None:
     scaler = Autoscaler(target=0.7, least=2, most=20)
     there, seen = 4, []
     for step in range(200):
@@ -61,7 +61,7 @@ def test_arrivals_follow_a_rate_that_rises_and_falls() -> None:
     assert rates[0] == Rate(0.0, 2)
 
 
-def test_a_server_that_is_taken_away_ends_what_it_has_and_gets_nothing_new() -> None:
+def test_a_server_that_is_removed_finishes_its_requests_and_gets_no_new_ones() -> None:
     plan = FleetPlan(
         shape=EngineShape(num_blocks=200, block_tokens=16),
         num_servers=2,
@@ -84,7 +84,9 @@ SHARING = replace(DAY, calm_per_s=0.9, peak_per_s=3.2)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workload", "day"), [("none", DAY), ("b2b", SHARING)], ids=["none", "b2b"])
-def test_servers_come_before_first_tokens_are_late_and_go_without_thrash(workload: str, day: Day) -> None:
+def test_servers_are_added_before_first_tokens_are_late_and_removed_without_oscillation(
+    workload: str, day: Day
+) -> None:
     plan = Plan(workload=workload, day=day)
     scaled = simulate(plan)
     left_alone = simulate(replace(plan, most=plan.least, day=replace(day, fall_s=0, end_s=0)))

@@ -11,7 +11,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.types import EndpointName
 
 
-def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() -> None:
+def test_the_picker_of_the_exact_mode_benchmark_knows_the_blocks_of_its_servers() -> None:
     trial = Trial(workload="hot", situation="small caches", exact=True, seed=1, load=0.5, capacity_per_s=20.0)
     spec = spec_of("hot")
     assert spec.make is not None

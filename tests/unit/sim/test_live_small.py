@@ -22,7 +22,7 @@ from model_server.sim.request import Record, SimRequest
 from model_server.text.tokenizer import Tokenizer
 
 
-def test_a_prompt_has_as_many_tokens_as_its_segments_say_and_equal_beginnings_are_equal_text() -> None:
+def test_a_prompt_has_the_tokens_of_its_segments_and_equal_beginnings_are_equal_text() -> None:
     tokenizer = Tokenizer()
     shared, own = Segment(7, 300), Segment(8, 41)
     whole = prompt_of((shared, own), answers={})
@@ -31,7 +31,7 @@ def test_a_prompt_has_as_many_tokens_as_its_segments_say_and_equal_beginnings_ar
     assert tokenizer.encode(whole)[:300] == tokenizer.encode(prompt_of((shared,), answers={}))
 
 
-def test_an_answer_stands_in_the_next_prompt_as_the_server_said_it() -> None:
+def test_the_next_prompt_holds_an_answer_as_the_server_wrote_it() -> None:
     answer = Segment(9, 5)
     assert prompt_of((Segment(7, 1), answer), answers={9: " as it was said"}).endswith(" as it was said")
 
@@ -56,7 +56,7 @@ def test_every_rule_runs_in_the_small_fleet(rule: str) -> None:
     assert simulate(Case("lora", rule, 1, 3.0, grace_s=60.0)).row.completed == 1
 
 
-def test_pickers_side_by_side_are_told_by_the_rules_name() -> None:
+def test_the_name_of_a_product_states_the_number_of_its_pickers_and_whether_they_share() -> None:
     assert product_of("least-cost") == Product("least-cost")
     assert product_of("least-load*4") == Product("least-load", 4, shared=True)
     assert product_of("least-cost/2") == Product("least-cost", 2)
@@ -76,14 +76,14 @@ def test_pickers_that_share_nothing_hit_less_and_the_report_says_so() -> None:
     assert f"| chat | least-cost/4 | 1 | {apart / one:.3f} | {apart / one:.3f} |" in text
 
 
-def test_ranks_agree_fully_oppose_fully_and_near_ties_are_told_apart() -> None:
+def test_kendall_is_1_for_equal_ranks_and_minus_1_for_opposite_ranks_and_near_ties_are_left_out() -> None:
     assert kendall([1, 2, 3], [10, 20, 30]) == 1
     assert kendall([1, 2, 3], [3, 2, 1]) == -1
     assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
     assert agreeing([1.0, 1.1, 2.0], [1.1, 1.0, 2.0], apart=0.15) == (2, 2)
 
 
-def test_load_is_sampled_from_who_served_when() -> None:
+def test_the_spread_of_load_is_computed_from_the_servers_of_the_requests() -> None:
     request = SimRequest(request_id=1, segments=(Segment(1, 16),), answer=Segment(2, 1))
     one = Record(request=request, arrived_s=0.0, server="a", ended_s=2.0)
     assert load_cov([one], until_s=2.0) == pytest.approx(3**0.5)
@@ -91,7 +91,7 @@ def test_load_is_sampled_from_who_served_when() -> None:
     assert load_cov(spread, until_s=2.0) == 0
 
 
-def test_the_report_shows_what_both_sides_ran() -> None:
+def test_the_report_shows_only_workloads_that_both_sides_ran() -> None:
     simulated = [
         simulate(Case("b2b", rule, seed, 3.0)) for rule in ("least-cost", "round-robin") for seed in (1, 2)
     ]

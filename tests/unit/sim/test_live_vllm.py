@@ -49,7 +49,7 @@ def test_the_conversations_run_in_the_simulator_by_every_rule(rule: str) -> None
     assert first.hit_ratio > 0.2
 
 
-def test_one_cache_holds_less_than_the_conversations_and_four_hold_more() -> None:
+def test_round_robin_hits_at_least_a_fifth_less_than_least_cost() -> None:
     rows = {rule: run_of(rule).simulated for rule in ("least-cost", "round-robin")}
     assert rows["round-robin"].hit_ratio < 0.8 * rows["least-cost"].hit_ratio
 
@@ -60,7 +60,7 @@ def test_prompts_for_a_real_tokenizer_are_english_words() -> None:
     assert set(prompt.split()) <= {word.strip() for word in ENGLISH}
 
 
-def test_the_body_asks_for_exactly_so_many_tokens_and_for_their_count() -> None:
+def test_the_body_asks_for_an_exact_number_of_tokens_and_for_usage() -> None:
     body = vllm_fleet.completion("a b", answer_tokens=7)
     assert (body["max_tokens"], body["ignore_eos"], body["stream_options"]) == (
         7,
@@ -69,7 +69,7 @@ def test_the_body_asks_for_exactly_so_many_tokens_and_for_their_count() -> None:
     )
 
 
-def test_the_report_names_the_pairs_that_the_simulator_has_the_other_way_round() -> None:
+def test_the_report_names_the_pairs_of_rules_that_the_simulator_orders_differently() -> None:
     runs = [run_of("least-cost", slower=9.0), run_of("round-robin"), run_of("round-robin", seed=2)]
     text = vllm_report.report(runs)
     assert "over 15% apart by mean TTFT: 1; in another order live: 1" in text

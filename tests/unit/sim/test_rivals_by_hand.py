@@ -41,7 +41,7 @@ class Case:
     waiting: tuple[int, int, int] = NONE
     """Requests in the server's queue, as on its page."""
     kv_usage: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """As on the server's page."""
+    """The share of the KV cache in use, as on the server's page."""
     sent: Sequence[tuple[int, int]] = ()
     """Requests that were sent before, with no cached tokens: (server, tokens)."""
     prompt_tokens: int = 1000
@@ -96,7 +96,7 @@ AIBRIX = [
 
 
 @rows(AIBRIX)
-def test_aibrix(case: Case) -> None:
+def test_aibrix_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(prefix.Aibrix(a_world(in_flight=case.loads)), case) == case.may
 
 
@@ -113,7 +113,7 @@ SGLANG = [
 
 
 @rows(SGLANG)
-def test_sglang(case: Case) -> None:
+def test_sglang_chooses_as_its_source_does(case: Case) -> None:
     world = a_world(in_flight=case.loads)
     rule = prefix.RadixTree(world)
     same = 100 * case.depths[0]
@@ -136,14 +136,14 @@ DYNAMO = [
 
 
 @rows(DYNAMO)
-def test_dynamo(case: Case) -> None:
+def test_dynamo_chooses_as_its_source_does(case: Case) -> None:
     world = a_world(in_flight=case.loads, backlog=case.backlog)
     assert all_choices(cost.Dynamo(world, **case.settings), case) == case.may
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity/plugin.go at
-# 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms, 15,928 tokens/s. Of what it keeps: least tokens in
-# flight and own uncached tokens (token_load.go at ebab687).
+# 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms, 15,928 tokens/s. Among the servers that the filter
+# keeps, the least sum of tokens in flight and own uncached tokens wins (token_load.go at ebab687).
 LLMD = [
     Case("0.8 holds, 0.7 does not", {0}, depths=(8, 7, 0)),
     Case("nobody holds enough: least tokens", {1}, backlog=(500, 0, 900), depths=(7, 6, 7)),
@@ -155,7 +155,7 @@ LLMD = [
 
 
 @rows(LLMD)
-def test_llmd_affinity(case: Case) -> None:
+def test_llmd_affinity_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(prefix.LlmdAffinity(a_world(backlog=case.backlog)), case) == case.may
 
 
@@ -169,7 +169,7 @@ LMETRIC = [
 
 
 @rows(LMETRIC)
-def test_lmetric(case: Case) -> None:
+def test_lmetric_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.LMetric(a_world(in_flight=case.loads, backlog=case.backlog)), case) == case.may
 
 
@@ -191,7 +191,7 @@ PREBLE = [
 
 
 @rows(PREBLE)
-def test_aibrix_preble(case: Case) -> None:
+def test_aibrix_preble_chooses_as_its_source_does(case: Case) -> None:
     world = world_of(case)
     rule = AibrixPreble(world)
     send(rule, world, case)
@@ -216,7 +216,7 @@ AIBRIX_PD = [
 
 
 @rows(AIBRIX_PD)
-def test_aibrix_pd(case: Case) -> None:
+def test_aibrix_pd_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.AibrixPd(world_of(case)), case) == case.may
 
 
@@ -230,7 +230,7 @@ CONDUCTOR = [
 
 
 @rows(CONDUCTOR)
-def test_aibrix_conductor(case: Case) -> None:
+def test_aibrix_conductor_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.Conductor(world_of(case)), case) == case.may
 
 
@@ -252,7 +252,7 @@ def test_the_conductor_takes_the_mean_prefill_of_the_server_itself() -> None:
         pytest.param((9, 8, 0), 2, id="9 and 8 are over 7.5: the last"),
     ],
 )
-def test_kubeai(loads: Sequence[int], place: int) -> None:
+def test_kubeai_chooses_as_its_source_does(loads: Sequence[int], place: int) -> None:
     world = a_world()
     rule = load.BoundedLoads(world)
     order = load.Ring(virtual_nodes=256).walk(asked().user_head(num_chars=100), world.pods)
@@ -273,7 +273,7 @@ RAY = [
 
 
 @rows(RAY)
-def test_ray(case: Case) -> None:
+def test_ray_chooses_as_its_source_does(case: Case) -> None:
     world = world_of(case)
     rule = prefix.RayPrefix(world)
     rule.placed(asked((1, BLOCK * case.depths[0])), world.pods[0], now=0.0)
@@ -295,7 +295,7 @@ WEIGHTED = [
 
 
 @rows(WEIGHTED)
-def test_llmd_weighted_sum(case: Case) -> None:
+def test_llmd_weighted_sum_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.WeightedSum(world_of(case)), case) == case.may
 
 
@@ -312,7 +312,7 @@ SGL_ZMQ = [
 
 
 @rows(SGL_ZMQ)
-def test_sglang_by_events(case: Case) -> None:
+def test_sglang_by_events_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(prefix.DeepestHolder(world_of(case)), case) == case.may
 
 
@@ -328,7 +328,7 @@ KVAWARE = [
 
 
 @rows(KVAWARE)
-def test_production_stack_kvaware(case: Case) -> None:
+def test_production_stack_kvaware_chooses_as_its_source_does(case: Case) -> None:
     world = world_of(case)
     rule = prefix.KvAware(world)
     send(rule, world, case)
@@ -343,11 +343,11 @@ PREFIX_AWARE = [
 
 
 @rows(PREFIX_AWARE)
-def test_production_stack_prefixaware(case: Case) -> None:
+def test_production_stack_prefixaware_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(prefix.HashTrie(world_of(case)), case) == case.may
 
 
-def test_production_stack_session() -> None:
+def test_production_stack_session_chooses_as_its_source_does() -> None:
     world = a_world(in_flight=(9, 0, 9))
     rule = load.Session(world)
     send(rule, world, Case("", set(), sent=[(0, 50), (2, 50)]))
@@ -367,7 +367,9 @@ def test_production_stack_session() -> None:
         pytest.param((90_000, 90_000, 1001), True, id="all are over 1,000"),
     ],
 )
-def test_dynamo_holds_a_request_while_all_are_busy(backlog: tuple[int, int, int], *, waits: bool) -> None:
+def test_dynamo_holds_a_request_while_all_servers_are_busy(
+    backlog: tuple[int, int, int], *, waits: bool
+) -> None:
     world = a_world(backlog=backlog)
     router = HoldingRouter(cost.Dynamo(world), world, index=Index(None), busy_tokens=1000)
     first, second = asked((1, 900), number=1).request, asked((2, 900), number=2).request

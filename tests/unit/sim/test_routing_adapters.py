@@ -47,9 +47,7 @@ def test_the_most_popular_adapter_gets_more_copies_as_its_load_grows_and_never_a
     assert busy.mean >= max(adapter.mean for adapter in copies[1.3][1:])
 
 
-def test_adapters_are_loaded_a_third_as_often_as_by_turns_and_answers_begin_no_later_than_by_least_load() -> (
-    None
-):
+def test_adapters_are_loaded_a_third_as_often_as_round_robin_and_ttft_is_no_worse_than_least_load() -> None:
     run = replace(AT_CAPACITY, load=0.9)
     ours, in_turn, least = (simulate(replace(run, rule=rule)).row for rule in ("least-cost", "rr", "least"))
     assert ours.adapter_loads <= in_turn.adapter_loads / 3

@@ -68,7 +68,7 @@ def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     assert len({record.server for record in first.records}) > 1
 
 
-def test_the_seed_matters() -> None:
+def test_another_seed_gives_other_figures() -> None:
     assert simulate(run_of("p2c", seed=1)).row != simulate(run_of("p2c", seed=2)).row
 
 
@@ -89,7 +89,7 @@ def test_adapters_stay_where_they_are_loaded() -> None:
     assert least_cost.adapter_loads < in_turn.adapter_loads
 
 
-def test_no_prompt_is_ever_found_that_nobody_sent_before() -> None:
+def test_a_prompt_that_was_never_sent_before_is_never_found() -> None:
     assert simulate(run_of("least-cost", "none")).row.hit_ratio == 0.0
 
 
@@ -104,7 +104,9 @@ def test_no_prompt_is_ever_found_that_nobody_sent_before() -> None:
     ],
     ids=["replicas", "restart", "slow", "lag"],
 )
-def test_fleets_that_change_are_served_too(rule: str, setting: Setting) -> None:
+def test_runs_with_changing_fleets_repeat_and_fail_requests_only_at_restarts(
+    rule: str, setting: Setting
+) -> None:
     outcome = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
     again = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
     assert repr(outcome) == repr(again)
@@ -119,7 +121,7 @@ def test_servers_that_join_get_requests(rule: str) -> None:
     assert all(record.completed for record in outcome.records)
 
 
-def test_capacity_is_what_a_full_fleet_finishes_in_a_second() -> None:
+def test_calibration_gives_a_positive_capacity_and_an_unloaded_time() -> None:
     open_loop, _ = calibrate("b2b", TINY)
     turns, unloaded_s = calibrate("chat", TINY)
     assert open_loop > 0
@@ -127,7 +129,7 @@ def test_capacity_is_what_a_full_fleet_finishes_in_a_second() -> None:
     assert unloaded_s > 1
 
 
-def test_parallel_runs_give_what_serial_runs_give() -> None:
+def test_parallel_runs_give_the_results_of_serial_runs() -> None:
     runs = plan_runs(
         ["b2b"], ["rr", "least-cost"], loads=[0.9], seeds=[1], setting=TINY, capacities={"b2b": (2.0, 0.0)}
     )
@@ -135,7 +137,7 @@ def test_parallel_runs_give_what_serial_runs_give() -> None:
     assert [result.row for result in run_all(runs, processes=2)] == serial
 
 
-def test_words_do_not_change_the_code_and_statements_do(tmp_path: Path) -> None:
+def test_comments_and_docstrings_do_not_change_the_code_and_statements_do(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
 
     def after(text: str) -> str:
@@ -177,7 +179,7 @@ def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path
     assert [t.text for t in picture.iter() if t.get("font-weight") == "bold"] == ["least-cost"]
 
 
-def test_waiting_for_ever_does_not_look_short() -> None:
+def test_requests_that_never_finish_do_not_make_waits_look_short() -> None:
     def record(number: int, *, first_token_s: float | None) -> Record:
         request = SimRequest(request_id=number, segments=(Segment(1, 10),), answer=Segment(2, 11))
         return Record(
@@ -228,7 +230,7 @@ def test_an_azure_trace_is_read_with_made_up_prefixes(tmp_path: Path) -> None:
     assert any(record.num_cached_tokens for record in outcome.records)
 
 
-def test_every_rule_has_a_name_of_its_own_and_sweeps_follow_a_default() -> None:
+def test_every_rule_has_its_own_name_and_sweeps_follow_a_default() -> None:
     assert len(BY_NAME) == len(CONFIGS)
     for config in CONFIGS:
         if "+" in config.name and not config.name.startswith("exact"):
@@ -236,7 +238,7 @@ def test_every_rule_has_a_name_of_its_own_and_sweeps_follow_a_default() -> None:
             assert not config.default
 
 
-def test_who_answers_few_requests_is_not_praised_for_their_speed() -> None:
+def test_a_rule_that_completes_few_requests_is_not_rated_by_their_speed() -> None:
     def result(rule: str, *, completed: float, tpot_s: float) -> Result:
         row = replace(simulated, completed=completed, tpot_p90_s=tpot_s)
         return Result(run=run_of(rule), row=row, wall_s=0.0)
@@ -253,7 +255,7 @@ def test_who_answers_few_requests_is_not_praised_for_their_speed() -> None:
     assert "TPOT p90 within 1.15 at 0. Goodput" in reached
 
 
-def test_a_ratio_tells_its_error_over_the_seeds_and_rules_without_all_seeds_are_left_out() -> None:
+def test_a_ratio_has_its_error_over_the_seeds_and_rules_without_all_seeds_are_left_out() -> None:
     def result(rule: str, seed: int, *, ttft_s: float, good: float) -> Result:
         row = replace(simulated, ttft_mean_s=ttft_s, ttft_p90_s=1.0, tpot_p90_s=1.0, good=good)
         return Result(run=replace(run_of(rule), seed=seed), row=row, wall_s=0.0)

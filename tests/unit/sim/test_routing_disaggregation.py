@@ -6,7 +6,7 @@ from bench.routing.disaggregation import run
 from epp.config.disaggregation import Disaggregation
 
 
-def test_answers_flow_more_evenly_where_prompts_are_computed_elsewhere() -> None:
+def test_answers_are_more_even_if_prompts_are_computed_elsewhere() -> None:
     usual = Disaggregation()
     together = run(prefillers=0, rate_per_s=3.5, seed=1, count=200, settings=usual)
     apart = run(prefillers=6, rate_per_s=3.5, seed=1, count=200, settings=usual)

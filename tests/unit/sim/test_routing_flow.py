@@ -60,36 +60,36 @@ def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) 
     assert (refused > 0) == (flow == "refuse")
 
 
-def test_with_a_deadline_more_is_served_well_under_overload() -> None:
+def test_with_a_deadline_more_requests_are_served_in_time_under_overload() -> None:
     off, on = run("off", 2.0)[1], run("refuse", 2.0)[1]
     assert on.good > off.good + 0.2
     assert on.ttft_p90_s < off.ttft_p90_s
 
 
-def test_under_overload_who_has_the_higher_priority_waits_less() -> None:
+def test_under_overload_requests_with_a_higher_priority_wait_less() -> None:
     _, row = run("queue", 2.0, mix="interactive")
     assert set(row.by_class) == {f"priority {INTERACTIVE}"}
     assert row.by_class[f"priority {INTERACTIVE}"][1] < row.ttft_p90_s / 2
 
 
-def test_a_light_tenant_does_not_wait_for_the_greedy_one() -> None:
+def test_light_tenants_wait_less_than_half_as_long_as_the_greedy_tenant() -> None:
     by_class = run("queue", 2.0, mix="greedy")[1].by_class
     light = max(p90_s for name, (_, p90_s) in by_class.items() if name != "greedy")
     assert light < by_class["greedy"][1] / 2
 
 
-def test_light_tenants_get_their_max_min_fair_share_beside_a_greedy_one() -> None:
+def test_light_tenants_get_90_percent_of_their_max_min_share_beside_a_greedy_tenant() -> None:
     off, on = (run(flow, 2.4, mix="greedy")[1].of_max_min for flow in ("off", "queue"))
     assert min(on.values()) > 0.9
     assert min(off.values()) < min(on.values())
 
 
-def test_max_min_gives_what_a_small_one_leaves_to_the_others() -> None:
+def test_max_min_gives_the_unused_share_of_a_small_tenant_to_the_others() -> None:
     assert max_min({"a": 1.0, "b": 5.0, "c": 9.0}, 10.0) == {"a": 1.0, "b": 4.5, "c": 4.5}
     assert max_min({"a": 1.0, "b": 2.0}, 10.0) == {"a": 1.0, "b": 2.0}
 
 
-def test_flow_control_changes_nothing_where_a_server_is_always_free() -> None:
+def test_flow_control_changes_nothing_if_a_server_is_always_free() -> None:
     settings = replace(SETTINGS["queue"], headroom_seconds=60.0)
     off, on = outcome_of(place(0.5), SETTINGS["off"]), outcome_of(place(0.5), settings)
     assert [r.arrived_s for r in on.records] == [r.arrived_s for r in off.records]
@@ -141,7 +141,7 @@ def test_a_document_is_asked_about_several_times_in_order_of_time() -> None:
     assert sum(t.gap for t in timed) == pytest.approx(300)
 
 
-def test_tenants_are_many_and_unlike() -> None:
+def test_tenants_are_many_and_differ() -> None:
     counts = Counter(r.segments[0] for r in requests(tenants(random.Random(1), 2000)))
     assert len(counts) > 200
     assert counts.most_common(1)[0][1] > 200
@@ -166,12 +166,12 @@ def test_fan_out_sends_eight_equal_prompts_at_one_instant() -> None:
     assert len({t.request.segments for t in made}) == 10
 
 
-def test_answers_of_reasoning_are_of_4000_tokens() -> None:
+def test_answers_of_reasoning_have_about_4000_tokens() -> None:
     answers = [r.answer.num_tokens for r in requests(reasoning(random.Random(1), 1000))]
     assert 3600 < sum(answers) / len(answers) < 4400
 
 
-def test_people_come_by_day_and_batch_jobs_always() -> None:
+def test_interactive_requests_come_by_day_and_batch_jobs_all_the_time() -> None:
     made = diurnal(random.Random(1), 4000)
     people = [t.request.priority == INTERACTIVE for t in made]
     assert 0.5 < sum(people) / len(people) < 0.7
@@ -187,7 +187,7 @@ def test_a_burst_is_ten_times_the_load_for_half_a_minute() -> None:
     assert sum(made[n].gap for n in pressed) / 2.0 == pytest.approx(30, rel=0.15)
 
 
-def test_mixtures_have_the_shares_that_they_say() -> None:
+def test_mixtures_have_their_documented_shares() -> None:
     calm = no_sharing(random.Random(1), 3000)
     people = sum(r.priority == INTERACTIVE for r in requests(two_priorities(calm, random.Random(1))))
     assert people / 3000 == pytest.approx(0.2, abs=0.03)
@@ -195,7 +195,7 @@ def test_mixtures_have_the_shares_that_they_say() -> None:
     assert tenants["greedy"] / tenants["light-0"] == pytest.approx(10, rel=0.2)
 
 
-def test_unlike_servers_have_half_the_speed_and_half_the_cache() -> None:
+def test_slow_servers_have_half_the_speed_and_half_the_cache() -> None:
     plan = plan_of(Setting(unlike=2), spec_of("none"), arrivals_s=10.0)
     assert plan.speeds == (0.5, 0.5)
     assert plan.cache_shares == {"pod-0": 0.5, "pod-1": 0.5}

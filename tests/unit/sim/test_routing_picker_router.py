@@ -65,10 +65,10 @@ def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(3)).run()
     assert outcome.adapter_loads > 100
     rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
-    assert all(5000 < rate < 8000 for rate in rates), "4,000 where loads count as prefill"
+    assert all(5000 < rate < 8000 for rate in rates), "the rate would be 4,000 if loads counted as prefill"
 
 
-def test_its_table_follows_what_the_servers_hold() -> None:
+def test_the_pickers_table_has_the_capacity_of_each_server() -> None:
     router, fleet = a_run()
     fleet.run()
     table = router.pickers[0].table

@@ -55,7 +55,7 @@ def test_equal_servers_are_taken_by_chance() -> None:
     assert {choice(rule) for _ in range(50)} == {0, 1, 2}
 
 
-def test_turns_go_around() -> None:
+def test_round_robin_takes_each_server_in_turn() -> None:
     rule = load.RoundRobin(a_world())
     assert sorted(choice(rule) for _ in range(3)) == [0, 1, 2]
 
@@ -79,14 +79,14 @@ def test_hashes_of_the_text_keep_equal_prompts_together(rule: type[load.FirstCha
     assert len({choice(one, what=asked((7, 200))) for _ in range(20)}) == 1
 
 
-def test_the_start_of_a_prompt_is_so_many_characters_of_it() -> None:
+def test_the_head_of_a_prompt_is_its_first_characters() -> None:
     system, long, short = (1, 300), (2, 50), (3, 50)
     assert asked(system, long).head(num_chars=1200) == asked(system, short).head(num_chars=1200)
     assert asked(system, long).head(num_chars=1300) != asked(system, short).head(num_chars=1300)
     assert asked(short, long).head(num_chars=100) == asked(short, system).head(num_chars=100)
 
 
-def test_bounded_loads_walk_past_a_full_server() -> None:
+def test_bounded_loads_skip_a_full_server() -> None:
     home = choice(load.BoundedLoads(a_world()))
     loads = [1, 1, 1]
     loads[home] = 8
@@ -97,12 +97,12 @@ def test_the_trie_follows_the_match_whatever_the_load() -> None:
     assert choice(prefix.HashTrie(a_world(in_flight=(90, 0, 0))), 3, 2, 0) == 0
 
 
-def test_the_exact_lookup_wants_nearly_the_whole_prompt() -> None:
+def test_the_exact_lookup_needs_nearly_the_whole_prompt() -> None:
     long = asked((1, 5000))
     assert choice(prefix.KvAware(a_world()), 0, 40, 45, what=long) == 1
 
 
-def test_the_radix_tree_has_one_owner_until_loads_part() -> None:
+def test_the_radix_tree_keeps_one_owner_until_loads_differ_much() -> None:
     world = a_world(in_flight=(20, 0, 0))
     rule = prefix.RadixTree(world)
     rule.placed(asked(), world.pods[0], now=0.0)
@@ -112,7 +112,7 @@ def test_the_radix_tree_has_one_owner_until_loads_part() -> None:
     assert choice(rule) in {1, 2}
 
 
-def test_ray_takes_the_shortest_queue_of_the_deepest() -> None:
+def test_ray_takes_the_shortest_queue_among_the_longest_matches() -> None:
     world = a_world(in_flight=(5, 3, 0))
     rule = prefix.RayPrefix(world)
     for pod in world.pods[:2]:
@@ -127,7 +127,7 @@ def test_aibrix_takes_the_best_match_that_is_not_overloaded() -> None:
     assert choice(prefix.Aibrix(a_world(in_flight=(30, 4, 3))), 9, 5, 0) == 2
 
 
-def test_affinity_gives_way_to_a_backlog_over_its_budget() -> None:
+def test_affinity_leaves_a_server_whose_backlog_is_over_its_budget() -> None:
     assert choice(prefix.LlmdAffinity(a_world(backlog=(100_000, 0, 0))), 9, 0, 0) == 0
     assert choice(prefix.LlmdAffinity(a_world(backlog=(400_000, 10, 0))), 9, 0, 0) == 2
 
@@ -138,12 +138,12 @@ def test_affinity_counts_this_requests_own_work_beside_the_backlog() -> None:
     assert choice(prefix.LlmdAffinity(a_world(backlog=(50, 100, 0))), 8, 9, 0) == 1
 
 
-def test_the_deepest_holders_share_by_load() -> None:
+def test_holders_of_the_longest_match_share_requests_by_load() -> None:
     assert choice(prefix.DeepestHolder(a_world(in_flight=(5, 3, 0))), 9, 9, 4) == 1
     assert choice(prefix.DeepestHolder(a_world(in_flight=(5, 3, 0)))) == 2
 
 
-def test_a_learned_rule_finds_out_which_server_is_slow() -> None:
+def test_a_learning_rule_finds_out_which_server_is_slow() -> None:
     world = a_world()
     rule = Learned(world, explore=0.0)
     for number in range(90):
@@ -176,7 +176,7 @@ def test_lmetric_multiplies_work_by_load() -> None:
     assert choice(cost.LMetric(a_world(in_flight=(3, 0, 5))), 8, 0, 0) == 0
 
 
-def test_the_prefill_scale_lets_dynamo_hold_on_to_a_cached_server() -> None:
+def test_a_larger_prefill_scale_makes_dynamo_stay_with_a_cached_server() -> None:
     world = a_world()
     world.pods[0].active_blocks.update(block_names((Segment(77, 600),), block_tokens=BLOCK))
     # One server has 5 blocks to compute, 6 active and 10 of this prompt: 21. The other has 10 and 10. If
@@ -185,23 +185,23 @@ def test_the_prefill_scale_lets_dynamo_hold_on_to_a_cached_server() -> None:
     assert choice(cost.Dynamo(world, scale=2.0), 5, 0, 0) == 0
 
 
-def test_load_aware_takes_load_above_the_mean_off_the_match() -> None:
+def test_load_aware_subtracts_load_above_the_mean_from_the_match() -> None:
     assert choice(cost.LoadAware(a_world(in_flight=(4, 3, 3))), 5, 0, 0) == 0
     assert choice(cost.LoadAware(a_world(in_flight=(9, 1, 2))), 5, 0, 0) == 1
 
 
-def test_predicted_ttft_counts_late_tokens_as_dearer() -> None:
+def test_predicted_ttft_counts_late_tokens_as_more_expensive() -> None:
     assert choice(cost.PredictedTtft(a_world(backlog=(600, 0, 0))), 8, 0, 0) == 0
     assert choice(cost.Mooncake(a_world(backlog=(900, 0, 0))), 8, 0, 0) in {1, 2}
 
 
-def test_a_heavier_own_price_holds_on_to_the_cache_for_longer() -> None:
+def test_a_higher_price_of_own_work_stays_with_the_cache_for_longer() -> None:
     world = a_world(backlog=(1500, 0, 0))
     assert choice(cost.ExactCost(world, weight=1.0), 9, 0, 0) in {1, 2}
     assert choice(cost.ExactCost(world, weight=3.0), 9, 0, 0) == 0
 
 
-def test_the_price_of_stalls_sends_long_prompts_away_from_where_answers_are_written() -> None:
+def test_the_stall_price_sends_long_prompts_away_from_servers_that_write_answers() -> None:
     world = a_world(in_flight=(10, 0, 0), backlog=(0, 1200, 1200))
     assert choice(cost.ExactCost(world, stall=0.0)) == 0
     assert choice(cost.ExactCost(world, stall=0.15)) in {1, 2}

@@ -38,7 +38,7 @@ def row(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", ["b2b", "chat"])
-def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(workload: str) -> None:
+def test_four_replicas_that_share_have_hits_and_load_spread_like_one_replica(workload: str) -> None:
     capacity = calibrate(workload, Setting(scale=SCALE))
     one = row(workload, capacity, replicas=1)
     four = row(workload, capacity, replicas=4, share_delay_s=0.05)
@@ -49,7 +49,7 @@ def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(wo
     assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
 
 
-def test_the_run_of_many_servers_says_what_each_part_of_the_pickers_work_costs() -> None:
+def test_a_run_of_many_servers_measures_the_cost_of_each_part_of_the_pickers_work() -> None:
     pool = scale.Pool("least-cost", 2)
     row, meter, told_bytes = scale.run(pool, servers=16, rate_per_s=160, seconds=2)
     assert row.completed == 1.0
@@ -70,7 +70,7 @@ def test_pickers_that_share_nothing_find_all_hits_if_equal_system_prompts_go_to_
     assert hits(scale.Pool("least-cost", 4, share=False)) < 0.9 * one
 
 
-def test_what_runs_inside_something_else_is_not_counted_there() -> None:
+def test_time_in_an_inner_part_is_not_counted_in_the_outer_part() -> None:
     meter = scale.Meter(clock=itertools.count().__next__)
     with meter.on("outer"), meter.on("inner"):
         pass

@@ -140,7 +140,7 @@ def shape_of(*, num_blocks: int, max_num_seqs: int, budget: int, max_loras: int 
     mean_gap_s=st.sampled_from([0.01, 0.1, 0.5]),
     adapters=st.sampled_from([0, 5]),
 )
-def test_hits_and_times_are_those_of_the_real_engine(
+def test_hits_and_times_equal_those_of_the_real_engine(
     *, seed: int, num_blocks: int, max_num_seqs: int, budget: int, mean_gap_s: float, adapters: int
 ) -> None:
     work = arrivals(random.Random(seed), count=40, mean_gap_s=mean_gap_s, adapters=adapters)
@@ -161,7 +161,7 @@ def test_invariants_hold_after_each_event(seed: int, num_blocks: int) -> None:
     run_sim(work, shape_of(num_blocks=num_blocks, max_num_seqs=4, budget=64), checked=True)
 
 
-def test_an_arrival_waits_for_the_step_under_way_and_no_longer() -> None:
+def test_an_arrival_waits_only_for_the_current_step() -> None:
     shape = shape_of(num_blocks=400, max_num_seqs=4, budget=64)
     long_answer = Arrival(0, at_s=0.0, prompt=[7] * 3, answer_tokens=400, adapter="")
     late = Arrival(1, at_s=1.0, prompt=[9] * 3, answer_tokens=1, adapter="")
@@ -171,7 +171,7 @@ def test_an_arrival_waits_for_the_step_under_way_and_no_longer() -> None:
     assert 1.0 < first_s < 1.0 + 2.2 * shape.costs.decode_step_s
 
 
-def test_a_dead_server_gives_back_all_it_held() -> None:
+def test_a_dead_server_frees_all_its_blocks() -> None:
     engine = SimEngine(shape_of(num_blocks=40, max_num_seqs=1, budget=64))
     for number in range(3):
         engine.add(Job(job_id=number, names=[], num_prompt_tokens=4, num_answer_tokens=2), now=0.0)

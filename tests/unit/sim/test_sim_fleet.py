@@ -17,7 +17,7 @@ SHAPE = EngineShape(num_blocks=200, block_tokens=16)
 
 
 class InTurn:
-    """Routes round robin, and notes everything that it hears."""
+    """Routes round robin, and records everything that it hears."""
 
     def __init__(self) -> None:
         self.servers: list[str] = []
@@ -105,7 +105,7 @@ def test_a_next_turn_finds_the_answer_in_the_cache() -> None:
     assert second.num_cached_tokens == computed // 16 * 16
 
 
-def test_a_server_that_restarts_fails_what_it_held_and_is_cold() -> None:
+def test_a_server_that_restarts_fails_its_open_requests_and_is_cold() -> None:
     plan = FleetPlan(shape=SHAPE, num_servers=1, changes=(Change(at_s=2.0, restart="pod-0"),))
     outcome, router = run(plan, Steady(count=5, gap_s=0.95))
     assert ("servers", 1, "pod-0") in router.told
@@ -138,7 +138,7 @@ def test_a_slow_server_takes_longer() -> None:
     assert min(took["pod-0"]) > max(took["pod-1"])
 
 
-def test_the_horizon_leaves_what_is_unfinished() -> None:
+def test_requests_are_unfinished_at_the_horizon() -> None:
     outcome, _ = run(FleetPlan(shape=SHAPE, num_servers=1, horizon_s=1.0), Steady(count=100, gap_s=0.02))
     assert outcome.ended_s <= 1.0
     assert not all(record.completed for record in outcome.records)
@@ -155,7 +155,7 @@ def test_prompts_share_blocks_as_far_as_their_segments_do() -> None:
     assert len(render(shared, bytes_per_token=3.5)) == 175 + 105
 
 
-def test_pages_count_what_the_records_say() -> None:
+def test_the_counters_of_a_page_agree_with_the_records() -> None:
     plan = FleetPlan(shape=SHAPE, num_servers=1, scrape_interval_s=0.05)
     # The pages stop at the last end, so only a request that comes after all others has time for one more
     # page.

@@ -44,7 +44,7 @@ class Page:
         return dict(zip(COLUMNS, row, strict=True))
 
 
-def test_a_row_has_the_load_of_all_pickers_and_the_time_until_the_backlog_is_computed() -> None:
+def test_a_row_has_the_load_from_all_pickers_and_the_time_until_the_backlog_is_computed() -> None:
     page = Page(
         endpoint(
             in_flight=2,
@@ -64,7 +64,7 @@ def test_a_row_has_the_load_of_all_pickers_and_the_time_until_the_backlog_is_com
     assert (row["predicted"], row["actual"]) == (None, None), "nothing was asked since the page began"
 
 
-def test_an_endpoint_without_known_numbers_has_none_and_no_backlog() -> None:
+def test_unknown_numbers_of_an_endpoint_are_none_and_its_backlog_is_0() -> None:
     row = Page(endpoint(ready=False, left_out="half of its answers failed")).row()
     assert (row["state"], row["why"]) == ("out", "half of its answers failed")
     assert (row["waiting"], row["kv"], row["mirror"], row["backlog_s"]) == (None, None, None, 0.0)
@@ -103,7 +103,7 @@ def test_counters_of_a_server_that_started_again_give_no_rate_out_of_bounds() ->
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(100, 2.0), (101, 10.0)])
-def test_the_page_is_made_once_for_all_who_ask_within_seconds(count: int, seconds: float) -> None:
+def test_the_page_is_made_once_for_all_requests_within_some_seconds(count: int, seconds: float) -> None:
     page = Page(*(endpoint(f"s{n}") for n in range(count)))
     first = page.board.own()
     page.clock.now += seconds - 0.1
@@ -113,7 +113,7 @@ def test_the_page_is_made_once_for_all_who_ask_within_seconds(count: int, second
     assert page.asked == 2
 
 
-async def test_without_siblings_the_packed_page_is_the_own_part() -> None:
+async def test_without_other_pickers_the_packed_page_is_our_own_part() -> None:
     page = Page(endpoint())
     packed = await page.board.packed()
     assert json.loads(gzip.decompress(packed)) == json.loads(json.dumps(page.board.own()))
@@ -141,7 +141,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     )
 
 
-def test_the_part_for_another_picker_leaves_out_the_servers_and_comes_back() -> None:
+def test_the_part_for_another_picker_has_no_servers_and_can_be_read_back() -> None:
     explained = {"requests": 3, "prompt_tokens": 10, "matched_tokens": 4, "causes": []}
     page = Page(endpoint(), explain=lambda _: explained)
     part = page.board.part()

@@ -19,7 +19,7 @@ def shown(status: PickerStatus) -> Shown:
     return Shown(RequestCounts(), {A: ServerCounts()}, ProcessCounts(), status)
 
 
-def test_each_metric_has_a_name_of_its_own_by_the_conventions_of_prometheus() -> None:
+def test_each_metric_has_its_own_name_by_the_conventions_of_prometheus() -> None:
     assert [name for name, count in Counter(m.name for m in METRICS).items() if count > 1] == []
     for metric in METRICS:
         assert re.fullmatch(r"epp_[a-z0-9_]+", metric.name)
@@ -28,7 +28,7 @@ def test_each_metric_has_a_name_of_its_own_by_the_conventions_of_prometheus() ->
         assert len(set(metric.labels)) == len(metric.labels)
 
 
-def test_each_help_text_is_a_sentence_without_what_would_break_the_table() -> None:
+def test_each_help_text_is_a_sentence_without_characters_that_break_the_table() -> None:
     for metric in METRICS:
         assert metric.help.endswith("."), metric.name
         assert "|" not in metric.help

@@ -35,7 +35,7 @@ def test_a_repeated_id_names_the_later_decision_and_outlives_the_earlier() -> No
     assert ring.get("same") is second
 
 
-def test_a_ring_of_nothing_keeps_nothing() -> None:
+def test_a_ring_of_size_0_keeps_nothing() -> None:
     ring = DecisionRing(maxlen=0)
     ring.append(decision())
     assert (len(ring), ring.last(5), ring.get("r1")) == (0, [], None)
@@ -62,7 +62,7 @@ def test_the_ring_holds_the_last_records_and_finds_the_newest_of_each_id(keep: i
             assert ring.get(each) is next((r for r in kept if r.request_id == each), None)
 
 
-def test_json_shows_what_came_after_the_pick() -> None:
+def test_json_shows_the_outcome_after_the_pick() -> None:
     ring = DecisionRing(maxlen=1)
     made = decision()
     ring.append(made)
@@ -83,7 +83,7 @@ def test_json_shows_what_came_after_the_pick() -> None:
     assert shown["candidates"][0]["parts_s"] == {"backlog": 0.025, "prefill": 0.1}
 
 
-def test_text_that_is_not_utf8_endless_or_not_a_number_is_still_json() -> None:
+def test_invalid_utf8_long_text_and_nan_still_give_json() -> None:
     made = decision("id-\ud800", model="m" * 100_000)
     made.ttft_s = math.inf
     shown = json.loads(encode(as_json(made)))

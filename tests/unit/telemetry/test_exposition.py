@@ -73,7 +73,9 @@ def page_of_servers(servers: Mapping[str, Server]) -> CollectorRegistry:
 
 
 @given(st.lists(VALUES, max_size=30), st.lists(st.integers(0, 10**6), max_size=5), st.integers(-5, 5))
-def test_the_page_is_that_of_the_library(seconds: list[float], things: list[int], now: int) -> None:
+def test_the_page_equals_that_of_the_prometheus_library(
+    seconds: list[float], things: list[int], now: int
+) -> None:
     counted, theirs = Counted(), CollectorRegistry()
     their_counter = Counter("t_things_total", "Things.", registry=theirs)
     their_gauge = Gauge("t_now", "Things now.", registry=theirs)
@@ -113,6 +115,6 @@ def test_each_kind_of_value_becomes_series_with_its_objects_labels(
     assert page_of_servers(servers).get_sample_value(name, labels) == value
 
 
-def test_a_none_gives_no_series_and_a_missing_object_no_family() -> None:
+def test_a_value_of_none_gives_no_series_and_without_objects_there_is_no_family() -> None:
     assert [s for s in samples(page_of_servers({"b": Server(None, "", {}, {})})) if s[0] == "t_speed"] == []
     assert list(page_of_servers({}).collect()) == []

@@ -35,17 +35,17 @@ def test_json_carries_the_extra_fields() -> None:
     assert line["time"].endswith("Z")
 
 
-def test_extra_fields_cannot_pose_as_the_message() -> None:
+def test_extra_fields_cannot_replace_the_message() -> None:
     assert json.loads(logged("json", "real", level="debug", logger="x"))["level"] == "warning"
 
 
-def test_text_is_for_people() -> None:
+def test_text_lines_are_readable() -> None:
     line = logged("text", "serving", worker=0, request_id="r1")
     assert line.endswith("warning epp.test: serving request_id=r1 worker=0\n")
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_value_cannot_start_a_line_of_its_own(form: Literal["json", "text"]) -> None:
+def test_a_value_cannot_start_a_new_line(form: Literal["json", "text"]) -> None:
     line = logged(form, "bad id %s", "x\n2026 forged\r\x1b[31m\ud800", request_id="y\u2028z")
     assert line.count("\n") == 1
     assert line.isascii()
@@ -64,7 +64,7 @@ def test_an_exception_is_part_of_its_line() -> None:
     assert "ValueError: invalid literal" in line["exception"]
 
 
-def test_setting_up_again_replaces_and_the_level_holds() -> None:
+def test_a_second_setup_replaces_the_handler_and_the_level_is_respected() -> None:
     first, second = io.StringIO(), io.StringIO()
     setup_logging(Log(level="info"), stream=first)
     handler = setup_logging(Log(level="error"), stream=second)

@@ -114,7 +114,7 @@ def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown
     assert shown.samples("epp_unread_bodies_total") == {("costly_body",): 2}
 
 
-def test_fine_times_fall_into_fine_buckets(shown: Shown) -> None:
+def test_short_times_fall_into_fine_buckets(shown: Shown) -> None:
     shown.metrics.on_event(Parsed(0.00003, 1))
     buckets = shown.samples("epp_parse_seconds_bucket")
     assert buckets["1e-05",] == buckets["2e-05",] == 0
@@ -143,7 +143,7 @@ def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> Non
     assert shown.value("epp_reload_ok", "policy") == 0
 
 
-def test_answers_are_counted_by_who_served_and_what_came_and_go_with_the_endpoint(shown: Shown) -> None:
+def test_answers_are_counted_by_server_and_status_and_removed_with_the_endpoint(shown: Shown) -> None:
     for status, headers_s in ((200, 0.5), (204, 0.25), (503, 0.1), (429, 0.1), (404, 0.1), (400, 0.1)):
         done = pick(decision(chosen="b"))
         done.decision.served_by, done.decision.status = EndpointName("a"), status
@@ -170,7 +170,7 @@ def test_a_server_that_is_left_out_shows_with_its_failure_share(shown: Shown) ->
     assert shown.samples("epp_endpoint_failure_share") == {("a",): 0.75}
 
 
-def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Shown) -> None:
+def test_only_answers_with_reported_hits_are_compared_with_the_prediction(shown: Shown) -> None:
     told, silent = pick(), pick(decision("r2"))
     told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
     for made in (told, silent):
@@ -182,7 +182,7 @@ def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Sho
     assert shown.value("epp_sampled_ttft_seconds_count") == 1
 
 
-def test_state_is_read_at_the_time_of_asking(shown: Shown) -> None:
+def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
     status = EndpointStatus(
         name=EndpointName("a"),
         address=HERE,
@@ -211,12 +211,12 @@ def test_state_is_read_at_the_time_of_asking(shown: Shown) -> None:
     assert shown.value("epp_endpoints_without_model_list") == 3
 
 
-def test_what_a_server_does_not_say_is_absent_not_zero(shown: Shown) -> None:
+def test_numbers_that_a_server_does_not_report_are_absent_and_not_zero(shown: Shown) -> None:
     for name in ("running", "waiting", "kv_usage_ratio", "capacity_tokens", "scrape_age_seconds"):
         assert shown.samples(f"epp_endpoint_{name}") == {}
 
 
-def test_series_of_an_endpoint_go_with_it(shown: Shown) -> None:
+def test_the_series_of_an_endpoint_are_removed_with_the_endpoint(shown: Shown) -> None:
     shown.metrics.on_event(began(pick(decision(chosen="a"))))
     shown.metrics.on_event(began(pick(decision(chosen="b"))))
     a, b = (EndpointStatus(name=EndpointName(name), address=HERE) for name in "ab")
@@ -235,14 +235,14 @@ def test_label_values_from_outside_cannot_forge_a_line(shown: Shown) -> None:
     assert shown.value("epp_in_flight") == 0
 
 
-def test_what_pickers_share_is_shown_by_reason_and_absent_without_sharing(shown: Shown) -> None:
+def test_skipped_events_of_sharing_are_shown_by_reason_and_absent_without_sharing(shown: Shown) -> None:
     assert shown.value("epp_sharing_peers") == 3
     assert shown.samples("epp_sharing_skipped_events_total") == {("stale",): 2}
     shown.status = PickerStatus()
     assert shown.samples("epp_sharing_peers") == {}
 
 
-def test_what_exact_mode_knows_is_shown_and_absent_where_it_is_off(shown: Shown) -> None:
+def test_the_numbers_of_exact_mode_are_shown_and_absent_if_it_is_off(shown: Shown) -> None:
     assert shown.samples("epp_exact_model") == {("m", "on"): 1}
     assert shown.samples("epp_exact_prompts_total") == {("m", "mapped"): 9, ("m", "content"): 1}
     assert shown.samples("epp_exact_endpoint") == {("a", "partly"): 1}
@@ -252,7 +252,7 @@ def test_what_exact_mode_knows_is_shown_and_absent_where_it_is_off(shown: Shown)
     assert shown.samples("epp_exact_model") == {}
 
 
-def test_spans_are_counted_by_what_became_of_them_and_absent_without_tracing(shown: Shown) -> None:
+def test_spans_are_counted_by_outcome_and_absent_without_tracing(shown: Shown) -> None:
     assert shown.samples("epp_trace_spans_total") == {("sent",): 8, ("failed",): 0, ("dropped",): 2}
     shown.status = PickerStatus()
     assert shown.samples("epp_trace_spans_total") == {}
@@ -264,7 +264,7 @@ def test_two_pickers_in_one_process_do_not_share_counts() -> None:
     assert (one.value("epp_in_flight"), two.value("epp_in_flight")) == (1, 0)
 
 
-def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
+def test_the_reference_names_exactly_the_served_metrics(shown: Shown) -> None:
     page = metrics_reference()
     shown.metrics.on_event(began(pick()))
     fast = EndpointStatus(name=EndpointName("a"), address=HERE, prefill_tokens_per_s=9000.0)
@@ -284,7 +284,7 @@ def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
     assert page.count("\n| `epp_") == len(specs)
 
 
-def test_prompts_computed_elsewhere_are_counted_by_who_computes_them(shown: Shown) -> None:
+def test_prompts_computed_elsewhere_are_counted_by_prefill_endpoint(shown: Shown) -> None:
     told = decision()
     told.prefill = Prefill(
         name=EndpointName("a"),

@@ -13,7 +13,7 @@ from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 
 
-def test_a_refusal_is_logged_under_its_request_id_by_whose_fault_it_is(
+def test_a_refusal_is_logged_with_its_request_id_and_its_level_depends_on_the_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -45,28 +45,28 @@ def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
     assert pool.saturation == pytest.approx(0.6)
 
 
-def test_as_much_again_of_servers_halves_the_saturation() -> None:
+def test_twice_as_many_servers_halve_the_saturation() -> None:
     few = [server("a", backlog=4000)]
     (before,), (after,) = (pools_of(each, [], goal_s=2.0) for each in (few, [*few, server("b")]))
     assert (before.saturation, after.saturation) == (2.0, 1.0)
 
 
-def test_caches_full_of_running_requests_saturate_too() -> None:
+def test_caches_that_are_full_of_running_requests_also_mean_saturation() -> None:
     (pool,) = pools_of([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], [], goal_s=2.0)
     assert pool.saturation == pytest.approx(0.8)
 
 
-def test_servers_that_compute_prompts_most_of_the_time_saturate_before_anything_waits() -> None:
+def test_servers_that_compute_prompts_most_of_the_time_are_saturated_before_requests_wait() -> None:
     (pool,) = pools_of([server("a", computed=900), server("b", computed=300)], [], goal_s=2.0)
     assert (pool.busy, pool.saturation) == (0.6, 0.6)
 
 
-def test_a_server_whose_counters_make_no_sense_does_not_have_others_started() -> None:
+def test_a_server_with_impossible_counters_does_not_raise_the_saturation() -> None:
     (pool,) = pools_of([server("a", computed=1e15), server("b"), server("c"), server("d")], [], goal_s=2.0)
     assert (pool.busy, pool.saturation) == (0.25, 0.25)
 
 
-def test_servers_that_take_no_requests_are_no_capacity_and_models_are_apart() -> None:
+def test_servers_that_take_no_requests_are_not_counted_and_each_model_has_its_own_numbers() -> None:
     servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
     pools = {pool.model: pool for pool in pools_of(servers, [held(100, model="other")], goal_s=1.0)}
     assert {model: (pool.servers, pool.saturation) for model, pool in pools.items()} == {
@@ -75,11 +75,11 @@ def test_servers_that_take_no_requests_are_no_capacity_and_models_are_apart() ->
     }
 
 
-def test_of_a_model_without_a_server_nothing_is_said() -> None:
+def test_a_model_without_a_server_has_no_pool() -> None:
     assert pools_of([server("gone", ready=False)], [held(100)], goal_s=1.0) == []
 
 
-def test_two_pools_of_one_model_have_their_own_numbers_and_share_what_waits() -> None:
+def test_two_pools_of_one_model_have_their_own_numbers_and_share_the_waiting_requests() -> None:
     servers = [
         server("a", pool="old", backlog=500),
         server("b", pool="new", rate=3000),

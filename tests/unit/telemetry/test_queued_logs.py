@@ -29,7 +29,7 @@ def handler_on(stream: TextIO) -> Iterator[QueuedHandler]:
         handler.close()
 
 
-def test_a_reader_that_stalls_holds_up_nobody_and_lines_are_dropped_and_counted() -> None:
+def test_a_stalled_reader_does_not_block_the_picker_and_lines_are_dropped_and_counted() -> None:
     read_end, write_end = os.pipe()
     with open(write_end, "w", encoding="utf-8") as stream, open(read_end, encoding="utf-8") as reader:  # noqa: PTH123 - descriptors
         handler = QueuedHandler(stream)
@@ -53,7 +53,7 @@ def test_a_reader_that_stalls_holds_up_nobody_and_lines_are_dropped_and_counted(
     assert "after\n" in lines
 
 
-def test_lines_that_one_place_repeats_are_summed_up() -> None:
+def test_repeated_lines_from_one_place_are_summed_up() -> None:
     stream = io.StringIO()
     with handler_on(stream) as handler:
         for n in range(107):
@@ -67,7 +67,7 @@ def test_lines_that_one_place_repeats_are_summed_up() -> None:
     ]
 
 
-def test_a_window_ends_by_itself_and_debug_lines_are_all_written() -> None:
+def test_a_window_of_repeated_lines_ends_by_itself_and_all_debug_lines_are_written() -> None:
     repeats = Repeats()
     admitted = [repeats.admits(record("a"), now=now) for now in (0.0, *[1.0] * 99, 2.0, 3.0)]
     assert admitted == [True] * 100 + [False, False]
@@ -78,7 +78,7 @@ def test_a_window_ends_by_itself_and_debug_lines_are_all_written() -> None:
     assert list(repeats.ended(now=100.0)) == []
 
 
-def test_a_stream_that_is_gone_and_a_value_without_text_end_nothing(tmp_path: Path) -> None:
+def test_a_closed_stream_and_a_value_without_text_raise_nothing(tmp_path: Path) -> None:
     class Broken:
         def __str__(self) -> str:
             raise RuntimeError("no text")
@@ -104,7 +104,7 @@ for n in range(5000):
 """
 
 
-def test_a_process_whose_standard_error_nobody_reads_ends_with_its_own_status() -> None:
+def test_a_process_with_an_unread_standard_error_ends_with_its_own_status() -> None:
     with subprocess.Popen([sys.executable, "-c", STALLED], stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0
         assert process.stderr is not None

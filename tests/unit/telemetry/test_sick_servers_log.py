@@ -1,3 +1,5 @@
+"""The log lines about servers that are left out."""
+
 from __future__ import annotations
 
 import logging

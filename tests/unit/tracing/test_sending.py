@@ -57,7 +57,7 @@ def finish(sender: Sender[int]) -> None:
     assert sender.finished.wait(LONG_S)
 
 
-def test_a_full_batch_goes_at_once_and_the_rest_when_it_ends(collector: Collector) -> None:
+def test_a_full_batch_is_sent_at_once_and_the_rest_at_the_end(collector: Collector) -> None:
     collector.open.set()
     sender = sender_to(collector)
     for n in range(6):
@@ -69,7 +69,7 @@ def test_a_full_batch_goes_at_once_and_the_rest_when_it_ends(collector: Collecto
     assert sender.counts == {"sent": 6, "failed": 0, "dropped": 0}
 
 
-def test_a_batch_that_is_not_full_goes_after_the_delay(collector: Collector) -> None:
+def test_a_batch_that_is_not_full_is_sent_after_the_delay(collector: Collector) -> None:
     collector.open.set()
     sender = sender_to(collector, delay_s=0.01)
     sender.put(1)
@@ -77,7 +77,7 @@ def test_a_batch_that_is_not_full_goes_after_the_delay(collector: Collector) -> 
     finish(sender)
 
 
-def test_while_the_collector_hangs_the_queue_fills_and_the_newest_are_dropped_and_counted(
+def test_while_the_collector_hangs_the_newest_spans_beyond_the_queue_are_dropped_and_counted(
     collector: Collector,
 ) -> None:
     sender = sender_to(collector)
@@ -93,7 +93,7 @@ def test_while_the_collector_hangs_the_queue_fills_and_the_newest_are_dropped_an
 
 
 @pytest.mark.parametrize("answer", [False, OSError("no route")])
-def test_what_does_not_arrive_is_counted_and_the_next_batch_is_tried(
+def test_spans_that_do_not_arrive_are_counted_and_the_next_batch_is_tried(
     collector: Collector, *, answer: bool | Exception
 ) -> None:
     collector.open.set()

@@ -16,7 +16,9 @@ GOOD = f"00-{TRACE}-{SPAN}-01"
     ("text", "sampled"),
     [(GOOD, True), (f"00-{TRACE}-{SPAN}-00", False), (f"00-{TRACE}-{SPAN}-03", True)],
 )
-def test_a_good_one_names_trace_span_and_whether_it_is_sampled(text: str, *, sampled: bool) -> None:
+def test_a_valid_header_names_trace_span_and_whether_the_trace_is_sampled(
+    text: str, *, sampled: bool
+) -> None:
     assert read_traceparent(text) == Parent(int(TRACE, 16), int(SPAN, 16), sampled)
 
 
@@ -42,11 +44,11 @@ def test_a_later_version_may_have_more_fields() -> None:
         f"00-{TRACE[:-1]}٣-{SPAN}-01",
     ],
 )
-def test_what_is_none_is_ignored(text: str) -> None:
+def test_an_invalid_header_is_ignored(text: str) -> None:
     assert read_traceparent(text) is None
 
 
 @given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.*", fullmatch=True))
-def test_no_text_is_too_strange(text: str) -> None:
+def test_any_text_is_read_or_ignored(text: str) -> None:
     parent = read_traceparent(text)
     assert parent is None or (0 < parent.trace_id < 2**128 and 0 < parent.span_id < 2**64)

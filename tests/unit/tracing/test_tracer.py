@@ -69,7 +69,7 @@ def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def test_a_span_says_what_was_asked_predicted_and_done() -> None:
+def test_a_span_has_attributes_of_request_prediction_and_outcome() -> None:
     traces = Traces()
     told = decision(request_id="r7", model="base", prompt_tokens=1000, matched_tokens=600)
     made = pick(told)
@@ -124,7 +124,7 @@ def test_a_span_is_the_child_of_the_callers_and_the_decision_names_its_trace() -
 
 
 @pytest.mark.parametrize("trace", ["", "nonsense", CALLER + "-x", CALLER.upper(), "00-" + "0" * 52])
-def test_without_a_context_that_can_be_read_it_begins_a_trace(trace: str) -> None:
+def test_without_a_readable_context_a_span_begins_a_new_trace(trace: str) -> None:
     traces = Traces()
     traces.one(trace=trace)
     (span,) = traces.arrived()
@@ -140,7 +140,7 @@ def test_the_caller_decides_on_sampling_by_default() -> None:
     assert made.decision.trace_id == ""
 
 
-def test_a_sampler_that_asks_no_parent_takes_them_all() -> None:
+def test_a_sampler_that_ignores_the_parent_takes_all_traces() -> None:
     traces = Traces(ALWAYS_ON)
     traces.one(trace=UNSAMPLED)
     assert len(traces.arrived()) == 1
@@ -182,7 +182,7 @@ def test_a_failed_request_is_an_error_in_its_trace(status: int | None, outcome: 
     assert not span.status.is_ok
 
 
-def test_nothing_is_kept_of_requests_that_are_over() -> None:
+def test_the_tracer_keeps_no_decision_of_ended_requests() -> None:
     traces = Traces()
     kept = pick()
     before = sys.getrefcount(kept.decision)

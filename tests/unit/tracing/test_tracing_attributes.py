@@ -23,7 +23,7 @@ def test_unknown_values_are_left_out_and_the_first_destination_stands_for_the_se
     assert all(value is not None for value in found.values())
 
 
-def test_a_finished_request_says_who_served_it_and_how() -> None:
+def test_a_finished_request_has_its_server_and_status() -> None:
     told = decision(adapter="sql")
     told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "ended"
     found = attributes_of(told)

@@ -1,4 +1,4 @@
-"""Tracing is on or off, and its bounds are read, by the configuration and OpenTelemetry's own variables."""
+"""The configuration and OpenTelemetry's own variables turn tracing on or off and give its bounds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_variable_that_cannot_be_used_is_named_before_the_start(
     assert len(str(caught.value)) < 200
 
 
-def test_where_tracing_is_off_wrong_variables_harm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variables_are_ignored_if_tracing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "none")
     start.require(False)
 
@@ -92,7 +92,7 @@ def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_a_collector_that_hangs_delays_the_end_by_no_more_than_two_seconds() -> None:
+async def test_a_collector_that_hangs_delays_the_end_only_for_a_bounded_time() -> None:
     asked, free = threading.Event(), threading.Event()
 
     def export(_: Sequence[Any]) -> bool:

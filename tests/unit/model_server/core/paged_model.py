@@ -39,7 +39,7 @@ class PagedModel:
         values = []
         for value, chunk in zip(self.forward(plan), plan.chunks, strict=True):
             if chunk.kept is not None:
-                assert chunk.kept.last_logits == value, "what was kept is not what the blocks hold"
+                assert chunk.kept.last_logits == value, "the kept logits differ from those of the blocks"
             values.append(value)
         return StepResult(
             [

@@ -43,7 +43,7 @@ def ask(engine: Engine, name: str, *, approximation: str = "", prompt: list[Toke
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_one(
+def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_block(
     algorithm: HashAlgorithm,
 ) -> None:
     chains = []
@@ -62,7 +62,7 @@ def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_one(
     assert len({block for chain in chains for block in chain}) == 24
 
 
-def test_002_8_exact_requests_never_reuse_approximate_blocks_and_nobody_is_told_of_them() -> None:
+def test_002_8_exact_requests_never_reuse_approximate_blocks_and_no_event_names_them() -> None:
     config = EngineConfig(num_blocks=12, block_size_tokens=16, eos_token_id=NO_TOKEN)
     engine = Engine(config, CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7)))
     heard = engine.kv_cache.observer = Heard()

@@ -27,7 +27,7 @@ def scan(held: dict[Block, tuple[TokenId, ...]], wanted: tuple[TokenId, ...]) ->
 
 @settings(max_examples=300, deadline=None)
 @given(contents=st.lists(_tokens, max_size=30), wanted=st.lists(_tokens, max_size=10), rng=st.randoms())
-def test_the_longest_common_beginning_is_the_one_that_a_scan_finds(
+def test_the_index_finds_the_longest_common_beginning_as_a_scan_does(
     contents: list[tuple[TokenId, ...]], wanted: list[tuple[TokenId, ...]], rng: random.Random
 ) -> None:
     index, held = Beginnings(), dict[Block, tuple[TokenId, ...]]()
@@ -66,7 +66,7 @@ class Counted(int):
 
 
 @pytest.mark.parametrize("kind", ["look up", "add"])
-def test_the_work_grows_by_a_few_comparisons_where_the_blocks_grow_sixteenfold(kind: str) -> None:
+def test_sixteen_times_as_many_blocks_take_only_a_few_more_comparisons(kind: str) -> None:
     worst = {}
     for number in (500, 8000):
         rng, index = random.Random(3), Beginnings()

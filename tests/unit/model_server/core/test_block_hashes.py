@@ -126,7 +126,7 @@ def test_vllms_formulas_agree_with_the_rule_for_large_tokens_adapters_and_salts(
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_scopes_seeds_and_what_came_before_change_every_hash(algorithm: HashAlgorithm) -> None:
+def test_scopes_seeds_and_earlier_tokens_change_every_hash(algorithm: HashAlgorithm) -> None:
     tokens = list(range(64))
     scopes = [
         PLAIN,

@@ -54,7 +54,7 @@ def held(engine: Engine) -> Counter[BlockHash]:
     return Counter(b.block_hash for b in engine.kv_cache.pool.blocks if b.block_hash is not None)
 
 
-def test_a_block_is_told_once_it_is_full_prompt_and_answer_alike() -> None:
+def test_a_block_of_prompt_or_answer_is_reported_when_it_is_full() -> None:
     engine, mirror = engine_of(20), Mirror()
     engine.kv_cache.observer = mirror
     engine.add(request_of(9, name="a", max_tokens=5))
@@ -76,7 +76,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_happens_the_mirror_holds_each_hash_as_often_as_the_cache(
+def test_after_any_events_the_mirror_holds_each_hash_as_often_as_the_cache(
     actions: list[tuple[str, int, int]],
 ) -> None:
     engine, mirror = engine_of(12), Mirror()

@@ -43,7 +43,7 @@ def table(manager: KVCacheManager, request: Request) -> list[int]:
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_forked_sequences_share_all_blocks_until_one_writes_into_the_tail(*, partial: bool) -> None:
+def test_forked_sequences_share_all_blocks_until_one_of_them_writes_into_the_tail(*, partial: bool) -> None:
     manager = manager_of(10, CacheOptions(partial_blocks=partial))
     parent, child = request_of(38), request_of(38)
     admit(manager, parent)
@@ -91,7 +91,7 @@ def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
     assert manager.take_copies() == ()
 
 
-def test_preallocated_blocks_come_with_a_needed_one_and_are_used_before_new_ones() -> None:
+def test_preallocated_blocks_come_with_a_needed_block_and_are_used_before_new_blocks() -> None:
     manager = manager_of(10, CacheOptions(preallocated_blocks=2))
     request = request_of(20)
     admit(manager, request)
@@ -108,7 +108,7 @@ def test_preallocated_blocks_come_with_a_needed_one_and_are_used_before_new_ones
     assert manager.pool.free_in_order() == [6, 5, 4, 7, 8, 9, 3, 2, 1, 0]
 
 
-def test_preallocation_takes_only_what_is_left_over() -> None:
+def test_preallocation_takes_only_blocks_that_are_left_over() -> None:
     manager = manager_of(3, CacheOptions(preallocated_blocks=5))
     request = request_of(32)
     admit(manager, request)
@@ -118,7 +118,7 @@ def test_preallocation_takes_only_what_is_left_over() -> None:
     manager.check_integrity()
 
 
-def test_the_bound_on_unused_blocks_makes_them_empty_not_lost() -> None:
+def test_blocks_over_the_bound_on_unused_blocks_are_emptied_and_not_lost() -> None:
     manager = manager_of(10, CacheOptions(max_unused_blocks=2))
     request = request_of(80)
     admit(manager, request)
@@ -138,6 +138,6 @@ def test_the_bound_on_unused_blocks_makes_them_empty_not_lost() -> None:
         {"max_unused_blocks": -1},
     ],
 )
-def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
+def test_invalid_options_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"|".join(str(part) for item in wrong.items() for part in item)):
         CacheOptions(**wrong)  # type: ignore[arg-type]  # as from a command line

@@ -58,7 +58,7 @@ def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> lis
     return list(manager.pool.find_all(name))
 
 
-def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_full_one() -> None:
+def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_partial_block_follows_a_full_one() -> None:
     manager = manager_of()
     request = request_of(list(range(46)))  # two full blocks and one of 14
     admit(manager, request)
@@ -127,7 +127,7 @@ def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations(
     )
 
 
-def test_full_blocks_only_finds_nothing_where_prompts_are_shorter_than_a_block() -> None:
+def test_without_partial_blocks_prompts_shorter_than_a_block_are_never_found() -> None:
     """The note under document 000: with 15 tokens and blocks of 16, only partial blocks exist."""
     partial = manager_of()
     full = KVCacheManager(num_blocks=100, block_size_tokens=16, enable_prefix_caching=True)
@@ -152,7 +152,7 @@ def test_a_free_tail_that_ends_where_the_match_ends_is_continued_in_place() -> N
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_tail_that_is_held_or_goes_on_otherwise_is_copied_as_far_as_it_matches(*, held: bool) -> None:
+def test_a_tail_that_is_in_use_or_differs_later_is_copied_as_far_as_it_matches(*, held: bool) -> None:
     manager = manager_of()
     first = request_of(list(range(10)))
     admit(manager, first)
@@ -168,7 +168,7 @@ def test_a_tail_that_is_held_or_goes_on_otherwise_is_copied_as_far_as_it_matches
     manager.check_integrity()
 
 
-def test_of_tails_that_match_equally_the_one_cached_first_is_served() -> None:
+def test_among_equal_matches_the_tail_that_was_cached_first_is_served() -> None:
     manager = manager_of()
     first, second = request_of([1, 2, 3, 4]), request_of([1, 2, 3, 5])
     admit(manager, first)
@@ -178,14 +178,14 @@ def test_of_tails_that_match_equally_the_one_cached_first_is_served() -> None:
     assert manager.get_computed(request_of([1, 2, 3, 5, 9])).tail is tails[1]
 
 
-def test_blocks_know_how_long_the_prefix_is_that_they_end() -> None:
+def test_blocks_know_the_length_of_their_prefix() -> None:
     manager = manager_of()
     request = request_of(list(range(40)))
     admit(manager, request)
     assert [block.prefix_blocks for block in manager.table(request.request_id)] == [1, 2, 3]
 
 
-def test_what_a_step_is_still_computing_is_not_copied_in_it() -> None:
+def test_a_tail_that_a_step_is_still_computing_is_not_copied_in_that_step() -> None:
     manager = manager_of()
     first, second = request_of(list(range(30))), request_of(list(range(30)))
     prefix = manager.get_computed(first)
@@ -197,7 +197,7 @@ def test_what_a_step_is_still_computing_is_not_copied_in_it() -> None:
     assert manager.get_computed(second).num_tokens == 29
 
 
-def test_an_aborted_step_leaves_no_wrong_key_on_a_block_that_is_continued() -> None:
+def test_after_an_aborted_step_a_block_that_is_continued_has_no_wrong_key() -> None:
     manager = manager_of()
     first = request_of(list(range(16)))
     prefix = manager.get_computed(first)
@@ -225,7 +225,7 @@ def test_scopes_do_not_match_each_others_tails() -> None:
         assert manager.get_computed(other).num_tokens == 0
 
 
-def test_eviction_and_reset_take_listings_along() -> None:
+def test_eviction_and_reset_also_remove_listings() -> None:
     manager = manager_of(4)
     first = request_of(list(range(40)))
     admit(manager, first)
@@ -242,7 +242,7 @@ def test_eviction_and_reset_take_listings_along() -> None:
 @pytest.mark.parametrize("num_blocks", [12, 40])
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_answers_read_through_shared_and_copied_blocks_are_those_of_requests_alone(
+def test_answers_read_through_shared_and_copied_blocks_equal_those_of_requests_alone(
     *, partial: bool, num_blocks: int, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -66,7 +66,7 @@ def test_003_1_the_second_request_with_a_prompt_computes_no_prefill_and_answers_
     print("\n003-1: prefill calls: 1 for the first request, 0 for the second")
 
 
-def test_a_prompt_is_found_only_by_equal_tokens_adapter_and_salt() -> None:
+def test_a_prompt_is_found_only_with_equal_tokens_adapter_and_salt() -> None:
     model = PagedModel(block_size_tokens=16)
     engine = engine_of(model, config_of())
     run(engine, request_of(40, adapter="a", salt="s"))
@@ -114,7 +114,7 @@ def test_003_2_blocks_return_to_the_pool_after_10_000_requests_under_eviction() 
     )
 
 
-def test_003_2_the_prompt_used_least_recently_leaves_first() -> None:
+def test_003_2_the_least_recently_used_prompt_is_evicted_first() -> None:
     model = PagedModel(block_size_tokens=16)
     engine = engine_of(model, config_of(), entries=2)
     a, b, c = 0, 500, 900
@@ -173,7 +173,7 @@ def test_003_3_a_prompt_of_whole_blocks_has_no_tail_to_copy() -> None:
     assert answer(first) == answer(second) == answer_alone(first)
 
 
-def test_003_4_a_full_cache_evicts_and_frees_what_the_entry_held() -> None:
+def test_003_4_a_full_cache_evicts_an_entry_and_frees_its_blocks() -> None:
     """The document's release reads an attribute that does not exist, so its first eviction raises."""
     model = PagedModel(block_size_tokens=16)
     engine = engine_of(model, config_of(num_blocks=20), entries=1)
@@ -193,7 +193,7 @@ def test_003_4_no_entries_means_off() -> None:
         engine_of(model, config_of(), entries=-1)
 
 
-def test_kept_prompts_give_way_to_requests() -> None:
+def test_kept_prompts_are_evicted_if_requests_need_their_blocks() -> None:
     model = PagedModel(block_size_tokens=16)
     engine = engine_of(model, config_of(num_blocks=8))
     requests = [request_of(60, first=1000 * n, max_tokens=40) for n in range(4)]
@@ -205,7 +205,7 @@ def test_kept_prompts_give_way_to_requests() -> None:
     engine.check_integrity()
 
 
-def test_blocks_are_shared_between_prompts_that_only_begin_alike_partial_ones_included() -> None:
+def test_prompts_that_only_begin_alike_share_blocks_including_partial_blocks() -> None:
     model = PagedModel(block_size_tokens=16)
     config = config_of(caching=True, cache=CacheOptions(partial_blocks=True))
     engine = engine_of(model, config, entries=0)
@@ -280,8 +280,8 @@ def test_003_6_naive_offline_online_and_continuous_give_the_same_greedy_answers(
 
 
 def test_003_5_fifteen_distinct_prompts_of_64_cost_a_quarter_of_the_prefill_tokens() -> None:
-    """This is document 003's load, counted in tokens instead of timed: 64 requests of 856 tokens, of which 16
-    are answered.
+    """This is document 003's load, counted in tokens instead of timed: 64 requests with prompts of
+    856 tokens and answers of 16.
     """
     computed: dict[tuple[str, int], int] = {}
     for name, mode in (("offline", run_offline), ("online", run_online)):

@@ -49,7 +49,7 @@ def answer(request: Request) -> list[TokenId]:
 @pytest.mark.parametrize("partial", [True, False])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_tokens", [1, 7, 8])
-def test_a_kept_prompt_is_answered_without_computing_any_of_it(
+def test_a_kept_prompt_is_answered_without_computing_its_tokens(
     num_tokens: int, *, partial: bool, caching: bool
 ) -> None:
     model = PagedModel(block_size_tokens=BLOCK)
@@ -80,9 +80,9 @@ def test_a_prompt_of_another_adapter_is_another_prompt() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_answers_are_those_of_a_request_alone_while_blocks_are_short(seed: int) -> None:
-    """Prompts come back, batches mix, requests are preempted and some are aborted. Kept prompts give way
-    to all of them.
+def test_answers_equal_those_of_a_request_alone_even_if_blocks_are_short(seed: int) -> None:
+    """Prompts are repeated, batches are mixed, requests are preempted, and some are aborted. Kept prompts are
+    evicted for all of them.
     """
     rng = random.Random(seed)
     config = config_of(entries=3, num_blocks=14, partial=seed % 2 == 0, caching=seed % 3 > 0, budget=16)
@@ -134,7 +134,7 @@ def test_a_request_that_needs_every_block_gets_them() -> None:
     assert answer(whole) == expected
 
 
-def test_nothing_is_kept_where_it_is_off_or_after_a_reset() -> None:
+def test_no_prompt_is_kept_if_the_cache_is_off_or_after_a_reset() -> None:
     model = PagedModel(block_size_tokens=BLOCK)
     engine = Engine(config_of(entries=0, caching=False), model)
     for _ in range(2):

@@ -53,7 +53,7 @@ def compute(
     return request
 
 
-def told(log: KvEventLog) -> tuple[KvEvent, ...]:
+def taken_events(log: KvEventLog) -> tuple[KvEvent, ...]:
     log.check_integrity()
     message = log.take(wall_time_s=5.0)
     log.check_integrity()
@@ -64,7 +64,7 @@ def told(log: KvEventLog) -> tuple[KvEvent, ...]:
     return batch.events
 
 
-def test_the_blocks_of_a_prompt_are_told_with_their_tokens_and_the_hash_before_them() -> None:
+def test_the_event_for_the_blocks_of_a_prompt_has_their_tokens_and_the_hash_before_them() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(10, log)
     first = compute(cache, first=100, num_tokens=9)
@@ -72,7 +72,7 @@ def test_the_blocks_of_a_prompt_are_told_with_their_tokens_and_the_hash_before_t
     hashes = [event_hash(name) for name in second.block_hashes]
     stored = {"block_size": 4, "lora_id": None, "medium": "GPU", "lora_name": None}
     kind = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
-    assert told(log) == (
+    assert taken_events(log) == (
         BlockStored(
             block_hashes=tuple(hashes[:2]),
             parent_block_hash=None,
@@ -90,7 +90,7 @@ def test_the_blocks_of_a_prompt_are_told_with_their_tokens_and_the_hash_before_t
             **kind,  # type: ignore[arg-type]  # mixed values
         ),
     )
-    assert told(log) == ()
+    assert taken_events(log) == ()
 
 
 def test_an_adapter_is_named_in_each_block_and_a_salt_in_the_first() -> None:
@@ -98,7 +98,7 @@ def test_an_adapter_is_named_in_each_block_and_a_salt_in_the_first() -> None:
     cache = cache_of(40, log)
     for adapter, salt in (("law", ""), ("style", "s"), ("law", "s"), ("", "s")):
         compute(cache, first=1, num_tokens=9, adapter=adapter, salt=salt)
-    events = told(log)
+    events = taken_events(log)
     assert [(e.lora_id, e.lora_name, e.extra_keys) for e in events if isinstance(e, BlockStored)] == [
         (1, "law", (("law",), ("law",))),
         (2, "style", (("style", "s"), ("style",))),
@@ -107,14 +107,14 @@ def test_an_adapter_is_named_in_each_block_and_a_salt_in_the_first() -> None:
     ]
 
 
-def test_an_eviction_is_told_before_what_takes_the_place() -> None:
+def test_an_eviction_is_reported_before_the_block_that_takes_the_place() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(2, log)
     first = compute(cache, first=1, num_tokens=8)
-    told(log)
+    taken_events(log)
     compute(cache, first=50, num_tokens=8)
     tail, head = first.block_hashes[1], first.block_hashes[0]
-    *removed, stored = told(log)
+    *removed, stored = taken_events(log)
     assert removed == [
         BlockRemoved((event_hash(tail),), "GPU", 0),
         BlockRemoved((event_hash(head),), "GPU", 0),
@@ -122,12 +122,12 @@ def test_an_eviction_is_told_before_what_takes_the_place() -> None:
     assert isinstance(stored, BlockStored)
 
 
-def test_a_reset_is_told_alone_and_makes_what_was_unsent_void() -> None:
+def test_a_reset_is_reported_alone_and_drops_unsent_events() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(10, log)
     compute(cache, first=1, num_tokens=8)
     cache.reset_prefix_cache()
-    assert told(log) == (AllBlocksCleared(),)
+    assert taken_events(log) == (AllBlocksCleared(),)
 
 
 def test_the_newest_messages_are_kept_under_their_numbers() -> None:
@@ -135,12 +135,12 @@ def test_the_newest_messages_are_kept_under_their_numbers() -> None:
     cache = cache_of(100, log)
     for number in range(5):
         compute(cache, first=10 * number, num_tokens=4)
-        told(log)
+        taken_events(log)
     assert [message.sequence for message in log.since(0)] == [2, 3, 4]
     assert [message.sequence for message in log.since(4)] == [4]
     assert list(log.since(5)) == []
 
 
-def test_a_buffer_of_less_than_nothing_is_refused() -> None:
+def test_a_negative_buffer_size_is_refused() -> None:
     with pytest.raises(ValueError, match="replay buffer"):
         KvEventLog(block_size_tokens=SIZE, buffer_batches=-1)

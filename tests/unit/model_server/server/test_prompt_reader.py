@@ -60,34 +60,37 @@ def reader(language: StandInLanguage | None = None) -> RequestReader:
     )
 
 
-def of(piece: bytes) -> bytes:
+def repeated(piece: bytes) -> bytes:
     return piece * (BODY_BYTES // len(piece))
 
 
 HOSTILE = {
-    "text in tools": ("chat", CHAT + b'"tools":[{"a":"' + of(b"word ") + b'"}]}'),
-    "objects in tools": ("chat", CHAT + b'"tools":[' + of(b"{},") + b"{}]}"),
-    "numbers in tools": ("chat", CHAT + b'"tools":[{"a":[' + of(b"1e-310,") + b"1]}]}"),
+    "text in tools": ("chat", CHAT + b'"tools":[{"a":"' + repeated(b"word ") + b'"}]}'),
+    "objects in tools": ("chat", CHAT + b'"tools":[' + repeated(b"{},") + b"{}]}"),
+    "numbers in tools": ("chat", CHAT + b'"tools":[{"a":[' + repeated(b"1e-310,") + b"1]}]}"),
     "text in tool calls": (
         "chat",
-        b'{"messages":[{"role":"user","tool_calls":["' + of(b"word ") + b'"]}]}',
+        b'{"messages":[{"role":"user","tool_calls":["' + repeated(b"word ") + b'"]}]}',
     ),
-    "lists in tool calls": ("chat", b'{"messages":[{"role":"user","tool_calls":[' + of(b"[],") + b"[]]}]}"),
-    "template variables": ("chat", CHAT + b'"chat_template_kwargs":{"a":[' + of(b"{},") + b"1]}}"),
-    "messages": ("chat", b'{"messages":[' + of(b'{"role":"a"},') + b'{"role":"a"}]}'),
-    "parts": ("chat", b'{"messages":[{"role":"a","content":[' + of(b'{"type":"text"},') + b"1]}]}"),
-    "text to count": ("tokenize", b'{"prompt":"' + of(b"a-") + b'"}'),
-    "tools to count": ("tokenize", CHAT + b'"tools":[{"a":"' + of(b"word ") + b'"}]}'),
-    "token ids": ("completion", b'{"prompt":[' + of(b"1,") + b"1]}"),
-    "lists of token ids": ("completion", b'{"prompt":[' + of(b"[1],") + b"[1]]}"),
-    "strings": ("completion", b'{"prompt":[' + of(b'"ab",') + b'"ab"]}'),
-    "numbers": ("completion", b'{"prompt":[' + of(b"1e-310,") + b"1]}"),
-    "token ids to turn back": ("detokenize", b'{"tokens":[' + of(b"1,") + b"1]}"),
-    "stop strings": ("completion", b'{"prompt":"a","stop":[' + of(b'"ab",') + b'"ab"]}'),
-    "stop tokens": ("completion", b'{"prompt":"a","stop_token_ids":[' + of(b"1000,") + b"1]}"),
-    "answer format": ("completion", b'{"prompt":"a","response_format":{"a":[' + of(b"{},") + b"1]}}"),
-    "salt": ("completion", b'{"prompt":"a","cache_salt":"' + of(b"salt") + b'"}'),
-    "model": ("completion", b'{"prompt":"a","model":"' + of(b"name") + b'"}'),
+    "lists in tool calls": (
+        "chat",
+        b'{"messages":[{"role":"user","tool_calls":[' + repeated(b"[],") + b"[]]}]}",
+    ),
+    "template variables": ("chat", CHAT + b'"chat_template_kwargs":{"a":[' + repeated(b"{},") + b"1]}}"),
+    "messages": ("chat", b'{"messages":[' + repeated(b'{"role":"a"},') + b'{"role":"a"}]}'),
+    "parts": ("chat", b'{"messages":[{"role":"a","content":[' + repeated(b'{"type":"text"},') + b"1]}]}"),
+    "text to count": ("tokenize", b'{"prompt":"' + repeated(b"a-") + b'"}'),
+    "tools to count": ("tokenize", CHAT + b'"tools":[{"a":"' + repeated(b"word ") + b'"}]}'),
+    "token ids": ("completion", b'{"prompt":[' + repeated(b"1,") + b"1]}"),
+    "lists of token ids": ("completion", b'{"prompt":[' + repeated(b"[1],") + b"[1]]}"),
+    "strings": ("completion", b'{"prompt":[' + repeated(b'"ab",') + b'"ab"]}'),
+    "numbers": ("completion", b'{"prompt":[' + repeated(b"1e-310,") + b"1]}"),
+    "token ids to turn back": ("detokenize", b'{"tokens":[' + repeated(b"1,") + b"1]}"),
+    "stop strings": ("completion", b'{"prompt":"a","stop":[' + repeated(b'"ab",') + b'"ab"]}'),
+    "stop tokens": ("completion", b'{"prompt":"a","stop_token_ids":[' + repeated(b"1000,") + b"1]}"),
+    "answer format": ("completion", b'{"prompt":"a","response_format":{"a":[' + repeated(b"{},") + b"1]}}"),
+    "salt": ("completion", b'{"prompt":"a","cache_salt":"' + repeated(b"salt") + b'"}'),
+    "model": ("completion", b'{"prompt":"a","model":"' + repeated(b"name") + b'"}'),
 }
 
 
@@ -137,7 +140,7 @@ def test_every_text_of_a_conversation_counts_towards_the_models_length(field: st
     assert isinstance(read(body(4000)), Job)
 
 
-def test_prompts_and_answers_of_one_request_have_a_bound_together() -> None:
+def test_prompts_and_answers_of_one_request_have_a_common_bound() -> None:
     ids = list(range(MAX_LEN - 10))
     fits = json.dumps({"prompt": ids, "n": 16, "max_tokens": 1}).encode()
     assert len(reader().completion(fits).prompts) == 16
@@ -205,7 +208,7 @@ def test_a_long_text_is_cut_in_parts_into_the_tokens_of_the_whole() -> None:
     ("most", "max_tokens", "kept"),
     [(5, 10, 5), (-1, 10, MAX_LEN - 10), (-1, None, MAX_LEN - 1), (5000, 1, None)],
 )
-def test_a_long_prompt_is_cut_to_its_last_tokens_where_that_is_asked_for(
+def test_a_long_prompt_is_cut_to_its_last_tokens_if_the_request_asks_for_it(
     most: int, max_tokens: int | None, kept: int | None
 ) -> None:
     text = " word" * 2000

@@ -157,7 +157,7 @@ async def test_a_request_waits_for_its_prefix_while_others_are_served(serving: S
     assert (request.num_cached_tokens, request.num_stored_tokens) == (20, 20)
 
 
-async def test_what_the_blocks_have_is_not_asked_for_again(serving: Serving) -> None:
+async def test_a_prefix_that_is_in_the_blocks_is_not_fetched(serving: Serving) -> None:
     serving.tiers.held = 0
     await serving.answer("computed")
     serving.tiers.held = 1000
@@ -166,7 +166,7 @@ async def test_what_the_blocks_have_is_not_asked_for_again(serving: Serving) -> 
     assert serving.tiers.fetched == []
 
 
-async def test_a_fetch_that_finds_nothing_or_fails_leaves_the_request_to_be_computed(
+async def test_a_request_is_computed_if_its_fetch_finds_nothing_or_fails(
     serving: Serving,
 ) -> None:
     def fails(_: Sequence[BlockHash], __: int) -> None:
@@ -205,7 +205,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:
-    """No step comes that could notice it, because all others wait for that fetch."""
+    """No step could notice that the request is gone, because all others wait for its fetch."""
     serving = Serving()
     gone, _ = serving.submit("gone")
     later, _ = serving.submit("later", first=100)
@@ -219,7 +219,7 @@ async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_
     serving.thread.shutdown()
 
 
-async def test_after_a_reset_everything_is_told_again_once_and_the_loop_waits_for_no_disk(
+async def test_after_a_reset_all_stored_blocks_are_reported_once_without_waiting_for_the_disk(
     serving: Serving,
 ) -> None:
     def stored(name: bytes) -> TierStored:
@@ -250,7 +250,7 @@ async def test_after_a_reset_everything_is_told_again_once_and_the_loop_waits_fo
     assert told() == ["BlockStored", "BlockStored"]
 
 
-async def test_what_is_fetched_ahead_is_bounded(serving: Serving) -> None:
+async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: Serving) -> None:
     """Each prefix takes all of the room. So each is fetched after the one before is admitted, in the order
     in which they came.
     """
@@ -260,7 +260,7 @@ async def test_what_is_fetched_ahead_is_bounded(serving: Serving) -> None:
     assert serving.tiers.fetched == [0, 0, 0, 0]
 
 
-async def test_prefixes_are_looked_up_as_their_adapters_and_ended_requests_are_saved(
+async def test_prefixes_are_looked_up_by_adapter_and_ended_requests_are_saved(
     serving: Serving,
 ) -> None:
     serving.tiers.unknown.add(Adapter("changed"))
@@ -273,7 +273,7 @@ async def test_prefixes_are_looked_up_as_their_adapters_and_ended_requests_are_s
     assert serving.tiers.saved == [("changed", 23), ("style", 23)]
 
 
-async def test_closing_while_something_loads_waits_for_it(serving: Serving) -> None:
+async def test_closing_waits_for_a_running_fetch(serving: Serving) -> None:
     serving.tiers.gate.clear()
     request, _ = serving.submit("stored")
     closing = asyncio.create_task(serving.staging.close(timeout_s=60))

@@ -24,7 +24,7 @@ def test_a_stop_string_across_pieces_is_never_shown() -> None:
     assert shown(["Hi", ".\n", "\nUse", "r: x"], rule) == (["Hi", ".", "", ""], True)
 
 
-def test_what_only_began_like_a_stop_string_comes_later_or_at_the_end() -> None:
+def test_text_that_only_began_like_a_stop_string_comes_later_or_at_the_end() -> None:
     rule = StopRule(("abcd",))
     assert shown(["xab", "ce", "ab"], rule) == (["x", "abce", "", "ab"], False)
 
@@ -33,7 +33,7 @@ def test_the_stop_string_is_shown_on_request() -> None:
     assert shown(["one. two"], StopRule((". ",), include=True)) == (["one. "], True)
 
 
-def test_the_one_that_starts_first_decides() -> None:
+def test_the_stop_string_that_starts_first_decides() -> None:
     assert shown(["a b c"], StopRule(("c", " b"))) == (["a"], True)
 
 
@@ -46,7 +46,7 @@ texts = st.text("ab", max_size=12)
 
 
 @given(st.lists(texts, max_size=8), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3))
-def test_however_it_is_cut_nothing_of_a_stop_string_is_shown_and_nothing_else_is_lost(
+def test_in_any_pieces_no_part_of_a_stop_string_is_shown_and_no_other_text_is_lost(
     pieces: list[str], stops: list[str]
 ) -> None:
     whole = "".join(pieces)

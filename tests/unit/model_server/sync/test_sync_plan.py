@@ -29,11 +29,11 @@ A, B, C = AdapterName("a"), AdapterName("b"), AdapterName("c")
 BACKOFF = Backoff(first_s=1.0, most_s=60.0)
 
 
-def test_what_is_missing_is_loaded_and_what_is_there_left_alone() -> None:
+def test_missing_adapters_are_loaded_and_loaded_adapters_stay() -> None:
     assert plan({A: "/a", B: "/b"}, {B: "/b"}, {}, now=0.0, prune=False) == [Load(A, "/a")]
 
 
-def test_only_what_this_process_loaded_is_unloaded_and_before_anything_is_loaded() -> None:
+def test_only_adapters_of_this_process_are_unloaded_and_unloading_comes_before_loading() -> None:
     history = {A: Record(loaded_path="/a")}
     served = {A: "/a", B: "/b"}
     assert plan({C: "/c"}, served, history, now=0.0, prune=False) == [Unload(A, "/a"), Load(C, "/c")]
@@ -44,7 +44,7 @@ def test_only_what_this_process_loaded_is_unloaded_and_before_anything_is_loaded
     ]
 
 
-def test_another_path_is_an_unload_first_where_it_is_ours_and_a_conflict_where_not() -> None:
+def test_another_path_means_unload_first_for_our_adapter_and_a_conflict_for_others() -> None:
     ours = {A: Record(loaded_path="/1")}
     assert plan({A: "/2"}, {A: "/1"}, ours, now=0.0, prune=False) == [Unload(A, "/1")]
     assert plan({A: "/2"}, {A: "/1"}, {}, now=0.0, prune=False) == []
@@ -53,13 +53,13 @@ def test_another_path_is_an_unload_first_where_it_is_ours_and_a_conflict_where_n
     assert not in_sync([line])
 
 
-def test_having_tried_to_load_an_adapter_does_not_make_one_that_others_loaded_ours() -> None:
+def test_a_failed_load_does_not_make_an_adapter_of_others_ours() -> None:
     tried = failed(None, Load(A, "/a"), error="no files", now=0.0, backoff=BACKOFF, rng=random.Random(1))
     for wanted in ({}, {A: "/a"}):
         assert plan(wanted, {A: "/theirs"}, {A: tried}, now=100.0, prune=False) == []
 
 
-def test_an_adapter_of_others_does_not_disturb_being_in_sync_and_ours_that_stays_does() -> None:
+def test_an_adapter_of_others_does_not_break_the_sync_but_an_unwanted_one_of_ours_does() -> None:
     ours = {B: Record(loaded_path="/b")}
     served = {A: "/a", B: "/b"}
     foreign, leaving = status({}, served, ours, now=0.0, prune=False)
@@ -68,7 +68,7 @@ def test_an_adapter_of_others_does_not_disturb_being_in_sync_and_ours_that_stays
     assert not in_sync([leaving])
 
 
-def test_what_failed_waits_and_a_changed_path_does_not() -> None:
+def test_a_failed_load_waits_but_a_changed_path_does_not() -> None:
     load = Load(A, "/a")
     history = {A: failed(None, load, error="no files", now=10.0, backoff=BACKOFF, rng=random.Random(1))}
     retry_at = history[A].retry_at_s
@@ -81,7 +81,7 @@ def test_what_failed_waits_and_a_changed_path_does_not() -> None:
     assert (line.state, line.failures, line.error) == ("failed", 1, "no files")
 
 
-def test_waits_double_up_to_the_longest_with_a_random_half() -> None:
+def test_waits_double_up_to_a_limit_and_half_of_each_is_random() -> None:
     for failures, longest in ((1, 1.0), (2, 2.0), (5, 16.0), (7, 60.0), (5000, 60.0)):
         delays = [BACKOFF.delay_s(failures, random.Random(seed)) for seed in range(50)]
         assert all(longest / 2 <= delay <= longest for delay in delays)
@@ -104,7 +104,7 @@ def test_failures_are_counted_for_one_action_only() -> None:
     assert other.failures == 1
 
 
-def test_what_a_restarted_server_forgot_is_no_longer_ours_and_names_nobody_knows_are_forgotten() -> None:
+def test_adapters_that_a_restarted_server_lost_are_not_ours_and_unknown_names_are_forgotten() -> None:
     history = {A: Record(loaded_path="/a"), B: Record(loaded_path="/b"), C: Record(loaded_path="/c")}
     after = observed(history, wanted={A: "/a"}, served={B: "/b"})
     assert after == {A: Record(), B: Record(loaded_path="/b")}
@@ -140,7 +140,7 @@ adapters = st.dictionaries(names, st.sampled_from(["/1", "/2"]), max_size=3)
     prune=st.booleans(),
     restart_after=st.integers(0, 6),
 )
-def test_once_faults_end_the_wish_is_served_and_strangers_stay_unless_pruned(
+def test_once_faults_end_the_wanted_adapters_are_served_and_others_stay_unless_pruned(
     started_with: dict[AdapterName, str],
     wishes: list[dict[AdapterName, str]],
     faults: list[bool],

@@ -19,7 +19,7 @@ def test_chunks_that_nearly_all_requests_read_are_expected_in_their_layer_and_se
     foresight.check_integrity({"a"})
 
 
-def test_one_request_alone_leads_nobody_to_expect_anything() -> None:
+def test_chunks_are_expected_only_after_a_second_request() -> None:
     foresight = Foresight[str]()
     foresight.record("a", 0, [1])
     assert foresight.expected("a", 0) == []
@@ -27,7 +27,7 @@ def test_one_request_alone_leads_nobody_to_expect_anything() -> None:
     assert foresight.expected("a", 0) == [1]
 
 
-def test_a_segment_that_is_forgotten_starts_anew() -> None:
+def test_a_segment_that_is_forgotten_starts_again() -> None:
     foresight = Foresight[str]()
     for _ in range(3):
         foresight.record("a", 0, [1])
@@ -37,7 +37,7 @@ def test_a_segment_that_is_forgotten_starts_anew() -> None:
     foresight.check_integrity(set())
 
 
-def test_at_most_one_in_ten_of_what_is_expected_was_not_read() -> None:
+def test_at_most_one_request_in_ten_did_not_read_an_expected_chunk() -> None:
     rng = random.Random(3)
     foresight, requests = Foresight[str](), [{c for c in range(8) if rng.random() < c / 7} for _ in range(50)]
     for chunks in requests:

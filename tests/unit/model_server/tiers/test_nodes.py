@@ -16,7 +16,7 @@ def chain(tokens: list[int], *, block: int = 2) -> list[BlockHash]:
     return hashes
 
 
-def test_prefixes_are_found_as_far_as_any_stored_one_shares_them() -> None:
+def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
     rng = random.Random(1)
     tree = PrefixTree()
     known: set[BlockHash] = set()
@@ -43,7 +43,7 @@ def test_a_prefix_that_leaves_in_the_middle_splits_the_node() -> None:
     tree.check_integrity()
 
 
-def test_leaves_go_and_nodes_come_back_where_they_were() -> None:
+def test_removed_leaves_can_be_inserted_again_at_their_place() -> None:
     tree = PrefixTree()
     one, longer = chain([1, 2, 3, 4]), chain([1, 2, 3, 4, 5, 6])
     tree.insert(one)
@@ -53,7 +53,7 @@ def test_leaves_go_and_nodes_come_back_where_they_were() -> None:
     tree.check_integrity()
     assert len(tree) == 1
     assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is not None
-    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is None, "it is there"
+    assert tree.attach(leaf.hashes, first_block=2, parent_hash=one[1]) is None, "the node is in the tree"
     assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=BlockHash(b"away")) is None
     assert tree.attach([BlockHash(b"x")], first_block=3, parent_hash=None) is None
     tree.check_integrity()

@@ -52,17 +52,19 @@ def important_hit_rate(score: Score, *, seed: int) -> float:
     return found / wanted
 
 
-def test_002_4_more_is_found_than_with_lru_and_lfu_where_each_chunks_importance_is_drawn_by_itself() -> None:
+def test_002_4_more_is_found_than_with_lru_and_lfu_if_each_chunk_has_its_own_random_importance() -> None:
     for seed in (1, 2):
         ours = important_hit_rate(by_importance, seed=seed)
         assert ours > important_hit_rate(by_uses, seed=seed) > important_hit_rate(by_age, seed=seed)
 
 
-def test_by_default_uses_decide_and_important_tokens_break_ties() -> None:
+def test_by_default_the_number_of_uses_decides_and_important_tokens_break_ties() -> None:
     def strength(*, uses: int, important: float, earlier: float = 0.0) -> float:
         return by_uses_and_importance(ChunkUse(1, important, uses, earlier=earlier))
 
-    assert strength(uses=2, important=0) > strength(uses=1, important=16), "unlike the document's"
+    assert strength(uses=2, important=0) > strength(uses=1, important=16), (
+        "the document's rule prefers the important chunk"
+    )
     assert strength(uses=2, important=3) > strength(uses=2, important=2)
     assert strength(uses=1, important=4, earlier=8) == 1 + strength(uses=1, important=4), (
         "the tokens of this chunk had two uses"
@@ -128,7 +130,7 @@ def test_002_4_each_step_of_a_random_history_keeps_the_invariants(score: Score) 
     assert 0 < tiers.resident_bytes(0) <= 30
 
 
-def test_what_a_chunk_displaces_moves_one_tier_down_and_then_out() -> None:
+def test_a_displaced_chunk_moves_one_tier_down_and_then_out() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1, 1], score=by_importance)
     assert tiers.use("a", size_bytes=1, num_important=1) == (2, {"a": 0})
     assert tiers.use("b", size_bytes=1, num_important=2) == (2, {"b": 0, "a": 1})
@@ -136,14 +138,14 @@ def test_what_a_chunk_displaces_moves_one_tier_down_and_then_out() -> None:
     assert [tiers.tier_of(key) for key in "cba"] == [0, 1, 2]
 
 
-def test_a_chunk_that_fits_nowhere_leaves_all_as_it_was() -> None:
+def test_a_chunk_that_fits_nowhere_changes_nothing() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([4])
     tiers.use("small", size_bytes=4, num_important=1)
     assert tiers.use("large", size_bytes=5, num_important=9) == (1, {"large": 1})
     assert tiers.tier_of("small") == 0
 
 
-def test_002_4_a_use_counts_the_tokens_that_mattered_to_it() -> None:
+def test_002_4_a_use_counts_the_tokens_that_were_important_for_it() -> None:
     """One use for four tokens and one for none count as much as two uses for two tokens each."""
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     for important in (4, 0):
@@ -155,7 +157,7 @@ def test_002_4_a_use_counts_the_tokens_that_mattered_to_it() -> None:
     assert tiers.tier_of("b") == 0
 
 
-def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_use_on() -> None:
+def test_002_4_earlier_uses_of_its_tokens_count_from_the_first_use_of_a_chunk() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     for _ in range(3):
         tiers.use("old", size_bytes=1, num_important=2)
@@ -169,9 +171,9 @@ def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_u
     tiers.check_integrity()
 
 
-def test_002_4_a_request_that_reads_a_node_from_end_to_end_does_not_push_out_what_it_reads_next() -> None:
+def test_002_4_a_request_that_reads_a_whole_node_does_not_evict_chunks_that_it_reads_next() -> None:
     """There are four equal chunks and two fit. Each request begins with the two that are not there. If
-    nodes did not matter, these would push out the chunks that the request reads next.
+    nodes did not matter, these would evict the chunks that the request reads next.
     """
     for node, found in (("prefix", 2), (None, 0)):
         tiers: TieredPlacement[int] = TieredPlacement([2], score=by_importance)
@@ -182,13 +184,13 @@ def test_002_4_a_request_that_reads_a_node_from_end_to_end_does_not_push_out_wha
         assert there.count(0) == found
 
 
-def test_002_4_a_node_that_is_read_more_often_pushes_out_another_ones_chunks() -> None:
+def test_002_4_a_node_with_a_higher_score_evicts_chunks_of_another_node() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     tiers.use("a", size_bytes=1, num_important=2, node="a")
     assert tiers.use("b", size_bytes=1, num_important=3, node="b") == (1, {"b": 0, "a": 1})
 
 
-def test_a_forgetful_placement_lets_everything_in_and_forgets_what_falls_out() -> None:
+def test_a_forgetful_placement_admits_every_chunk_and_forgets_evicted_chunks() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_uses, forgetful=True)
     for _ in range(3):
         tiers.use("a", size_bytes=1, num_important=1)

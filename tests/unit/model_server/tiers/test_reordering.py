@@ -53,13 +53,13 @@ class Simulated:
         return self.now >= self.until_s
 
 
-def test_while_the_engine_computes_reordering_takes_its_share_of_the_time_and_no_more() -> None:
+def test_while_the_engine_computes_reordering_takes_only_its_share_of_the_time() -> None:
     simulated = Simulated(busy_share=0.1, is_idle=lambda _: False, until_s=1000)
     simulated.reordering.run()
     assert 95 <= simulated.reordering.reordered_nodes <= 100
 
 
-def test_while_the_engine_is_idle_node_follows_node_and_a_pause_ends_when_it_becomes_idle() -> None:
+def test_an_idle_engine_reorders_node_after_node_and_a_pause_ends_when_the_engine_becomes_idle() -> None:
     simulated = Simulated(busy_share=0.01, is_idle=lambda now: now >= 50, until_s=60)
     simulated.reordering.run()
     early = [at for at in simulated.done_at if at < 50]
@@ -67,7 +67,7 @@ def test_while_the_engine_is_idle_node_follows_node_and_a_pause_ends_when_it_bec
     assert 9 <= len(simulated.done_at) - len(early) <= 11
 
 
-def test_with_nothing_due_it_looks_again_from_time_to_time() -> None:
+def test_if_no_node_is_due_reordering_looks_again_from_time_to_time() -> None:
     simulated = Simulated(busy_share=0.5, is_idle=lambda _: True, until_s=100)
     simulated.due = 3
     simulated.reordering.run()
@@ -78,7 +78,7 @@ def test_with_nothing_due_it_looks_again_from_time_to_time() -> None:
 @pytest.mark.parametrize(
     "error", [OSError("no space"), DamagedSegmentError("altered"), RuntimeError("what nobody thought of")]
 )
-def test_after_any_failure_the_disk_is_left_alone_for_a_while(error: Exception) -> None:
+def test_after_any_failure_the_disk_is_not_used_for_a_while(error: Exception) -> None:
     simulated = Simulated(busy_share=1.0, is_idle=lambda _: True, until_s=3 * FIRST_PAUSE_S)
     simulated.fails = error
     simulated.reordering.run()
@@ -86,13 +86,13 @@ def test_after_any_failure_the_disk_is_left_alone_for_a_while(error: Exception) 
     assert simulated.reordering.reordered_nodes == 0
 
 
-def test_the_thread_ends_when_it_is_told_to() -> None:
+def test_the_thread_ends_when_it_is_stopped() -> None:
     reordering = BackgroundReordering(lambda: False, is_idle=lambda: False, busy_share=0.5, clock=lambda: 0.0)
     reordering.start()
     assert reordering.stop(timeout_s=60)
 
 
-def test_a_share_of_no_time_is_refused() -> None:
+def test_a_share_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="over 0"):
         BackgroundReordering(lambda: False, is_idle=lambda: True, busy_share=0, clock=lambda: 0.0)
 
@@ -116,7 +116,7 @@ def loaded(folder: Path, *stored: BlockHash) -> list[tuple[Blocks, NodeImportanc
     )
 
 
-def test_a_node_is_due_after_two_requests_and_then_each_time_they_have_doubled() -> None:
+def test_a_node_is_due_after_two_requests_and_then_each_time_their_number_has_doubled() -> None:
     learnt, due_after = fresh(), []
     for request in range(1, 20):
         learnt.record(BLOCKS, weights(4))
@@ -125,11 +125,11 @@ def test_a_node_is_due_after_two_requests_and_then_each_time_they_have_doubled()
             assert name == BLOCKS[0]
             assert learnt.orders(BLOCKS) is not None
             due_after.append(request)
-        assert learnt.next_due() is None, "once"
+        assert learnt.next_due() is None, "a node is due once"
     assert due_after == [2, 4, 8, 16]
 
 
-def test_a_split_node_takes_its_means_along_and_one_that_came_back_longer_starts_anew() -> None:
+def test_the_parts_of_a_split_node_keep_their_means_and_a_longer_node_starts_again() -> None:
     learnt = fresh()
     learnt.record(BLOCKS, weights(4))
     head = learnt.known(BLOCKS[:1])
@@ -166,7 +166,7 @@ def test_requests_that_use_the_beginning_of_a_node_count_for_its_beginning() -> 
         importance.record(weights(5))
 
 
-def test_what_was_learnt_is_there_after_a_restart_unless_its_file_or_its_node_is_not(tmp_path: Path) -> None:
+def test_learnt_importance_survives_a_restart_unless_its_file_or_its_node_is_missing(tmp_path: Path) -> None:
     learnt = fresh()
     learnt.record(BLOCKS[:1], weights(1))
     learnt.record(BLOCKS[1:], weights(2, start=1))
@@ -194,7 +194,7 @@ def test_what_was_learnt_is_there_after_a_restart_unless_its_file_or_its_node_is
     importance_files.remove(tmp_path, BLOCKS[1])
 
 
-def test_what_is_no_longer_stored_is_forgotten() -> None:
+def test_the_importance_of_removed_nodes_is_forgotten() -> None:
     learnt = fresh()
     for _ in range(2):
         learnt.record(BLOCKS[:1], weights(1))
@@ -208,7 +208,9 @@ def test_what_is_no_longer_stored_is_forgotten() -> None:
     assert learnt.next_due() is None
 
 
-def test_a_node_is_told_of_when_all_of_it_has_come_and_when_the_first_part_leaves(tmp_path: Path) -> None:
+def test_a_node_is_reported_when_its_last_part_has_come_and_when_its_first_part_leaves(
+    tmp_path: Path,
+) -> None:
     store = PrefixStore(tmp_path, LAYOUT, capacity_bytes=CAPACITY)
     store.put(BLOCKS, records(BLOCKS))
     [segment] = store.segments()

@@ -12,7 +12,7 @@ from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import by_chance, jaccard, mean_jaccard, threshold
 
 
-def test_002_2_random_sets_are_as_alike_as_the_formula_says() -> None:
+def test_002_2_random_sets_are_as_similar_as_the_formula_says() -> None:
     rng = random.Random(1)
     for kept in (64, 96, 128, 192):
         sets = [set(rng.sample(range(384), kept)) for _ in range(40)]
@@ -25,7 +25,7 @@ def test_002_2_the_threshold_is_chance_to_the_power_alpha(kept: int, expected: f
     assert threshold(kept, 384) >= by_chance(kept, 384)
 
 
-def test_002_2_likeness_of_sets() -> None:
+def test_002_2_similarity_is_the_share_of_common_elements() -> None:
     assert jaccard({1, 2, 3}, {2, 3, 4}) == 0.5
     assert jaccard(set(), set()) == 1
     assert mean_jaccard([{1}]) == 1
@@ -56,7 +56,7 @@ def test_002_3_bytes_are_equal_after_the_order_is_undone() -> None:
             assert stored[slot * 12 : slot * 12 + 12] == records[token * 12 : token * 12 + 12]
 
 
-def test_reordering_halves_chunk_reads_where_requests_agree_on_nine_tenths_of_their_choice() -> None:
+def test_reordering_halves_chunk_reads_if_requests_agree_on_nine_tenths_of_their_choice() -> None:
     """The choices here were made to overlap. For row 002-3 on a real model's choices see
     tests/engine/test_tiers_bench.py.
     """
@@ -91,7 +91,7 @@ def test_importance_is_the_mean_over_requests() -> None:
     assert (head.num_tokens, tail.num_tokens, tail.num_requests) == (1, 2, 2)
 
 
-def test_002_4_how_often_each_token_was_read_is_kept_with_the_node() -> None:
+def test_002_4_the_number_of_reads_of_each_token_is_kept_with_the_node() -> None:
     importance = NodeImportance(num_layers=2, num_tokens=3)
     for chosen in ([[0, 2], [1]], [[0], []]):
         importance.record([[1.0, 0.0, 0.0]] * 2, chosen=chosen)

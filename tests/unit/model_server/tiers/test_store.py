@@ -64,7 +64,7 @@ def test_random_prefixes_come_back_after_splits_reordering_eviction_and_reopenin
     assert 0.5 * CAPACITY < store.used_bytes <= CAPACITY, "the limit was reached"
 
 
-def test_002_3_reordering_changes_neither_matching_nor_what_is_read(tmp_path: Path) -> None:
+def test_002_3_reordering_changes_neither_matching_nor_the_bytes_that_are_read(tmp_path: Path) -> None:
     store = opened(tmp_path)
     hashes = chain(range(24))
     store.put(hashes, records(hashes))
@@ -90,7 +90,7 @@ def test_kv_of_another_model_type_or_layout_is_refused(tmp_path: Path, field: st
     opened(tmp_path).close()
 
 
-def test_a_folder_is_one_processs_and_records_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_a_second_process_and_records_of_another_shape_are_refused(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with pytest.raises(StoreError, match="in use"):
         opened(tmp_path)
@@ -103,7 +103,7 @@ def test_a_folder_is_one_processs_and_records_of_another_shape_are_refused(tmp_p
     store.check_integrity()
 
 
-def test_what_other_weights_computed_under_the_same_names_is_never_found_and_gives_way(
+def test_blocks_of_other_weights_with_the_same_names_are_never_found_and_are_replaced(
     tmp_path: Path,
 ) -> None:
     """The file of an adapter has changed, but its blocks are named by the adapter's name and path."""
@@ -193,7 +193,7 @@ def test_a_byte_that_has_changed_is_noticed_and_the_node_is_dropped(tmp_path: Pa
     assert covered(store, hashes) == 0
 
 
-def test_a_split_that_died_between_its_two_writes_is_healed(tmp_path: Path) -> None:
+def test_a_split_that_ended_between_its_two_writes_is_repaired(tmp_path: Path) -> None:
     one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
     store = opened(tmp_path)
     store.put(one, records(one))
@@ -211,7 +211,9 @@ def test_a_split_that_died_between_its_two_writes_is_healed(tmp_path: Path) -> N
         check(own)
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_blocks_that_were_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
     store = opened(tmp_path)
     store.put(one, records(one))

@@ -135,7 +135,7 @@ def test_a_segment_that_was_replaced_or_removed_is_read_while_it_is_open_and_dam
     assert held(store, ONE) == 0
 
 
-def test_a_prefix_that_can_never_fit_drives_nothing_out(tmp_path: Path) -> None:
+def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path)
     put(store, ONE)
     long = chain([0, 1, 2, 3, *range(5000)])
@@ -147,7 +147,7 @@ def test_a_prefix_that_can_never_fit_drives_nothing_out(tmp_path: Path) -> None:
     store.check_integrity()
 
 
-def test_what_was_used_longest_ago_goes_leaf_first_and_a_restart_remembers_what_was_written_first(
+def test_the_least_recently_used_leaf_goes_first_and_a_restart_keeps_the_order_of_writing(
     tmp_path: Path,
 ) -> None:
     def prefix(start: int) -> list[BlockHash]:
@@ -268,7 +268,7 @@ def test_tree_sizes_and_files_agree_whatever_system_call_fails(
     store.close()
 
 
-def test_a_chain_of_more_nodes_than_calls_can_be_nested_goes_at_once(tmp_path: Path) -> None:
+def test_a_chain_with_more_nodes_than_the_recursion_limit_is_removed_in_one_step(tmp_path: Path) -> None:
     """Each turn of a long conversation adds a node below the last one."""
     store = opened(tmp_path, capacity_bytes=10_000_000)
     hashes = chain([token % 250 for token in range(4 * 200)])
@@ -287,7 +287,7 @@ def test_a_chain_of_more_nodes_than_calls_can_be_nested_goes_at_once(tmp_path: P
     store.check_integrity()
 
 
-def test_only_its_owner_can_read_what_is_stored(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_stored_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = opened(tmp_path / "new")
@@ -356,7 +356,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_a_segment_that_somebody_made_up_is_dropped_at_the_start(tmp_path: Path, how: str) -> None:
+def test_a_forged_segment_is_dropped_at_the_start(tmp_path: Path, how: str) -> None:
     whole = chain(range(100, 108))
     store = opened(tmp_path)
     put(store, whole)
@@ -370,7 +370,7 @@ def test_a_segment_that_somebody_made_up_is_dropped_at_the_start(tmp_path: Path,
     store.close()
 
 
-def test_the_segments_made_up_above_are_wrong_in_nothing_else(tmp_path: Path) -> None:
+def test_the_forged_segments_have_only_the_named_fault(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.close()
     (tmp_path / f"{ONE[0].hex()}.kv").write_bytes(segment_of())
@@ -381,7 +381,7 @@ def test_the_segments_made_up_above_are_wrong_in_nothing_else(tmp_path: Path) ->
     store.close()
 
 
-def test_a_length_that_somebody_made_up_reserves_no_memory(tmp_path: Path) -> None:
+def test_a_forged_length_reserves_no_memory(tmp_path: Path) -> None:
     opened(tmp_path).close()
     for name, size_bytes in (("aa", 100), ("bb", 1 << 32)):
         with (tmp_path / f"{name}.kv").open("wb") as file:
@@ -409,7 +409,7 @@ def test_a_length_that_somebody_made_up_reserves_no_memory(tmp_path: Path) -> No
     store.close()
 
 
-def test_a_link_or_a_pipe_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_followed_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     store = opened(tmp_path / "store")
     put(store, ONE)
     store.close()
@@ -424,7 +424,7 @@ def test_a_link_or_a_pipe_is_neither_followed_nor_waited_for(tmp_path: Path) -> 
     store.close()
 
 
-def test_what_cannot_be_used_is_one_error_that_says_what_to_do(
+def test_an_unusable_folder_is_one_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "store"
@@ -448,7 +448,7 @@ def test_what_cannot_be_used_is_one_error_that_says_what_to_do(
         opened(tmp_path / "other")
 
 
-def test_a_description_that_the_disk_cannot_give_costs_its_node_alone(
+def test_a_description_that_cannot_be_read_costs_only_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)

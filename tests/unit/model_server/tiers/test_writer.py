@@ -1,5 +1,5 @@
-"""Prefixes are written in the background. What was promised is stored, what does not fit or fails is
-counted, and nobody waits.
+"""Prefixes are written in the background. Accepted prefixes are stored. Prefixes that do not fit or fail
+are counted, and no caller waits.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def writing(tmp_path: Path) -> Iterator[Writing]:
     made.store.close()
 
 
-def test_what_is_offered_is_stored_and_later_blocks_hang_on_earlier_ones(writing: Writing) -> None:
+def test_offered_blocks_are_stored_below_earlier_blocks(writing: Writing) -> None:
     hashes = chain(range(32))
     assert writing.offer(hashes[:3])
     assert writing.offer(hashes, first=3)
@@ -91,7 +91,7 @@ def test_what_is_offered_is_stored_and_later_blocks_hang_on_earlier_ones(writing
     assert writing.writer.counts.written_bytes == LAYOUT.data_bytes(32)
 
 
-def test_blocks_whose_beginning_is_not_there_any_more_are_not_stored(writing: Writing) -> None:
+def test_blocks_whose_beginning_was_removed_are_not_stored(writing: Writing) -> None:
     hashes = chain(range(32))
     assert writing.offer(hashes, first=3)
     writing.drain()
@@ -100,7 +100,7 @@ def test_blocks_whose_beginning_is_not_there_any_more_are_not_stored(writing: Wr
     assert writing.writer.counts.dropped_blocks == 5
 
 
-def test_what_waits_is_bounded_and_known_while_it_waits(writing: Writing) -> None:
+def test_waiting_blocks_are_bounded_and_known(writing: Writing) -> None:
     one, other, third = chain(range(8)), chain(range(100, 108)), chain(range(200, 208))
     writing.gate.clear()
     assert writing.offer(one, size_bytes=6000)
@@ -145,7 +145,7 @@ def test_a_long_prefix_becomes_several_nodes(tmp_path: Path) -> None:
     writing.store.close()
 
 
-def test_a_disk_that_fails_is_left_alone_until_its_time_comes(
+def test_a_disk_that_fails_is_not_used_until_its_pause_ends(
     writing: Writing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = chain(range(8)), chain(range(100, 108))
@@ -174,7 +174,7 @@ def test_a_disk_that_fails_is_left_alone_until_its_time_comes(
     assert writing.store.num_held(other) == 2
 
 
-def test_a_damaged_node_that_a_prefix_would_split_goes_and_the_prefix_is_stored_the_next_time(
+def test_a_damaged_node_in_the_way_is_dropped_and_the_prefix_is_stored_the_next_time(
     writing: Writing,
 ) -> None:
     one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
@@ -195,7 +195,7 @@ def test_a_damaged_node_that_a_prefix_would_split_goes_and_the_prefix_is_stored_
     assert writing.store.num_held(other) == 2
 
 
-def test_whatever_goes_wrong_with_one_prefix_the_next_one_is_stored(
+def test_after_any_error_with_one_prefix_the_next_prefix_is_stored(
     writing: Writing, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wrong(start: int, end: int) -> Sequence[LayerRecords]:
@@ -213,11 +213,11 @@ def test_whatever_goes_wrong_with_one_prefix_the_next_one_is_stored(
     assert writing.store.num_held(hashes) == 2
 
 
-def test_after_closing_nothing_is_taken_and_what_waited_is_forgotten(writing: Writing) -> None:
+def test_after_closing_no_block_is_accepted_and_waiting_blocks_are_dropped(writing: Writing) -> None:
     writing.gate.clear()
     for start in range(0, 50, 10):
         assert writing.offer(chain(range(start, start + 8)))
-    assert not writing.writer.close(timeout_s=0), "one is being written"
+    assert not writing.writer.close(timeout_s=0), "one prefix is being written"
     writing.gate.set()
     assert writing.writer.close(timeout_s=60)
     assert not writing.offer(chain(range(100, 108)))

@@ -62,14 +62,14 @@ def told(*ranges: tuple[int, int]) -> ImportantTokens:
     return ImportantTokens(ranges)
 
 
-def test_with_nothing_said_a_chunk_weighs_all_its_tokens_times_its_uses() -> None:
+def test_without_importance_the_score_is_the_number_of_tokens_times_uses() -> None:
     tier = Tier()
     tier.use(["a", "b"])
     tier.use(["a"])
     assert (tier.score("a"), tier.score("b")) == (2 * SIZE_TOKENS, SIZE_TOKENS)
 
 
-def test_importance_is_the_mean_over_the_requests_that_said_anything() -> None:
+def test_importance_is_the_mean_over_the_requests_that_stated_it() -> None:
     tier = Tier()
     tier.use(["a"], important=told((0, 8)))
     tier.use(["a"])
@@ -77,14 +77,14 @@ def test_importance_is_the_mean_over_the_requests_that_said_anything() -> None:
     assert tier.score("a") == 3 * (8 + 4) / 2
 
 
-def test_a_chunk_is_as_important_as_what_is_only_found_behind_it() -> None:
+def test_a_chunk_is_at_least_as_important_as_the_chunks_after_it() -> None:
     tier = Tier()
     tier.use(["a", "b", "c"], important=told((32, 64)))
     assert [tier.score(name) for name in "abc"] == [32, 32, 0]
     assert tier.evict(3) == ["c", "b", "a"]
 
 
-def test_what_uses_a_chunk_uses_those_before_it_though_vllm_told_only_of_the_tail() -> None:
+def test_a_use_of_a_chunk_counts_for_those_before_it_even_if_vllm_reports_only_the_tail() -> None:
     tier = Tier()
     tier.use(["a", "b", "c"])
     tier.use(["b", "c"], first=1)
@@ -92,21 +92,21 @@ def test_what_uses_a_chunk_uses_those_before_it_though_vllm_told_only_of_the_tai
     assert [tier.score(name) for name in "abc"] == [3 * SIZE_TOKENS] * 3
 
 
-def test_of_equal_scores_the_one_used_longest_ago_goes_and_of_a_prompt_its_tail() -> None:
+def test_among_equal_scores_the_least_recently_used_prompt_goes_first_and_its_tail_before_its_head() -> None:
     tier = Tier()
     tier.use(["a0", "a1"])
     tier.use(["b0", "b1"])
     assert tier.evict(4) == ["a1", "a0", "b1", "b0"]
 
 
-def test_a_request_counts_once_for_a_chunk_however_often_it_is_told() -> None:
+def test_a_request_counts_once_for_a_chunk_however_often_it_is_reported() -> None:
     ranking, request = OffloadRanking(capacity_chunks=4), RequestUses()
     for _ in range(3):
         ranking.observe([b"a"], ends_tokens=[SIZE_TOKENS], request=request)
     assert ranking.score(b"a") == SIZE_TOKENS
 
 
-def test_either_all_are_taken_or_none_and_the_order_stays() -> None:
+def test_either_all_chunks_are_taken_or_none_and_the_order_stays() -> None:
     tier = Tier()
     tier.use(["a", "b"])
     tier.use(["c"])
@@ -131,7 +131,7 @@ def test_chunks_that_left_are_remembered_up_to_a_limit() -> None:
     assert tier.score("a") == SIZE_TOKENS
 
 
-def test_what_was_popular_once_gives_way_to_what_is_now() -> None:
+def test_a_chunk_that_was_popular_before_is_evicted_before_one_that_is_popular_now() -> None:
     tier = Tier(capacity_chunks=2)
     for _ in range(USES_PER_CHUNK):
         tier.use(["once"])
@@ -149,7 +149,7 @@ def test_ranges_are_put_in_order_and_overlaps_count_once() -> None:
     assert found.within(8, 45) == 2 + 5
 
 
-def test_nothing_said_is_not_the_same_as_nothing_important() -> None:
+def test_an_absent_list_differs_from_an_empty_list() -> None:
     assert important_tokens({}) is None
     assert important_tokens({"important_tokens": []}) == ImportantTokens(())
 

@@ -69,7 +69,7 @@ def test_a_profile_becomes_the_arguments_of_vllm_serve() -> None:
     )
 
 
-def test_and_the_environment_and_a_pod_patch() -> None:
+def test_a_profile_becomes_the_environment_and_a_pod_patch() -> None:
     profile = read(text())
     variables = {"PYTHONHASHSEED": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "OMP_NUM_THREADS": "4"}
     assert environment(profile) == variables
@@ -84,14 +84,14 @@ def test_and_the_environment_and_a_pod_patch() -> None:
     ]
 
 
-def test_the_least_profile_is_sound() -> None:
+def test_the_smallest_profile_is_sound() -> None:
     profile = read("model: org/llama")
     assert problems(profile) == []
     assert environment(profile) == {}
     assert "--kv-events-config" not in arguments(profile)
 
 
-def test_a_pool_adds_what_differs() -> None:
+def test_a_pool_adds_its_own_arguments_and_environment() -> None:
     pools = [{"name": "big", "extraArgs": ["--tensor-parallel-size", "2"], "extraEnv": {"X": "1"}}]
     profile = read(text(pools=pools))
     assert problems(profile) == []
@@ -157,7 +157,7 @@ ADAPTER = {"name": "sql", "path": "/a"}
         ({"servedNames": ["--x"]}, "servedNames", "flag"),
     ],
 )
-def test_what_breaks_routing_is_refused_with_what_to_write(
+def test_settings_that_break_routing_are_refused_with_what_to_write(
     changes: dict[str, Any], where: str, why: str
 ) -> None:
     found = complaints(**changes)
@@ -186,7 +186,7 @@ def test_the_adapter_file_in_the_docs_can_be_read(tmp_path: Path) -> None:
     assert list(read_adapters(file)) == ["sql", "legal"]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert complaints(hashSeed=None, prefixCaching=False, port=0).keys() == {
         "hashSeed",
         "prefixCaching",
@@ -204,13 +204,13 @@ def test_all_problems_are_told_at_once() -> None:
         ("model: x\nkvEvents: {endpoint: 5557}", "kvEvents.endpoint"),
     ],
 )
-def test_a_file_of_another_form_is_refused_at_its_field(raw: str, where: str) -> None:
+def test_a_file_of_another_form_is_refused_with_the_field(raw: str, where: str) -> None:
     with pytest.raises(ProfileError) as refused:
         read(raw)
     assert [problem.where for problem in refused.value.problems] == [where]
 
 
-def test_the_command_prints_one_thing_and_its_exit_code_says_whether_the_profile_is_sound(
+def test_the_command_prints_one_output_and_its_exit_code_says_whether_the_profile_is_sound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "profile.yaml"
@@ -233,7 +233,9 @@ def test_the_command_prints_one_thing_and_its_exit_code_says_whether_the_profile
     assert main(["profile", "--file", str(tmp_path / "none")]) == 1
 
 
-def test_a_profile_with_pools_wants_one_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_with_pools_needs_the_name_of_a_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "profile.yaml"
     file.write_text(text(pools=[{"name": "a"}, {"name": "b", "extraArgs": ["--swap"]}]))
     command = ["profile", "--file", str(file), "--output", "args"]
