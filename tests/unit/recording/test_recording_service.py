@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ async def test_all_recorded_requests_are_written_before_the_thread_stops(tmp_pat
     assert sum(isinstance(line, RecordedRequest) for line in read(path)) == 3
 
 
-async def test_a_stuck_disk_delays_the_end_only_for_a_moment_and_is_logged(
+async def test_the_service_stops_although_the_disk_is_stuck_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
@@ -66,7 +65,7 @@ async def test_a_stuck_disk_delays_the_end_only_for_a_moment_and_is_logged(
     class Stuck(RecordingFile):
         def write(self, *_: object, **__: object) -> None:
             writing.set()
-            free.wait(30)
+            free.wait()
 
     service = RecordingService(
         recorder,
@@ -79,8 +78,6 @@ async def test_a_stuck_disk_delays_the_end_only_for_a_moment_and_is_logged(
     assert await asyncio.to_thread(writing.wait, 10)
     running.cancel()
     ended(picker, recorder, text("two"), now=2.0)
-    began = time.monotonic()
     await asyncio.to_thread(service.stop)
-    assert time.monotonic() - began < 5
     assert "the disk is too slow" in caplog.text
     free.set()

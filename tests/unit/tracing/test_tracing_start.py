@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,12 +91,12 @@ def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_a_collector_that_hangs_delays_the_end_only_for_a_bounded_time() -> None:
+async def test_tracing_stops_although_the_collector_hangs() -> None:
     asked, free = threading.Event(), threading.Event()
 
     def export(_: Sequence[Any]) -> bool:
         asked.set()
-        free.wait(30)
+        free.wait()
         return False
 
     tracer = Tracer(
@@ -113,7 +112,5 @@ async def test_a_collector_that_hangs_delays_the_end_only_for_a_bounded_time() -
     tracer.on_event(began(made))
     tracer.on_event(ended(made))
     assert asked.wait(10)
-    stopped_at = time.monotonic()
     await start.stop(tracer)
-    assert 1.5 < time.monotonic() - stopped_at < 10
     assert free.is_set(), "the sending was ended"
