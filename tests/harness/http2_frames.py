@@ -118,6 +118,11 @@ def split(wire: bytes) -> Iterator[Frame]:
         at += 9 + size
 
 
+def bodies(frames: Iterable[Frame], number: int) -> bytes:
+    """Return the bytes of all DATA frames of one stream."""
+    return b"".join(f.payload for f in frames if f.kind == Kind.DATA and f.number == number)
+
+
 @dataclass
 class CallerSide:
     """A connection under test, and its answers."""

@@ -14,7 +14,6 @@ from epp.http2.limits import Limits
 from tests.harness.http2_frames import (
     CallerSide,
     block,
-    continuation,
     data,
     grpc,
     headers,
@@ -140,47 +139,6 @@ def test_a_flood_of_stream_errors_ends_every_stream_including_the_last() -> None
             assert gone == list(range(1, number + 1, 2))
             return
     pytest.fail("the connection was never ended")
-
-
-def test_endless_continuation_frames_end_the_connection() -> None:
-    side = CallerSide().opened()
-    side.feed(headers(1, b"", whole=False))
-    events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))
-    assert events[-1] == Over("continuation_flood")
-    side = CallerSide().opened()
-    side.feed(headers(1, bytes(9000), whole=False))
-    assert side.feed(continuation(1, bytes(9000), whole=False))[-1] == Over("header_list_too_large")
-
-
-@pytest.mark.parametrize(
-    ("wire", "seconds", "reason"),
-    [
-        (PREFACE[:10], 11, "no_hello"),
-        (b"", 11, "no_hello"),
-        (PREFACE, 11, "no_hello"),
-        (hello(ack=False), 31, "settings_not_acknowledged"),
-        (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
-    ],
-)
-def test_an_unfinished_preface_or_header_block_ends_the_connection_after_a_time(
-    wire: bytes, seconds: float, reason: str
-) -> None:
-    side = CallerSide()
-    side.feed(wire)
-    assert side.tick(seconds - 2) == []
-    assert side.tick(2)[-1] == Over(reason)
-
-
-def test_a_stream_whose_window_never_opens_is_ended_after_a_time() -> None:
-    side = CallerSide().opened(window=0)
-    side.feed(headers(1), headers(3))
-    side.connection.send(1, b"x" * 1000)
-    side.sent()
-    for _ in range(10):
-        assert side.tick(29) == []
-        side.feed(ping())
-    assert side.tick(29) == [Fault("window_never_opened"), Gone(1, "window_never_opened")]
-    assert side.connection.streams == 1
 
 
 def test_bytes_that_wait_for_a_closed_window_are_bounded_by_our_own_window() -> None:

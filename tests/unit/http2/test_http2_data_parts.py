@@ -1,0 +1,54 @@
+"""Messages that DATA frames cut, join or leave unfinished."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.http2.call_events import Fault, Gone, Message
+from epp.http2.limits import HeldBytes
+from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
+
+
+def test_messages_and_frames_begin_and_end_independently() -> None:
+    side = CallerSide().opened()
+    wire = grpc(b"a") + grpc(b"") + grpc(b"b" * 300) + grpc(b"c")
+    events = side.feed(
+        headers(1), data(1, wire[:9]), data(1, wire[9:14], padding=3), data(1, wire[14:], ends=True)
+    )
+    assert [e.data for e in events if isinstance(e, Message)] == [b"a", b"", b"b" * 300, b"c"]
+    assert side.held.now == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "status", "reason"),
+    [
+        (grpc(b"x", compressed=1), 12, "compressed"),
+        (grpc(b"x", compressed=7), 13, "bad_prefix"),
+        (b"\0" + (2**20 + 1).to_bytes(4), 8, "message_too_large"),
+    ],
+)
+def test_a_message_that_is_not_taken_ends_its_call_alone(wire: bytes, status: int, reason: str) -> None:
+    side = CallerSide().opened()
+    events = side.feed(headers(1), headers(3), data(1, wire), data(3, grpc(b"fine")))
+    assert events[2:] == [Fault(reason), Gone(1, reason), Message(3, b"fine")]
+    assert side.status(side.sent())[0] == status
+
+
+def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
+    side = CallerSide().opened()
+    events = side.feed(headers(1), data(1, grpc(b"hello")[:-1], ends=True))
+    assert events[1:] == [Fault("cut_message"), Gone(1, "cut_message")]
+    assert side.status(side.sent())[0] == 13
+    assert side.held.now == 0
+
+
+def test_unfinished_messages_of_all_connections_are_bounded_together() -> None:
+    held = HeldBytes(1000)
+    one, two = (CallerSide(held=held).opened() for _ in range(2))
+    one.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]))
+    events = two.feed(headers(1), data(1, grpc(b"x" * 5000)[:200]))
+    assert events[1:] == [Fault("too_much_held"), Gone(1, "too_much_held")]
+    assert two.status(two.sent())[0] == 8
+    assert held.now == 895
+    one.feed(reset(1))
+    assert held.now == 0

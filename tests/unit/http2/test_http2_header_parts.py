@@ -1,0 +1,27 @@
+"""Header blocks that come in several frames."""
+
+from __future__ import annotations
+
+from epp.http2.call_events import Opened, Over
+from tests.harness.http2_frames import CallerSide, block, continuation, headers
+
+
+def test_a_header_block_in_parts_is_one() -> None:
+    side = CallerSide().opened()
+    whole = block()
+    events = side.feed(
+        headers(1, whole[:5], whole=False),
+        continuation(1, whole[5:9], whole=False),
+        continuation(1, whole[9:], whole=True),
+    )
+    assert isinstance(events[0], Opened)
+
+
+def test_continuation_frames_without_end_are_cut_off() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, b"", whole=False))
+    events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))
+    assert events[-1] == Over("continuation_flood")
+    side = CallerSide().opened()
+    side.feed(headers(1, bytes(9000), whole=False))
+    assert side.feed(continuation(1, bytes(9000), whole=False))[-1] == Over("header_list_too_large")

@@ -1,0 +1,58 @@
+"""The headers of a request: the decoder of one connection, the blocks that it need not decode again, and
+headers that are refused.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.http2.call_events import Fault, Gone
+from epp.http2.headers import HeaderReader
+from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, data, headers
+
+
+def test_a_block_means_the_same_again_only_if_the_peer_uses_no_table() -> None:
+    reader = HeaderReader(max_list_bytes=16_384)
+    reader.request(block())
+    assert not reader.known
+    reader.request(NO_TABLE + block())
+    request = reader.request(block())
+    assert reader.known[block()] is request
+    assert request.path == PATH
+
+
+def test_the_number_of_known_blocks_is_bounded() -> None:
+    reader = HeaderReader(max_list_bytes=16_384)
+    reader.request(NO_TABLE + block())
+    for n in range(400):
+        reader.request(block(replace=[("x", str(n))]))
+        assert 0 < len(reader.known) <= 256
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([("content-type", "text/html")], 415),
+        ([("content-type", "application/grpcx")], 415),
+        ([(":method", "GET")], 405),
+    ],
+)
+def test_what_is_no_grpc_call_gets_an_http_answer(fields: list[tuple[str, str]], status: int) -> None:
+    side = CallerSide().opened()
+    assert side.feed(headers(1, block(replace=fields))) == [Fault("no_grpc_call")]
+    head, body = side.sent()
+    assert side.fields(head)[":status"] == str(status)
+    assert b"speaks gRPC alone" in body.payload
+    assert body.ends
+    assert side.feed(data(1, b"whatever", ends=True)) == []
+    assert side.connection.streams == 0
+
+
+@pytest.mark.parametrize("text", ["", "1", "S", "-1S", "123456789S", "1x"])
+def test_a_deadline_that_cannot_be_read_is_an_error(text: str) -> None:
+    side = CallerSide().opened()
+    assert side.feed(headers(1, block(replace=[("grpc-timeout", text)])))[1:] == [
+        Fault("bad_timeout"),
+        Gone(1, "bad_timeout"),
+    ]
+    assert side.status(side.sent())[0] == 13

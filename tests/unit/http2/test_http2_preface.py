@@ -1,0 +1,24 @@
+"""The first bytes of either side of a connection."""
+
+from __future__ import annotations
+
+from epp.http2.frames import Kind, Setting
+from tests.harness.http2_frames import CallerSide, hello
+
+
+def test_the_server_speaks_first_and_says_its_limits() -> None:
+    first, second = CallerSide().greeting
+    assert (first.kind, second.kind) == (Kind.SETTINGS, Kind.WINDOW_UPDATE)
+    said = {
+        int.from_bytes(first.payload[n : n + 2]): int.from_bytes(first.payload[n + 2 : n + 6])
+        for n in range(0, 30, 6)
+    }
+    assert said[Setting.HEADER_TABLE_SIZE] == 0
+    assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
+
+
+def test_hello_may_come_byte_by_byte() -> None:
+    side = CallerSide()
+    for byte in hello():
+        assert side.feed(bytes((byte,))) == []
+    assert not side.connection.over

@@ -1,0 +1,71 @@
+"""What happens to a peer that takes too long: at its beginning, in a call, with its windows, in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.http2.call_events import Fault, Gone, Over
+from epp.http2.frames import PREFACE, Code, Kind
+from tests.harness.http2_frames import CallerSide, block, headers, hello, ping
+
+
+def test_a_refused_client_that_never_ends_is_forgotten_in_time() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, block(replace=[("content-type", "text/html")])))
+    side.sent()
+    side.tick(9)
+    assert side.connection.streams == 1
+    side.tick(2)
+    assert [(f.kind, f.code) for f in side.sent()] == [(Kind.RST_STREAM, Code.NO_ERROR)]
+    assert side.connection.streams == 0
+
+
+def test_a_deadline_of_the_caller_ends_the_call() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, block(replace=[("grpc-timeout", "1500m")])))
+    assert side.tick(1.4) == []
+    assert side.tick(0.2) == [Gone(1, "deadline")]
+    assert side.status(side.sent())[0] == 4
+    assert side.tick(10) == []
+
+
+def test_a_client_that_says_nothing_is_asked_and_then_given_up() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    side.tick(61)
+    (question,) = side.sent()
+    side.feed(ping(question.payload, ack=True))
+    side.tick(50)
+    assert side.sent() == []
+    side.tick(11)
+    assert len(side.sent()) == 1
+    assert side.tick(21) == [Gone(1, "connection"), Fault("peer_gone"), Over("peer_gone")]
+
+
+@pytest.mark.parametrize(
+    ("wire", "seconds", "reason"),
+    [
+        (PREFACE[:10], 11, "no_hello"),
+        (b"", 11, "no_hello"),
+        (PREFACE, 11, "no_hello"),
+        (hello(ack=False), 31, "settings_not_acknowledged"),
+        (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
+    ],
+)
+def test_half_a_word_is_not_waited_for_for_ever(wire: bytes, seconds: float, reason: str) -> None:
+    side = CallerSide()
+    side.feed(wire)
+    assert side.tick(seconds - 2) == []
+    assert side.tick(2)[-1] == Over(reason)
+
+
+def test_a_window_that_never_opens_costs_its_stream_in_the_end() -> None:
+    side = CallerSide().opened(window=0)
+    side.feed(headers(1), headers(3))
+    side.connection.send(1, b"x" * 1000)
+    side.sent()
+    for _ in range(10):
+        assert side.tick(29) == []
+        side.feed(ping())
+    assert side.tick(29) == [Fault("window_never_opened"), Gone(1, "window_never_opened")]
+    assert side.connection.streams == 1
