@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec
-from epp.config.prefix import Chunks
-from epp.sharing.batches import Flag, MalformedError, decode_batch
+from epp.config.policy import PolicySpec
+from epp.sharing.batches import Flag, decode_batch
 from epp.types import Address, EndpointName
 from tests.unit.picker_questions import policy_of
 from tests.unit.sharing.pickers import Replica, endpoints, meet, text, two
@@ -177,26 +175,6 @@ def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
     assert one.send(now=11.0)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
-def test_bytes_that_are_not_a_batch_are_one_typed_error(data: bytes) -> None:
-    one, _ = two()
-    with pytest.raises(MalformedError, match="not a batch"):
-        one.exchange.receive(data, now=1.0)
-    one.check()
-
-
-def test_pools_policies_and_formats_have_their_own_channels() -> None:
-    one = Replica(1)
-    spec = replace_chunks(Chunks(size_bytes=512))
-    finer = Replica(2, policy=spec)
-    assert one.exchange.channel("a") != one.exchange.channel("b")
-    assert one.exchange.channel("a") != finer.exchange.channel("a")
-    before = one.exchange.channel("a")
-    one.picker.set_policy(spec, now=1.0)
-    assert one.exchange.channel("a") == finer.exchange.channel("a") != before
-    assert one.exchange.channel("a").count("{") == 1
-
-
 def test_a_picker_that_leaves_the_channel_keeps_no_requests_of_others() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
@@ -204,9 +182,3 @@ def test_a_picker_that_leaves_the_channel_keeps_no_requests_of_others() -> None:
     other.exchange.leave(now=10.5)
     assert other.in_flight_of_peers() == {}
     assert decode_batch(other.send(now=12.0)[0]).flags & Flag.FRESH
-
-
-def replace_chunks(chunks: Chunks) -> Policy:
-    return msgspec.structs.replace(
-        DEFAULT_POLICY, spec=msgspec.structs.replace(DEFAULT_POLICY.spec, chunks=chunks)
-    )

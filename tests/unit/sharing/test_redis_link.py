@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import msgspec
 import pytest
 
 from epp.config.sharing import Redis
-from epp.sharing.batches import MOST_TABLE_BYTES, MalformedError, decode_table
+from epp.sharing.batches import MOST_TABLE_BYTES
 from epp.sharing.link import LinkError, Received
 from epp.sharing.redis_link import MOST_PIECE_BYTES, RedisLink
 from tests.harness.fake_redis import FakeRedis
@@ -48,13 +45,3 @@ async def test_a_table_that_is_replaced_meanwhile_is_read_again() -> None:
     assert bytes(found.data) == new[4:]
     with pytest.raises(LinkError, match="replaced each time"):
         await read(FakeRedis(*[old, new, new, new] * 3))
-
-
-def test_portions_are_taken_out_one_at_a_time() -> None:
-    """To take out all of a table of 128 MB in one step took 50 ms."""
-    data = bytearray(msgspec.msgpack.encode([[b"a" * 99, b"b" * 99, 7, b"c"]]))
-    portions: Iterator[bytes] = decode_table(memoryview(data))
-    assert next(portions) == b"a" * 99
-    assert next(portions) == b"b" * 99
-    with pytest.raises(MalformedError):
-        next(portions)
