@@ -25,6 +25,7 @@ from epp.extproc.events import (
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker.picker import Picker
+from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
 
@@ -119,3 +120,8 @@ def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> H
     run(stream, head(modes, *extra), *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]))
     assert bench.in_flight() > 0
     return stream
+
+
+def rewriting(bench: Bench) -> None:
+    """Let requests for `m` go to `the-target`."""
+    bench.picker.set_rewrites(Rewrites([Rule(("m",), (Target("the-target"),))]))

@@ -11,8 +11,6 @@ import pytest
 
 from epp.config.observing import Sampling
 from epp.extproc.events import RequestBody, RequestHeaders, ResponseHeaders
-from epp.extproc.settings import StreamContext
-from epp.extproc.stream import HttpStream
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
@@ -31,16 +29,6 @@ class Watched(Bench):
         super().__init__(sampling=Sampling(share=1.0))
         self.metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_no_status)
         self.picker.subscribe(self.metrics.on_event)
-
-    def stream(self) -> HttpStream:
-        return HttpStream(
-            StreamContext(
-                self.picker,
-                settings=self.settings,
-                new_request_id=lambda: "made",
-                timer=lambda: 0.0,
-            )
-        )
 
 
 def _no_status() -> PickerStatus:

@@ -16,15 +16,22 @@ from epp.extproc.events import (
     Refuse,
     RequestBody,
     RequestHeaders,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-    Slot,
 )
 from epp.extproc.settings import StreamSettings
-from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import EndpointName, ModelCard, ModelList
-from tests.unit.extproc.stream_bench import ALL, BODY, BUFFERED, DUPLEX, EARLY, HEADERS, PARTIAL, B, Bench, C
+from tests.unit.extproc.stream_bench import (
+    ALL,
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    EARLY,
+    HEADERS,
+    PARTIAL,
+    B,
+    Bench,
+    C,
+    rewriting,
+)
 
 
 def listed_by(bench: Bench, *names: str) -> None:
@@ -100,13 +107,6 @@ def test_an_unknown_model_is_404_in_the_shape_of_its_api(path: str, told: dict[s
 NEW_BODY = BODY.replace(b'"model": "m"', b'"model": "the-target"')
 
 
-Headers = tuple[tuple[str, str], ...]
-
-
-def rewriting(bench: Bench) -> None:
-    bench.picker.set_rewrites(Rewrites([Rule(("m",), (Target("the-target"),))]))
-
-
 @pytest.mark.parametrize("modes", [BUFFERED, DUPLEX])
 def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes) -> None:
     bench = Bench()
@@ -127,53 +127,6 @@ def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes)
         assert echoes[-1].end_of_stream
     (pick,) = bench.seen.picks
     assert (pick.decision.model, pick.decision.asked_model, pick.decision.chosen) == ("the-target", "m", "e1")
-
-
-ANSWER = ((":status", "200"), ("content-type", "application/json"), ("content-length", "26"))
-
-
-@pytest.mark.parametrize("trailers", [False, True])
-def test_an_answer_that_passes_through_the_picker_has_the_name_that_the_client_sent(
-    *, trailers: bool
-) -> None:
-    bench = Bench()
-    rewriting(bench)
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=DUPLEX), now=1.0)
-    stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
-    (answer,) = stream.receive(ResponseHeaders(ANSWER), now=1.0)
-    assert isinstance(answer, Answer)
-    assert answer.remove_headers == ("content-length",), "the body gets shorter"
-    assert not stream.passes
-    actions = [*stream.receive(ResponseBody(b'{"model": "the-tar'), now=1.0)]
-    actions += stream.receive(ResponseBody(b'get"}"', end_of_stream=not trailers), now=1.0)
-    if trailers:
-        actions += stream.receive(ResponseTrailers(), now=1.0)
-        assert actions.pop() == Answer(Slot.RESPONSE_TRAILERS)
-    echoes = [action for action in actions if isinstance(action, Echo)]
-    assert echoes == actions
-    assert b"".join(echo.data for echo in echoes) == b'{"model": "m"}"'
-    assert [echo.end_of_stream for echo in echoes[:-1]] == [False] * (len(echoes) - 1)
-    assert echoes[-1].end_of_stream is not trailers
-
-
-@pytest.mark.parametrize(
-    ("modes", "model", "headers"),
-    [
-        (BUFFERED, b'"m"', ANSWER),
-        (DUPLEX, b'"the-target"', ANSWER),
-        (DUPLEX, b'"m"', (*ANSWER[:2], ("content-encoding", "gzip"))),
-    ],
-)
-def test_other_answers_are_passed_on_unchanged(modes: Modes, model: bytes, headers: Headers) -> None:
-    """These answers do not pass here, belong to a request without a rewrite, or are compressed."""
-    bench = Bench()
-    rewriting(bench)
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
-    stream.receive(RequestBody(BODY.replace(b'"m"', model), end_of_stream=True), now=1.0)
-    assert stream.receive(ResponseHeaders(headers), now=1.0) == (Answer(Slot.RESPONSE_HEADERS),)
-    assert stream.passes is (modes is DUPLEX)
 
 
 def test_no_content_length_is_added_if_none_was_declared() -> None:
