@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 
 import pytest
 
 from epp.config.policy import PolicySpec
 from epp.extproc.asking import read_head
-from epp.extproc.headers import read_address
 from epp.request.names import MAX_NAME_CHARS, bounded_name, is_digest
 from epp.request.parse import parse_request
-from epp.types import Address
 
 LONG = "m" * (MAX_NAME_CHARS + 1)
 
@@ -29,17 +26,6 @@ def test_a_longer_name_becomes_a_digest_of_fixed_length(name: str) -> None:
     assert is_digest(bounded_name(name))
     assert bounded_name(name) == bounded_name(name)
     assert bounded_name(name + "x") != bounded_name(name)
-
-
-def test_text_that_is_too_long_for_an_address_is_refused_and_not_kept() -> None:
-    tracemalloc.start()
-    for n in range(3):
-        assert read_address(str(n) * 1_000_000) is None
-    kept_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept_bytes < 100_000
-    assert read_address("10.0.0.1:8000" + " " * 100) is None
-    assert read_address("[fd00::2]:65535") == Address("fd00::2", 65535)
 
 
 def test_names_from_bodies_and_headers_are_bounded_when_they_are_read() -> None:
