@@ -14,37 +14,12 @@ from epp.config.routing import Cost
 from epp.extproc.conversation import Conversation
 from epp.extproc.settings import StreamSettings
 from epp.extproc.streams import Streams
-from epp.http2.messages import OK, Reply
+from epp.http2.messages import OK
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
+from tests.unit.extproc.callers import NotingCaller
 from tests.unit.extproc.stream_bench import BODY, HEADERS, Bench
 from tests.unit.extproc.stream_bench import OK as OK_HEADERS
-
-
-class Caller:
-    """Records the answers, and how often a message left work for later."""
-
-    is_open = True
-    trace = ""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.left_work = 0
-        self.ended = False
-
-    def waited_s(self) -> float:
-        return 0.0
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(message)
-
-    def reply(self, reply: Reply) -> None: ...
-
-    def leaves_work(self) -> None:
-        self.left_work += 1
-
-    def end(self, status: int = OK, details: str = "") -> None:
-        self.ended = True
 
 
 class Calls:
@@ -63,8 +38,8 @@ class Calls:
     def _pump_soon(self) -> None:
         self.pumps += 1
 
-    def ask(self, *messages: bytes) -> tuple[Conversation, Caller]:
-        caller = Caller()
+    def ask(self, *messages: bytes) -> tuple[Conversation, NotingCaller]:
+        caller = NotingCaller()
         call = Conversation(self.streams, caller)
         for data in messages or (head(), body()):
             call.message(data, now=1.0)
@@ -106,7 +81,7 @@ def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
     call.half_closed(now=2.0)
     other, _ = calls.ask()
     other.gone(now=2.0, broken=False)
-    assert (len(caller.sent), caller.ended, calls.streams.live) == (3, True, {})
+    assert (len(caller.sent), caller.ended, calls.streams.live) == (3, [(OK, "")], {})
     assert (calls.pumps, others.gate.waiting) == (0, 1)
 
 

@@ -18,11 +18,12 @@ from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.streams import Streams
 from epp.extproc.unread import Unread
-from epp.http2.messages import INVALID_ARGUMENT, OK, Reply
+from epp.http2.messages import INVALID_ARGUMENT, OK
 from epp.picker.picker import Picker
 from epp.request.blocked import BlockedPaths
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
+from tests.unit.extproc.callers import NotingCaller
 
 POLICY = DEFAULT_POLICY
 NAMES = request_names(POLICY.spec)
@@ -61,35 +62,12 @@ def answer(data: bytes, picker: Picker, *, settings: StreamSettings = SETTINGS) 
     return unread.answer(event, settings=settings, now=1.0)
 
 
-class Noting:
-    """A `Caller` whose message has waited for long. Notes the answers and the end of the call."""
-
-    is_open = True
-    trace = ""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.ended: list[tuple[int, str]] = []
-
-    def waited_s(self) -> float:
-        return 1.0
-
-    def send(self, message: bytes) -> None:
-        self.sent.append(message)
-
-    def reply(self, reply: Reply) -> None: ...
-    def leaves_work(self) -> None: ...
-
-    def end(self, status: int = OK, details: str = "") -> None:
-        self.ended.append((status, details))
-
-
-def called(data: bytes, picker: Picker) -> tuple[Noting, Streams]:
+def called(data: bytes, picker: Picker) -> tuple[NotingCaller, Streams]:
     """Begin a call in an overload."""
     streams = Streams(picker, settings=SETTINGS, clock=lambda: 1.0)
     for late in range(20):
         streams.overload.skips(waited_s=1.0, now=0.8 + 0.01 * late)
-    call = Noting()
+    call = NotingCaller(waited_s=1.0)
     Conversation(streams, call).message(data, now=1.0)
     return call, streams
 
