@@ -15,7 +15,7 @@ from epp.extproc.settings import StreamContext
 from epp.extproc.stream import HttpStream
 from epp.picker.model_queue import WaitingRequest
 from tests.unit.extproc.stream_bench import BUFFERED, Bench, head
-from tests.unit.extproc.test_extproc_stream_waiting import END, Held
+from tests.unit.extproc.waiting_bench import END, Held
 
 
 @pytest.fixture(autouse=True)
