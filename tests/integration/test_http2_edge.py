@@ -22,6 +22,7 @@ from epp.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import data, headers, hello, ping, split, window_update
 from tests.harness.http2_frames import grpc as message
+from tests.harness.pipe import Pipe
 from tests.integration.test_extproc_server import (
     Exchange,
     Rig,
@@ -217,18 +218,10 @@ async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(peer_module, "_TURN_S", 60.0)
     async with serving() as rig, connected(rig):
         (peer,) = await peers(rig.server.transport)
-        written: list[bytes] = []
-
-        class Pipe(asyncio.Transport):
-            def write(self, chunk: bytes | bytearray | memoryview) -> None:
-                written.append(bytes(chunk))
-
-            def is_closing(self) -> bool:
-                return False
-
-        kept, peer.transport = peer.transport, Pipe()
+        pipe = Pipe()
+        kept, peer.transport = peer.transport, pipe
         first = message(request_headers(0).SerializeToString())
         peer.data_received(hello() + b"".join(headers(n) + data(n, first) for n in (1, 3, 5)))
         peer.transport = kept
-        assert len(written) == 1
-        assert [f.kind for f in split(written[0])] == [Kind.SETTINGS, *[Kind.HEADERS, Kind.DATA] * 3]
+        assert len(pipe.writes) == 1
+        assert [f.kind for f in split(pipe.written)] == [Kind.SETTINGS, *[Kind.HEADERS, Kind.DATA] * 3]

@@ -36,38 +36,10 @@ from epp.http2.frames import settings as settings_frame
 from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, headers, hello, ping, reset, window_update
+from tests.harness.pipe import Pipe
 from tests.harness.seen import Seen
 
 _SETTINGS = StreamSettings(max_body_bytes=100_000)
-
-
-class _Pipe(asyncio.Transport):
-    """A transport that takes what is written and forgets it."""
-
-    closed = False
-
-    def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
 
 
 class _Loud(logging.Handler):
@@ -107,7 +79,7 @@ class Attack:
         """Run one connection from its preface to its end."""
         server: Any = self._transport.server
         peer = Peer(server)
-        peer.connection_made(_Pipe())
+        peer.connection_made(Pipe())
         wire = [hello(window=self.rng.choice((None, 0, 10, 2**20)))]
         next_number = 1
         wire.append(self._opening(next_number))

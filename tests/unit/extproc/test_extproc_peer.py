@@ -15,6 +15,7 @@ from epp.extproc.calls import Handler
 from epp.extproc.peer import Call, Lateness, Peer, Service
 from epp.http2.limits import HeldBytes, Limits
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
+from tests.harness.pipe import Pipe
 
 
 @dataclass
@@ -59,29 +60,8 @@ class Noting(Handler):
         server.now_s += server.takes_s
 
 
-class Wire(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = True
-        self.written = b""
-
-    def pause_reading(self) -> None:
-        self.reads = False
-
-    def resume_reading(self) -> None:
-        self.reads = True
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-
-    def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        self.written += chunk
-
-    def is_closing(self) -> bool:
-        return False
-
-
-def peer_of(server: Server) -> tuple[Peer, Wire]:
-    peer, wire = Peer(server), Wire()
+def peer_of(server: Server) -> tuple[Peer, Pipe]:
+    peer, wire = Peer(server), Pipe()
     peer.connection_made(wire)
     peer.data_received(hello())
     return peer, wire
