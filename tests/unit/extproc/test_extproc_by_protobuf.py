@@ -1,0 +1,167 @@
+"""Messages of an unusual form, read and written by protobuf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from epp.extproc.by_protobuf import around, decode, encode
+from epp.extproc.events import (
+    Answer,
+    BodyMode,
+    Delay,
+    Estimate,
+    Event,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Slot,
+    StreamProtocolError,
+)
+from epp.extproc.headers import DESTINATION
+
+SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
+
+
+def asked(**parts: Any) -> ext_proc.ProcessingRequest:
+    return ext_proc.ProcessingRequest(**parts)
+
+
+def with_headers(part: str, *headers: tuple[str, bytes]) -> ext_proc.ProcessingRequest:
+    message = asked()
+    getattr(message, part).end_of_stream = True
+    for name, value in headers:
+        getattr(message, part).headers.headers.add(key=name, raw_value=value)
+    return message
+
+
+def decoded(message: ext_proc.ProcessingRequest) -> Event:
+    return decode(
+        message.SerializeToString(), names=frozenset({":path", "x-a"}), response_names=frozenset({":status"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        (
+            with_headers("request_headers", (":path", b"/v1"), ("X-A", b"\xe9"), (":status", b"1")),
+            RequestHeaders([(":path", "/v1"), ("x-a", "é")], end_of_stream=True),
+        ),
+        (
+            with_headers("response_headers", (":status", b"200"), (":path", b"/v1")),
+            ResponseHeaders([(":status", "200")], end_of_stream=True),
+        ),
+        (asked(request_body={"body": b"a", "end_of_stream": True}), RequestBody(b"a", end_of_stream=True)),
+        (asked(response_body={"body": b"b"}), ResponseBody(b"b")),
+        (asked(request_trailers={}), RequestTrailers()),
+        (asked(response_trailers={}), ResponseTrailers()),
+    ],
+)
+def test_each_part_of_a_request_becomes_its_event(message: ext_proc.ProcessingRequest, event: Event) -> None:
+    assert decoded(message) == event
+
+
+def test_modes_come_with_headers_and_bodies() -> None:
+    config = {
+        "request_body_mode": 4,
+        "response_body_mode": 2,
+        "send_body_without_waiting_for_header_response": True,
+    }
+    modes = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, early_body=True)
+    for part in ("request_headers", "request_body", "response_headers", "response_body"):
+        event = decoded(asked(**{part: {}, "protocol_config": config}))
+        assert isinstance(event, RequestHeaders | RequestBody | ResponseHeaders | ResponseBody)
+        assert event.modes == modes
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff", "undecodable"),
+        (b"", "empty_message"),
+        (asked(protocol_config={}).SerializeToString(), "empty_message"),
+        (b"\x2a\x00\x5a\x02\x08\x09", "unknown_body_mode"),
+    ],
+)
+def test_other_bytes_are_one_typed_error(data: bytes, reason: str) -> None:
+    with pytest.raises(StreamProtocolError, match=reason):
+        decode(data, names=frozenset(), response_names=frozenset())
+
+
+def surroundings() -> ext_proc.ProcessingRequest:
+    """Return a message without a main part."""
+    message = asked(protocol_config={"request_body_mode": 2})
+    spaces = message.metadata_context.filter_metadata
+    for entry in ("10.0.0.1:80", "10.0.0.2:80"):
+        spaces["envoy.lb.subset_hint"].fields[SUBSET].list_value.values.add(string_value=entry)
+    spaces["envoy.lb"].fields[SERVED].string_value = "10.0.0.3:80"
+    return message
+
+
+def test_the_parts_beside_the_main_part_are_read_alone() -> None:
+    message, modes = surroundings(), Modes(BodyMode.BUFFERED)
+    assert around(message.SerializeToString()) == (("10.0.0.1:80", "10.0.0.2:80"), "10.0.0.3:80", modes)
+    message.attributes["a filter"].fields["upstream.address"].string_value = "10.0.0.4:80"
+    assert around(message.SerializeToString()) == (("10.0.0.1:80", "10.0.0.2:80"), "10.0.0.4:80", modes)
+    assert around(b"") == (None, None, None)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", b"\x2a\x00"], ids=["broken", "with a main part"])
+def test_bytes_that_are_not_only_surroundings_are_none(data: bytes) -> None:
+    assert around(data) is None
+
+
+def encoded(action: Answer | Refuse | Delay) -> ext_proc.ProcessingResponse:
+    return ext_proc.ProcessingResponse.FromString(encode(action))
+
+
+def test_a_pick_has_its_destination_scores_and_cost_in_the_metadata() -> None:
+    answer = Answer(
+        Slot.REQUEST_BODY,
+        destination="10.0.0.1:80",
+        scores=(("10.0.0.1:80", 0.5),),
+        cost=Estimate(prompt_tokens=30, matched_tokens=20, predicted_s=0.25),
+    )
+    metadata = encoded(answer).dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    assert metadata[DESTINATION].string_value == "10.0.0.1:80"
+    assert metadata[f"{DESTINATION}-scores"].struct_value.fields["10.0.0.1:80"].number_value == 0.5
+    costs = [
+        metadata[f"x-prefix-gateway-{name}"].number_value for name in ("prompt-tokens", "matched-tokens")
+    ]
+    assert costs == [30, 20]
+    assert metadata["x-prefix-gateway-predicted-seconds"].number_value == 0.25
+
+
+def test_an_answer_changes_headers_and_the_body_and_asks_for_more() -> None:
+    answer = Answer(
+        Slot.RESPONSE_HEADERS,
+        set_headers=(("x-a", "é€"),),
+        remove_headers=("x-b",),
+        body=b"changed",
+        clear_route_cache=True,
+        stream_response=True,
+    )
+    response = encoded(answer)
+    common = response.response_headers.response
+    (option,) = common.header_mutation.set_headers
+    assert (option.header.key, option.header.raw_value) == ("x-a", b"\xe9?")
+    assert list(common.header_mutation.remove_headers) == ["x-b"]
+    assert (common.body_mutation.body, common.clear_route_cache) == (b"changed", True)
+    assert response.mode_override.response_body_mode == 1, "STREAMED"
+
+
+def test_a_refusal_and_a_delay() -> None:
+    refuse = Refuse(status=429, headers=(("retry-after", "3"),), body=b"{}", reason="saturated")
+    immediate = encoded(refuse).immediate_response
+    assert (immediate.status.code, immediate.body) == (429, b"{}")
+    assert immediate.details.endswith("saturated")
+    assert immediate.headers.set_headers[0].header.raw_value == b"3"
+    assert encoded(Delay(1.5)).override_message_timeout.ToMilliseconds() == 1500
