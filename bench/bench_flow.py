@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bench.bench_pick import a_picker, requests
+from bench.bench_pick import picker_of_pods, requests
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import PickRequest
@@ -83,7 +83,7 @@ def pick_costs_us(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -
     """Return the microseconds of a pick without flow control and with it. Both are medians of single picks,
     which are made in turns.
     """
-    sides: list[tuple[Picker, Gate | None]] = [(a_picker(SERVERS), None), a_gate(flow)]
+    sides: list[tuple[Picker, Gate | None]] = [(picker_of_pods(SERVERS), None), a_gate(flow)]
     work = requests(PROMPT_BYTES, count=picks, seed=1)
     spent_us: list[list[float]] = [[], []]
     for n in range(-2 * picks, rounds * picks):
@@ -96,7 +96,7 @@ def pick_costs_us(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -
 
 
 def a_gate(flow: Flow, *, servers: int = SERVERS) -> tuple[Picker, Gate]:
-    picker = a_picker(servers)
+    picker = picker_of_pods(servers)
     picker.set_policy(holding(flow), now=0.0)
     return picker, Gate(picker)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from bench.bench_pick import FLEETS, SIZES, a_picker
+from bench.bench_pick import FLEETS, SIZES, picker_of_pods
 from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
@@ -61,7 +61,7 @@ class _Path:
     """Runs a picker and everything between the picker and the wire."""
 
     def __init__(self, fleet: int) -> None:
-        self.picker = a_picker(fleet)
+        self.picker = picker_of_pods(fleet)
         self._metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_nobody_asks)
         self.picker.subscribe(self._metrics.on_event)
         spec = DEFAULT_POLICY.spec

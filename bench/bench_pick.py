@@ -25,7 +25,7 @@ FLEETS = (4, 100, 1000, 5000)
 SIZES = (1_000, 40_000, 400_000)
 
 
-def a_picker(fleet: int) -> Picker:
+def picker_of_pods(fleet: int) -> Picker:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     names = [EndpointName(f"pod-{i}") for i in range(fleet)]
     picker.set_endpoints(
@@ -84,7 +84,7 @@ def quantile(values: list[int], share: float) -> float:
 
 
 def measure(fleet: int, size: int) -> None:
-    picker = a_picker(fleet)
+    picker = picker_of_pods(fleet)
     # A warm-up, after which the table knows the shared half.
     for n, request in enumerate(requests(size, count=ROUNDS // 4, seed=1)):
         serve(picker, request, now=n / 100)
@@ -104,7 +104,7 @@ def measure(fleet: int, size: int) -> None:
 
 
 def profile(fleet: int, size: int) -> None:
-    picker, work = a_picker(fleet), requests(size, count=ROUNDS, seed=3)
+    picker, work = picker_of_pods(fleet), requests(size, count=ROUNDS, seed=3)
     profiler = cProfile.Profile()
     profiler.enable()
     for n, request in enumerate(work):

@@ -25,7 +25,7 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from bench.bench_pick import a_picker
+from bench.bench_pick import picker_of_pods
 from epp.config.listening import Listen
 from epp.extproc.calls import Handler
 from epp.extproc.health import Health
@@ -145,7 +145,7 @@ class Rig:
 
     def __init__(self, *, size_bytes: int, chunks: int, bare: bool) -> None:
         self._now = 0.0
-        self.picker = a_picker(_ENDPOINTS)
+        self.picker = picker_of_pods(_ENDPOINTS)
         metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_nobody_asks)
         self.picker.subscribe(metrics.on_event)
         streams = Streams(self.picker, settings=StreamSettings(), clock=self._clock)

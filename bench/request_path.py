@@ -29,7 +29,7 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.bench_path import answer_of, messages_of
-from bench.bench_pick import a_picker
+from bench.bench_pick import picker_of_pods
 from bench.dataplane.load import Prompts
 from epp.config.listening import Listen
 from epp.extproc.server import ExtProcServer
@@ -122,7 +122,7 @@ def _reports(name: str) -> bool:
 
 async def walk() -> Walk:
     """Serve requests, trace the last ones, and return what they have in common."""
-    picker = a_picker(4)
+    picker = picker_of_pods(4)
     metrics = Metrics(decisions=DecisionRing(maxlen=10), state=PickerStatus)
     picker.subscribe(metrics.on_event)
     prompts = Prompts(size_bytes=1000, chunks=1, kind="cold", seed=1)

@@ -234,7 +234,7 @@ async def running_upstreams(count: int, *, told: asyncio.Event | None = None) ->
         await server.stop()
 
 
-def make_picker(ports: list[int], *, share: float = 0.0, debug_header: str = "x-debug-pick") -> Picker:
+def picker_of_ports(ports: list[int], *, share: float = 0.0, debug_header: str = "x-debug-pick") -> Picker:
     spec = PolicySpec(debug_header=debug_header, sampling=Sampling(share=share))
     policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
     picker = Picker(policy, rng=random.Random(1))

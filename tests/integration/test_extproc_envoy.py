@@ -28,7 +28,7 @@ from tests.harness.extproc_rig import (
     READS_BODY,
     Rig,
     bootstrap,
-    make_picker,
+    picker_of_ports,
     running_envoy,
     running_upstreams,
 )
@@ -50,7 +50,7 @@ async def rig(
     both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[Rig]:
     async with running_upstreams(3) as upstreams:
-        picker = make_picker(upstreams)
+        picker = picker_of_ports(upstreams)
         seen = Seen.of(picker)
         server = ExtProcServer(
             picker,
@@ -305,7 +305,7 @@ async def test_a_body_that_ends_in_trailers_arrives_whole(rig: Rig, mode: str) -
 async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path: Path) -> None:
     told = asyncio.Event()
     async with running_upstreams(2, told=told) as upstreams:
-        picker = make_picker(upstreams)
+        picker = picker_of_ports(upstreams)
         seen = Seen.of(picker)
         server = ExtProcServer(
             picker,

@@ -58,7 +58,7 @@ class TidyPicker(Picker):
         super().tidy(now=now)
 
 
-def make_picker(kind: type[Picker] = Picker) -> Picker:
+def picker_of_three(kind: type[Picker] = Picker) -> Picker:
     picker = kind(DEFAULT_POLICY, rng=random.Random(1))
     endpoints = [
         Endpoint(name=EndpointName(f"e{i}"), address=Address(f"10.0.0.{i}", 80)) for i in range(1, 4)
@@ -97,7 +97,7 @@ async def serving(
     ready: bool = True,
 ) -> AsyncIterator[Rig]:
     listen = msgspec.structs.replace(listen or Listen(address="127.0.0.1:0"), transport=transport())
-    picker = picker or make_picker()
+    picker = picker or picker_of_three()
     seen = Seen.of(picker)
     server = ExtProcServer(picker, listen=listen, settings=settings or StreamSettings())
     await server.start(ready=ready)
@@ -205,7 +205,7 @@ async def test_who_served_is_read_from_the_metadata_too() -> None:
 
 async def test_the_picker_tidies_up_once_for_each_pick_after_the_answer() -> None:
     picker = TidyPicker(DEFAULT_POLICY, rng=random.Random(1))
-    picker.set_endpoints(make_picker().endpoints(), now=time.monotonic())
+    picker.set_endpoints(picker_of_three().endpoints(), now=time.monotonic())
     async with serving(picker=picker) as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.ask(headers())
@@ -262,7 +262,7 @@ async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
-        serving(picker=make_picker(BrokenPicker)) as rig,
+        serving(picker=picker_of_three(BrokenPicker)) as rig,
         grpc.aio.insecure_channel(rig.target) as channel,
     ):
         exchange = Exchange(channel)

@@ -5,23 +5,16 @@ longer than Envoy waits for a picker.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from epp.config.flow import Flow
 from epp.config.listening import Listen
-from epp.config.observing import Sampling
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Cost
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
 from epp.picker.gate import Gate
-from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.types import Address
 from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,
     Rig,
@@ -32,6 +25,7 @@ from tests.harness.extproc_rig import (
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
+from tests.harness.slow_server import picker_of_slow_server, say_running
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_envoy import completion, post
@@ -39,25 +33,6 @@ from tests.integration.test_extproc_envoy import completion, post
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 PATIENCE_S = 3.0
 """How long Envoy waits for the picker in this rig."""
-SERVER = EndpointName("m0")
-
-
-def make_picker(port: int) -> Picker:
-    """Make a picker whose policy says that its one server computes one token a second."""
-    spec = PolicySpec(
-        flow=Flow(mode="Hold", headroom_seconds=0.1),
-        cost=Cost(prefill_tokens_per_second=1.0),
-        sampling=Sampling(share=0),
-    )
-    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
-    picker = Picker(policy, rng=random.Random(1))
-    picker.set_endpoints([Endpoint(SERVER, Address("127.0.0.1", port))], now=time.monotonic())
-    return picker
-
-
-def say_running(picker: Picker, running: int) -> None:
-    now = time.monotonic()
-    picker.observe(SERVER, EndpointMetrics(scraped_at=now, running=running, waiting=0), now=now)
 
 
 @pytest.mark.parametrize("mode", ["full_duplex", "full_duplex_request"])
@@ -65,7 +40,7 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
     tmp_path: Path, mode: str
 ) -> None:
     async with running_upstreams(1) as upstreams:
-        picker = make_picker(upstreams[0])
+        picker = picker_of_slow_server(Address("127.0.0.1", upstreams[0]))
         seen = Seen.of(picker)
         gate = Gate(picker)
         server = ExtProcServer(

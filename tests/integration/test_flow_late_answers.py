@@ -5,7 +5,6 @@ process ends. The data plane gets every answer, over a real gRPC channel, on bot
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,22 +14,18 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.config.flow import Flow
 from epp.config.listening import Listen
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Cost
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
-from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.types import Address
+from tests.harness.slow_server import picker_of_slow_server, say_running
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_server import BODY, Exchange, headers
 
 pytestmark = pytest.mark.usefixtures("both_transports")
-SERVER = EndpointName("m0")
 
 
 class HastyGate(Gate):
@@ -43,20 +38,11 @@ class HastyGate(Gate):
         return offered
 
 
-def make_picker() -> Picker:
-    """Make a picker whose one server has work for a minute once it gets a request."""
-    spec = PolicySpec(flow=Flow(mode="Hold", headroom_seconds=0.1), cost=Cost(prefill_tokens_per_second=1.0))
-    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
-    picker, now = Picker(policy, rng=random.Random(1)), time.monotonic()
-    picker.set_endpoints([Endpoint(SERVER, Address("10.0.0.1", 80))], now=now)
-    picker.observe(SERVER, EndpointMetrics(scraped_at=now, running=1, waiting=0), now=now)
-    return picker
-
-
 @asynccontextmanager
 async def serving(gate: type[Gate]) -> AsyncIterator[tuple[ExtProcServer, Gate, grpc.aio.Channel]]:
     """Run a server whose requests wait, except the first one."""
-    picker = make_picker()
+    picker = picker_of_slow_server(Address("10.0.0.1", 80))
+    say_running(picker, 1)
     held = gate(picker)
     server = ExtProcServer(
         picker,

@@ -34,7 +34,7 @@ from epp.types import EndpointMetrics
 from epp.extproc.settings import StreamSettings
 from epp.extproc.server import ExtProcServer
 from tests.harness.seen import Seen
-from tests.integration.test_extproc_server import make_picker
+from tests.integration.test_extproc_server import picker_of_three
 
 
 class Info(ctypes.Structure):
@@ -62,7 +62,7 @@ async def scrapes(picker):
 
 
 async def serve(transport):
-    picker = make_picker()
+    picker = picker_of_three()
     listen = Listen(address="127.0.0.1:0", transport=transport)
     server = ExtProcServer(picker, listen=listen, settings=StreamSettings())
     await server.start()

@@ -25,7 +25,7 @@ def policy(name: str, spec: PolicySpec) -> Policy:
     return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name=name), spec=spec)
 
 
-def a_picker(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: int = 0) -> Picker:
+def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: int = 0) -> Picker:
     picker = Picker(policy("acts", spec), rng=random.Random(seed))
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(NAMES)], now=0.0
@@ -49,21 +49,21 @@ def chosen(picker: Picker, *, picks: int = 60) -> list[str]:
 
 def test_the_policy_in_force_picks_as_it_would_without_a_dry_run() -> None:
     spec = PolicySpec()
-    alone = chosen(a_picker(spec))
+    alone = chosen(picker_trying(spec))
     for tried in (PolicySpec(rule="random"), PolicySpec(rule="round-robin"), PolicySpec(rule="affinity")):
-        assert chosen(a_picker(spec, tried)) == alone
+        assert chosen(picker_trying(spec, tried)) == alone
 
 
 def test_an_equal_policy_agrees_on_every_pick() -> None:
     for rule in ("least-cost", "random", "power-of-two", "affinity"):
-        picker = a_picker(PolicySpec(rule=rule), PolicySpec(rule=rule))
+        picker = picker_trying(PolicySpec(rule=rule), PolicySpec(rule=rule))
         chosen(picker)
         assert picker.dry_run is not None
         assert (picker.dry_run.picks, picker.dry_run.agreed) == (60, 60), rule
 
 
 def test_the_decision_shows_what_another_policy_would_have_picked() -> None:
-    picker = a_picker(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
+    picker = picker_trying(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
     picks = [picker.pick(ask(0), now=0.0) for _ in range(3)]
     assert len({pick.decision.chosen for pick in picks}) == 1, (
         "the request goes to the server that holds the prompt"
@@ -78,7 +78,7 @@ def test_the_decision_shows_what_another_policy_would_have_picked() -> None:
 
 def test_rules_without_memory_can_be_tried_beside_another() -> None:
     for tried, reason in ((PolicySpec(rule="prefix-hash"), "hash"), (PolicySpec(rule="session"), "session")):
-        picker = a_picker(PolicySpec(), tried)
+        picker = picker_trying(PolicySpec(), tried)
         would = []
         for n in range(20):
             pick = picker.pick(replace(ask(n), session=f"session-{n % 5}"), now=0.0)
@@ -90,7 +90,7 @@ def test_rules_without_memory_can_be_tried_beside_another() -> None:
 
 
 def test_a_policy_that_would_refuse_picks_no_server() -> None:
-    picker = a_picker(PolicySpec(), PolicySpec(load=Load(max_waiting=0, when_saturated="Reject")))
+    picker = picker_trying(PolicySpec(), PolicySpec(load=Load(max_waiting=0, when_saturated="Reject")))
     for name in NAMES:
         picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
     would = picker.pick(ask(0), now=0.1).decision.dry_run
@@ -102,7 +102,7 @@ def test_a_policy_that_would_refuse_picks_no_server() -> None:
 
 
 def test_the_change_that_a_dry_run_would_have_made_is_predicted_in_tokens_and_seconds() -> None:
-    picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="affinity"))
+    picker = picker_trying(PolicySpec(rule="round-robin"), PolicySpec(rule="affinity"))
     first, second = (picker.pick(ask(0), now=0.0) for _ in range(2))
     tried, would = picker.dry_run, second.decision.dry_run
     assert first.decision.chosen != second.decision.chosen
@@ -121,7 +121,7 @@ def test_the_change_that_a_dry_run_would_have_made_is_predicted_in_tokens_and_se
 
 
 def test_without_a_dry_run_the_decision_says_nothing() -> None:
-    picker = a_picker(PolicySpec(), PolicySpec(rule="random"))
+    picker = picker_trying(PolicySpec(), PolicySpec(rule="random"))
     picker.set_dry_run(None)
     assert picker.pick(ask(0), now=0.0).decision.dry_run is None
 
@@ -129,7 +129,7 @@ def test_without_a_dry_run_the_decision_says_nothing() -> None:
 def test_the_decision_and_a_counter_show_the_dry_run() -> None:
     ring = DecisionRing(maxlen=10)
     metrics = Metrics(decisions=ring, state=PickerStatus)
-    picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
+    picker = picker_trying(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
     picker.subscribe(metrics.on_event)
     for n in range(3):
         picker.pick(ask(n), now=0.0)

@@ -39,7 +39,7 @@ from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
 
 
-def make_picker() -> Picker:
+def sampling_picker() -> Picker:
     spec = PolicySpec(sampling=Sampling(share=0.5), debug_header="x-why")
     policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec)
     picker = Picker(policy, rng=random.Random(1))
@@ -141,7 +141,7 @@ SETTINGS = st.builds(
 def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
     events: list[Event], given_settings: StreamSettings, end: str
 ) -> None:
-    picker = make_picker()
+    picker = sampling_picker()
     seen = Seen.of(picker)
     stream = make_stream(picker, given_settings)
     for i, event in enumerate(events):
@@ -210,7 +210,7 @@ def outcome_of(
     """Return what a fresh picker decides: the refusal or the decision. In modes that echo the body, check
     that it comes back.
     """
-    picker, size = make_picker(), sum(map(len, chunks))
+    picker, size = sampling_picker(), sum(map(len, chunks))
     seen = Seen.of(picker)
     stream = make_stream(picker, StreamSettings())
     length = (("content-length", str(size)),) if declared else ()

@@ -31,7 +31,7 @@ SETTINGS = StreamSettings(blocked=BlockedPaths(("/metrics",)), max_body_bytes=10
 USUAL = {":path": "/v1/completions", "x-request-id": "r1", "content-length": "4000"}
 
 
-def a_picker(*models: str) -> Picker:
+def picker_of_models(*models: str) -> Picker:
     picker = Picker(POLICY, rng=random.Random(1))
     listed = [
         Endpoint(EndpointName(f"e{n}"), Address(f"10.0.0.{n + 1}", 80), model=model)
@@ -74,11 +74,11 @@ def called(data: bytes, picker: Picker) -> tuple[NotingCaller, Streams]:
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
 def test_the_usual_request_gets_the_answer_of_a_stream_and_holds_nothing(mode: int) -> None:
-    picker, data = a_picker("m"), message(mode=mode).SerializeToString()
+    picker, data = picker_of_models("m"), message(mode=mode).SerializeToString()
     seen = Seen.of(picker)
     found = answer(data, picker)
     stream = HttpStream(
-        StreamContext(a_picker("m"), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
+        StreamContext(picker_of_models("m"), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
         unread=True,
     )
     event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
@@ -90,7 +90,7 @@ def test_the_usual_request_gets_the_answer_of_a_stream_and_holds_nothing(mode: i
 
 
 def test_unread_requests_are_counted_and_spread_over_the_servers() -> None:
-    picker = a_picker("m", "m", "m")
+    picker = picker_of_models("m", "m", "m")
     for _ in range(300):
         answer(message().SerializeToString(), picker)
     sent = [state.picks_since_scrape for state in picker.fleet.states()]
@@ -120,28 +120,28 @@ def with_subset() -> ext_proc.ProcessingRequest:
     ],
 )
 def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) -> None:
-    picker = a_picker("m")
+    picker = picker_of_models("m")
     seen = Seen.of(picker)
     assert answer(unusual.SerializeToString(), picker) is None
     assert not seen.picks
 
 
 def test_every_request_gets_a_stream_if_models_differ_or_there_is_no_endpoint() -> None:
-    for picker in (a_picker("m", "n"), a_picker()):
+    for picker in (picker_of_models("m", "n"), picker_of_models()):
         assert answer(message().SerializeToString(), picker) is None
 
 
 def test_an_unread_request_ends_its_call_with_the_answer() -> None:
     data = message().SerializeToString()
-    call, streams = called(data, a_picker("m"))
-    found = answer(data, a_picker("m"))
+    call, streams = called(data, picker_of_models("m"))
+    found = answer(data, picker_of_models("m"))
     assert found is not None
     assert (call.sent, call.ended, streams.live) == ([encode(found)], [(OK, "")], {})
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message")])
 def test_bytes_that_are_not_a_message_end_the_call_with_an_error(data: bytes, reason: str) -> None:
-    picker = a_picker("m")
+    picker = picker_of_models("m")
     seen = Seen.of(picker)
     call, streams = called(data, picker)
     assert (call.sent, call.ended, streams.live) == ([], [(INVALID_ARGUMENT, reason)], {})

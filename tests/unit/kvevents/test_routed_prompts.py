@@ -14,7 +14,7 @@ from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
 
 
-def a_picker(queue: RoutedPrompts | None) -> Picker:
+def picker_heard_by(queue: RoutedPrompts | None) -> Picker:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     if queue is not None:
         picker.subscribe(queue.on_event)
@@ -38,7 +38,7 @@ def a_queue(*, max_prompts: int = 10, max_bytes: int = 10**6) -> RoutedPrompts:
 
 def test_a_prompt_is_handed_over_with_its_server_when_the_answer_begins() -> None:
     queue = a_queue()
-    picker = a_picker(queue)
+    picker = picker_heard_by(queue)
     pick = picker.pick(ask("x", only=A), now=1.0)
     assert len(queue) == 0
     picker.on_response_headers(pick, status=200, served=B.address, now=2.0)
@@ -52,7 +52,7 @@ def test_a_prompt_is_handed_over_with_its_server_when_the_answer_begins() -> Non
 
 def test_prompts_that_no_server_answered_are_dropped() -> None:
     queue = a_queue()
-    picker = a_picker(queue)
+    picker = picker_heard_by(queue)
     failed, refused, detached = (picker.pick(ask(n), now=1.0) for n in "xyz")
     assert queue.held_bytes == 12000
     picker.end(failed, outcome="failed", now=2.0)
@@ -64,7 +64,7 @@ def test_prompts_that_no_server_answered_are_dropped() -> None:
 
 def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
     queue = a_queue(max_prompts=2, max_bytes=15000)
-    picker = a_picker(queue)
+    picker = picker_heard_by(queue)
     picks = [picker.pick(ask(n), now=1.0) for n in "vwxyz"]  # room for three
     assert (queue.dropped, queue.held_bytes) == (2, 12000)
     for pick in picks:
@@ -73,7 +73,7 @@ def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
 
 
 def test_the_server_that_holds_a_prompt_in_the_faster_tier_is_picked() -> None:
-    picker = a_picker(None)
+    picker = picker_heard_by(None)
     for endpoint in (A, B):
         held = picker.pick(ask("x", only=endpoint), now=1.0)
         picker.on_response_headers(held, status=200, served=endpoint.address, now=1.0)
@@ -90,7 +90,7 @@ def test_the_server_that_holds_a_prompt_in_the_faster_tier_is_picked() -> None:
 
 
 def test_the_mirror_of_a_followed_server_has_room_for_all_reported_blocks() -> None:
-    picker = a_picker(None)
+    picker = picker_heard_by(None)
     before = picker.table.mirrors[A.name].capacity_bytes
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=before // 2)])
     assert picker.table.mirrors[A.name].capacity_bytes == before
@@ -101,7 +101,7 @@ def test_the_mirror_of_a_followed_server_has_room_for_all_reported_blocks() -> N
 
 
 def test_a_report_of_a_server_that_left_is_dropped() -> None:
-    picker = a_picker(None)
+    picker = picker_heard_by(None)
     picker.set_endpoints([B], now=1.0)
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])
     assert A.name not in picker.caches.reported.known_bytes
