@@ -35,7 +35,7 @@ def prompt_of(rng: random.Random, first: int) -> Request:
     )
 
 
-def admit(manager: KVCacheManager, request: Request) -> None:
+def admit_computed(manager: KVCacheManager, request: Request) -> None:
     prefix = manager.get_computed(request)
     if not manager.allocate(request, prefix, num_new_tokens=PROMPT_TOKENS - prefix.num_tokens):
         raise ValueError("the cache is too small")
@@ -55,7 +55,7 @@ def measure(num_requests: int, *, common: bool, rounds: int) -> tuple[float, flo
     )
     for number in range(num_requests):
         request = prompt_of(rng, 1 if common else number)
-        admit(manager, request)
+        admit_computed(manager, request)
         manager.free(request)
         manager.end_step()
     lookups, decodes = [], []
@@ -66,7 +66,7 @@ def measure(num_requests: int, *, common: bool, rounds: int) -> tuple[float, flo
             manager.get_computed(probe)
         lookups.append((time.thread_time_ns() - start) / 1e3 / PROBES)
         for probe in probes:
-            admit(manager, probe)
+            admit_computed(manager, probe)
             probe.token_ids.append(TokenId(5))
             manager.append(probe, num_new_tokens=1)
             probe.num_computed_tokens += 1

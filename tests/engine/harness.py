@@ -74,12 +74,6 @@ def tokens(count: int, *, seed: int) -> list[int]:
     return [rng.randrange(3, VOCABULARY) for _ in range(count)]
 
 
-def run(engine: Engine) -> None:
-    while engine.num_unfinished:
-        engine.step(now=0.0)
-        engine.check_integrity()
-
-
 def plain_logits(module: Any, sequence: Sequence[int]) -> torch.Tensor:
     """Return logits of shape (positions, vocabulary). The unchanged model computes the whole sequence at
     once.

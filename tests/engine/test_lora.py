@@ -15,8 +15,9 @@ from model_server.core.request import Adapter
 from model_server.runners.hf.errors import AdapterError
 from model_server.runners.hf.lora import AdapterBank, LowRank
 from model_server.runners.hf.packed import pack
-from tests.engine.harness import ask, check_against_plain, engine_around, run, tokens
+from tests.engine.harness import ask, check_against_plain, engine_around, tokens
 from tests.engine.tiny_models import tiny
+from tests.harness.engine_requests import run_to_end
 
 RANK = 4
 TARGETS = {
@@ -76,7 +77,7 @@ def test_one_batch_serves_the_base_and_two_adapters_each_with_its_own_logits(
     ]
     for request in requests:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     runner.model.adapters.check_integrity()
     together = [{chunk.request.adapter for chunk in plan.chunks} for plan in runner.steps]
     assert {None, *adapters} in together, "the three never computed in one step"
@@ -98,7 +99,7 @@ def test_an_adapter_that_was_unloaded_stays_for_its_last_requests(tmp_path: Path
     engine.add(request)
     engine.step(now=0.0)
     bank.unload(one, in_use={one})
-    run(engine)
+    run_to_end(engine)
     check_against_plain(runner, plain, [request])
     bank.load(two)
     bank.unload(two, in_use=())
@@ -114,7 +115,7 @@ def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank(tmp_path: P
     runner.model.adapters.load(adapter)
     request = ask("one", tokens(20, seed=1), adapter=adapter)
     engine.add(request)
-    run(engine)
+    run_to_end(engine)
     check_against_plain(runner, plain, [request])
 
 

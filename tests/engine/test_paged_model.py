@@ -19,8 +19,9 @@ from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel, load
 from model_server.runners.hf.packed import PackedLinear, pack
 from model_server.runners.hf.views import Context, LongChunk, attention_weights
-from tests.engine.harness import BLOCK_TOKENS, ask, check_against_plain, engine_around, run, tokens
+from tests.engine.harness import BLOCK_TOKENS, ask, check_against_plain, engine_around, tokens
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
+from tests.harness.engine_requests import run_to_end
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -42,7 +43,7 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *,
     requests = [ask(str(index), prompt) for index, prompt in enumerate(prompts)]
     for request in requests:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     mixed = [p for p in runner.steps if len({c.num_tokens == 1 for c in p.chunks}) == 2]
     assert mixed, "no step had both a prompt's chunk and single tokens"
     assert any(c.start and c.num_tokens > 1 for p in runner.steps for c in p.chunks), (
@@ -62,7 +63,7 @@ def test_long_and_short_contexts_in_one_step_get_the_logits_of_the_plain_model()
     ]
     for request in requests:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     assert any(len(plan.chunks) == 5 and all(c.num_tokens == 1 for c in plan.chunks) for plan in runner.steps)
     check_against_plain(runner, plain, requests)
 
@@ -114,11 +115,11 @@ def test_partial_blocks_are_copied_in_every_layer_before_they_are_written(family
     shared = tokens(13, seed=1)
     first = ask("first", shared + tokens(4, seed=2))
     engine.add(first)
-    run(engine)
+    run_to_end(engine)
     others = [ask(str(seed), shared + tokens(6, seed=seed)) for seed in (3, 4)]
     for request in others:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     assert [request.num_cached_tokens for request in others] == [13, 13]
     assert sum(len(plan.copies) for plan in runner.steps) >= 1
     check_against_plain(runner, plain, [first, *others])
@@ -131,7 +132,7 @@ def test_a_preempted_request_goes_on_with_the_same_logits() -> None:
     requests = [ask(str(seed), tokens(22, seed=seed), max_tokens=20) for seed in (1, 2)]
     for request in requests:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     assert sum(request.num_preemptions for request in requests) >= 1
     check_against_plain(runner, plain, requests)
 
@@ -143,7 +144,7 @@ def test_a_prompt_with_another_salt_is_computed_again_with_the_same_tokens() -> 
     requests = [ask("one", prompt, salt="a"), ask("two", prompt, salt="b"), ask("three", prompt, salt="a")]
     for request in requests:
         engine.add(request)
-        run(engine)
+        run_to_end(engine)
     assert [request.num_cached_tokens for request in requests] == [0, 0, 32]
     assert requests[0].token_ids == requests[1].token_ids == requests[2].token_ids
 
@@ -193,7 +194,7 @@ def test_a_view_decides_in_each_layer_what_a_request_reads() -> None:
     requests = [ask(name, tokens(30, seed=1), salt=name) for name in ("windowed", "whole")]
     for request in requests:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     sequence = requests[0].token_ids
     bias = torch.zeros(1, 1, len(sequence), len(sequence)).masked_fill(
         ~window(0, len(sequence), 5), float("-inf")

@@ -18,7 +18,7 @@ from tests.engine.harness import plain_logits, tokens
 from tests.engine.tiny_models import VOCABULARY, tiny
 
 
-def engine_of(*, entries: int) -> Engine:
+def paged_engine(*, entries: int) -> Engine:
     model = PagedModel(copy.deepcopy(tiny("llama")), num_blocks=40, block_size_tokens=8)
     config = EngineConfig(
         num_blocks=40, block_size_tokens=8, eos_token_id=NO_TOKEN, prompt_cache_entries=entries
@@ -33,7 +33,7 @@ def ask(name: str, prompt: list[int], *, temperature: float, seed: int) -> Reque
     )
 
 
-def run(engine: Engine, *requests: Request) -> list[int]:
+def run_noting_steps(engine: Engine, *requests: Request) -> list[int]:
     """Return how many tokens each step computed."""
     computed = []
     for request in requests:
@@ -49,14 +49,14 @@ def run(engine: Engine, *requests: Request) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: float) -> None:
     prompt, other = tokens(21, seed=1), tokens(9, seed=2)
-    kept, fresh = engine_of(entries=4), engine_of(entries=0)
-    assert run(kept, ask("first", prompt, temperature=temperature, seed=1))[0] == 21
+    kept, fresh = paged_engine(entries=4), paged_engine(entries=0)
+    assert run_noting_steps(kept, ask("first", prompt, temperature=temperature, seed=1))[0] == 21
     again = ask("again", prompt, temperature=temperature, seed=2)
     beside = ask("beside", other, temperature=temperature, seed=3)
-    assert run(kept, again, beside)[0] == len(other), "no token of the kept prompt is computed"
+    assert run_noting_steps(kept, again, beside)[0] == len(other), "no token of the kept prompt is computed"
     for request, asked, seed in ((again, prompt, 2), (beside, other, 3)):
         alone = ask("alone", asked, temperature=temperature, seed=seed)
-        run(fresh, alone)
+        run_noting_steps(fresh, alone)
         assert request.token_ids == alone.token_ids
     if not temperature:
         expected = plain_logits(tiny("llama"), again.token_ids)
@@ -69,8 +69,8 @@ def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_mode
     different tokens.
     """
     prompt = tokens(21, seed=1)
-    engine = engine_of(entries=4)
-    run(engine, ask("first", prompt, temperature=0.0, seed=1))
+    engine = paged_engine(entries=4)
+    run_noting_steps(engine, ask("first", prompt, temperature=0.0, seed=1))
     requests = [ask(f"again {seed}", prompt, temperature=1.5, seed=seed) for seed in (2, 3)]
     for request in requests:
         engine.add(request)
@@ -94,9 +94,9 @@ def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_mode
 
 
 def test_only_one_row_of_a_steps_logits_is_kept() -> None:
-    engine = engine_of(entries=8)
+    engine = paged_engine(entries=8)
     asked = [ask(str(n), tokens(10 + n, seed=n), temperature=0.0, seed=0) for n in range(5)]
-    run(engine, *asked)
+    run_noting_steps(engine, *asked)
     assert engine.prompt_cache is not None
     again = ask("again", tokens(10, seed=0), temperature=0.0, seed=0)
     entry = engine.prompt_cache.attach(again)

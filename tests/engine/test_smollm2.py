@@ -16,7 +16,8 @@ from model_server.runners.hf import model as hf
 from model_server.text.language import ChatMessage
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.weights.known import SMOLLM2, find
-from tests.engine.harness import ask, check_against_plain, engine_around, run
+from tests.engine.harness import ask, check_against_plain, engine_around
+from tests.harness.engine_requests import run_to_end
 
 CONVERSATION = [
     ChatMessage("system", "You answer in one short sentence."),
@@ -51,14 +52,14 @@ def test_it_answers_a_conversation_with_the_plain_models_logits(folder: Path, mo
     prompt = language.encode_chat(CONVERSATION)
     first = ask("first", prompt, max_tokens=8)
     engine.add(first)
-    run(engine)
+    run_to_end(engine)
     others = [
         ask(name, language.encode_chat([CONVERSATION[0], ChatMessage("user", text)]), max_tokens=3)
         for name, text in (("river", "What is the longest river?"), ("sum", "What is two and two?"))
     ]
     for request in others:
         engine.add(request)
-    run(engine)
+    run_to_end(engine)
     assert all((request.num_cached_tokens or 0) >= 8 for request in others)
     check_against_plain(runner, plain, [first, *others], atol=2e-3)
     assert "Paris" in answer_of(language, first)

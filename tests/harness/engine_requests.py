@@ -1,10 +1,12 @@
-"""Requests for tests of the engine and its parts."""
+"""Requests for tests of the engine and its parts, and what became of them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
+from model_server.core.engine import Engine
+from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, TokenId
 
 _numbers = itertools.count()
@@ -37,3 +39,19 @@ def request_of(
         cache_salt=salt,
         ignore_eos=ignore_eos,
     )
+
+
+def run_to_end(engine: Engine) -> None:
+    """Step until no request is left."""
+    while engine.num_unfinished:
+        engine.step(now=0.0)
+        engine.check_integrity()
+
+
+def answered_tokens(request: Request) -> list[TokenId]:
+    return request.token_ids[request.num_prompt_tokens :]
+
+
+def block_ids(manager: KVCacheManager, request: Request) -> list[int]:
+    """Return the blocks of a request, in the order of its tokens."""
+    return [block.block_id for block in manager.table(request.request_id)]

@@ -30,7 +30,7 @@ arrivals = st.lists(
 )
 
 
-def engine_of(num_blocks: int, seqs: int, budget: int) -> Engine:
+def cost_engine(num_blocks: int, seqs: int, budget: int) -> Engine:
     config = EngineConfig(
         num_blocks=num_blocks,
         block_size_tokens=4,
@@ -49,7 +49,7 @@ def alone(request: Request) -> list[TokenId]:
         arrival_s=0.0,
         adapter=request.adapter,
     )
-    engine = engine_of(100, 1, 1000)
+    engine = cost_engine(100, 1, 1000)
     engine.add(twin)
     while engine.num_unfinished:
         engine.step(now=0.0)
@@ -61,7 +61,7 @@ def alone(request: Request) -> list[TokenId]:
 def test_every_request_gets_the_tokens_that_it_would_get_alone(
     arrivals: list[tuple[int, int, int, str | None, int, int | None]], num_blocks: int, seqs: int, budget: int
 ) -> None:
-    engine = engine_of(num_blocks, seqs, budget)
+    engine = cost_engine(num_blocks, seqs, budget)
     now, steps = 0.0, 0
     due: dict[RequestId, int] = {}
     requests: list[Request] = []

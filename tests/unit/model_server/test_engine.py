@@ -35,7 +35,7 @@ class CountingRunner:
         return StepResult(tokens, 1.0)
 
 
-def engine_of(
+def counting_engine(
     *,
     num_blocks: int = 100,
     block_size: int = 4,
@@ -78,7 +78,7 @@ def scheduled(engine: Engine, *, now: float = 0.0) -> dict[str, int]:
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=10))
+    engine = counting_engine(limits=SchedulerLimits(max_num_batched_tokens=10))
     request = request_of(25)
     add(engine, request)
     steps = [scheduled(engine)[request.request_id] for _ in range(5)]
@@ -87,7 +87,7 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
 
 
 def test_decoding_requests_use_the_budget_before_prompts() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=10))
+    engine = counting_engine(limits=SchedulerLimits(max_num_batched_tokens=10))
     first, second = request_of(4, max_tokens=9), request_of(30)
     add(engine, first)
     scheduled(engine)
@@ -97,7 +97,7 @@ def test_decoding_requests_use_the_budget_before_prompts() -> None:
 
 
 def test_requests_are_admitted_in_order_of_arrival_up_to_the_limit() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_num_seqs=2))
+    engine = counting_engine(limits=SchedulerLimits(max_num_seqs=2))
     requests = [request_of(4, max_tokens=1) for _ in range(3)]
     add(engine, *requests)
     assert list(scheduled(engine)) == [requests[0].request_id, requests[1].request_id]
@@ -105,7 +105,7 @@ def test_requests_are_admitted_in_order_of_arrival_up_to_the_limit() -> None:
 
 
 def test_a_small_request_does_not_overtake_a_request_without_room() -> None:
-    engine = engine_of(num_blocks=4)
+    engine = counting_engine(num_blocks=4)
     running, large, small = request_of(8, max_tokens=4), request_of(12), request_of(2)
     add(engine, running, large, small)
     assert list(scheduled(engine)) == [running.request_id]
@@ -113,7 +113,7 @@ def test_a_small_request_does_not_overtake_a_request_without_room() -> None:
 
 
 def test_when_blocks_run_out_the_newest_request_is_preempted_and_finishes_later() -> None:
-    engine = engine_of(num_blocks=6)
+    engine = counting_engine(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
     outputs = run_to_end(engine)
@@ -126,7 +126,7 @@ def test_when_blocks_run_out_the_newest_request_is_preempted_and_finishes_later(
 
 
 def test_a_preempted_request_counts_once_in_the_cache_statistics() -> None:
-    engine = engine_of(num_blocks=6)
+    engine = counting_engine(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
     run_to_end(engine)
@@ -135,7 +135,7 @@ def test_a_preempted_request_counts_once_in_the_cache_statistics() -> None:
 
 
 def test_the_second_request_with_the_same_prefix_computes_only_the_rest() -> None:
-    engine = engine_of()
+    engine = counting_engine()
     first, second = request_of(20, first=50), request_of(22, first=50)
     add(engine, first)
     run_to_end(engine)
@@ -147,7 +147,7 @@ def test_the_second_request_with_the_same_prefix_computes_only_the_rest() -> Non
 
 
 def test_equal_prompts_admitted_in_one_step_share_their_blocks() -> None:
-    engine = engine_of()
+    engine = counting_engine()
     first, second = request_of(20, first=50), request_of(20, first=50)
     add(engine, first, second)
     assert scheduled(engine) == {first.request_id: 20, second.request_id: 4}
@@ -158,7 +158,7 @@ def test_003_5_of_64_requests_that_arrive_together_each_distinct_prompt_is_compu
     computes it. Each request computes the tokens that fill no block.
     """
     size, tokens, distinct, count = 16, 856, 15, 64
-    engine = engine_of(num_blocks=5000, block_size=size)
+    engine = counting_engine(num_blocks=5000, block_size=size)
     requests = [request_of(tokens, first=10_000 * (n % distinct), max_tokens=1) for n in range(count)]
     add(engine, *requests)
     computed = 0
@@ -169,7 +169,7 @@ def test_003_5_of_64_requests_that_arrive_together_each_distinct_prompt_is_compu
 
 
 def test_an_adapter_without_a_slot_waits_and_others_pass() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_loras=1))
+    engine = counting_engine(limits=SchedulerLimits(max_loras=1))
     a, b, plain, a2 = (request_of(4, adapter=name) for name in ("a", "b", "", "a"))
     add(engine, a, b, plain, a2)
     assert list(scheduled(engine)) == [a.request_id, plain.request_id, a2.request_id]
@@ -179,7 +179,7 @@ def test_an_adapter_without_a_slot_waits_and_others_pass() -> None:
 
 
 def test_the_end_token_stops_unless_ignored() -> None:
-    engine = engine_of()
+    engine = counting_engine()
     stops, goes_on = (
         request_of(4, first=13, max_tokens=5),
         request_of(4, first=13, max_tokens=5, ignore_eos=True),
@@ -191,7 +191,7 @@ def test_the_end_token_stops_unless_ignored() -> None:
 
 
 def test_an_answer_ends_at_the_models_length() -> None:
-    engine = engine_of(longest=10)
+    engine = counting_engine(longest=10)
     request = request_of(8, max_tokens=50)
     add(engine, request)
     run_to_end(engine)
@@ -202,11 +202,11 @@ def test_an_answer_ends_at_the_models_length() -> None:
 
 def test_a_model_longer_than_the_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="no room for a longer request"):
-        engine_of(num_blocks=2, block_size=4, longest=9)
+        counting_engine(num_blocks=2, block_size=4, longest=9)
 
 
 def test_abort_frees_blocks_in_every_state() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=8))
+    engine = counting_engine(limits=SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=8))
     running, waiting = request_of(20), request_of(20)
     add(engine, running, waiting)
     plan = engine.begin(now=0.0)
@@ -224,7 +224,7 @@ def test_abort_frees_blocks_in_every_state() -> None:
 
 
 def test_times_are_counted_from_the_given_now() -> None:
-    engine = engine_of(limits=SchedulerLimits(max_num_batched_tokens=8))
+    engine = counting_engine(limits=SchedulerLimits(max_num_batched_tokens=8))
     request = request_of(16, max_tokens=2)
     add(engine, request)
     outputs = []

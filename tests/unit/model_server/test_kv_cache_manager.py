@@ -7,7 +7,7 @@ import pytest
 from model_server.core.block_pool import BlockId
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Adapter, Request, RequestState, TokenId
-from tests.harness.engine_requests import request_of
+from tests.harness.engine_requests import block_ids, request_of
 
 
 def manager_of(num_blocks: int, *, block_size: int = 16, caching: bool = True) -> KVCacheManager:
@@ -33,21 +33,17 @@ def decode(manager: KVCacheManager, request: Request, token: int) -> None:
     manager.check_integrity()
 
 
-def table(manager: KVCacheManager, request: Request) -> list[int]:
-    return [block.block_id for block in manager.table(request.request_id)]
-
-
 def test_001_1_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served() -> None:
     """Document 001's timeline: two equal prompts of 62 tokens, greedy, the second admitted one step later."""
     manager = manager_of(10)
     first, second = request_of(62), request_of(62)
 
     assert admit(manager, first) == 0  # time 1
-    assert table(manager, first) == [0, 1, 2, 3]
+    assert block_ids(manager, first) == [0, 1, 2, 3]
 
     decode(manager, first, 900)  # time 2: 15 of 16 slots of block 3
     assert admit(manager, second) == 48
-    assert table(manager, second) == [0, 1, 2, 4]  # partial blocks are not shared
+    assert block_ids(manager, second) == [0, 1, 2, 4]  # partial blocks are not shared
 
     decode(manager, first, 901)  # time 3: block 3 is full
     decode(manager, second, 900)
@@ -61,7 +57,7 @@ def test_001_1_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served(
     third = request_of(62)
     third.token_ids += [TokenId(900), TokenId(901), TokenId(902)]
     assert admit(manager, third) == 64
-    assert table(manager, third)[:4] == [0, 1, 2, 3]
+    assert block_ids(manager, third)[:4] == [0, 1, 2, 3]
 
     manager.free(second)
     manager.check_integrity()
@@ -108,7 +104,7 @@ def test_blocks_without_content_are_evicted_before_all_others() -> None:
     manager.free(cached)
     partial = request_of(20, first=1000)  # one full block, one partial
     admit(manager, partial)
-    tail = table(manager, partial)[1]
+    tail = block_ids(manager, partial)[1]
     manager.free(partial)
     assert manager.pool.free_in_order()[0] == tail
 
@@ -145,7 +141,7 @@ def test_append_without_room_changes_nothing() -> None:
     admit(manager, request)
     request.token_ids.append(TokenId(7))
     assert not manager.append(request, num_new_tokens=1)
-    assert table(manager, request) == [0, 1]
+    assert block_ids(manager, request) == [0, 1]
     manager.check_integrity()
 
 

@@ -42,7 +42,7 @@ class Mirror:
         self.copies.clear()
 
 
-def engine_of(num_blocks: int) -> Engine:
+def constant_engine(num_blocks: int) -> Engine:
     limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=16)
     config = EngineConfig(
         num_blocks=num_blocks, block_size_tokens=SIZE, eos_token_id=TokenId(0), limits=limits
@@ -55,7 +55,7 @@ def held(engine: Engine) -> Counter[BlockHash]:
 
 
 def test_a_block_of_prompt_or_answer_is_reported_when_it_is_full() -> None:
-    engine, mirror = engine_of(20), Mirror()
+    engine, mirror = constant_engine(20), Mirror()
     engine.kv_cache.observer = mirror
     engine.add(request_of(9, name="a", max_tokens=5))
     now = 0.0
@@ -79,7 +79,7 @@ steps = st.lists(
 def test_after_any_events_the_mirror_holds_each_hash_as_often_as_the_cache(
     actions: list[tuple[str, int, int]],
 ) -> None:
-    engine, mirror = engine_of(12), Mirror()
+    engine, mirror = constant_engine(12), Mirror()
     engine.kv_cache.observer = mirror
     added, now = 0, 0.0
     for action, first, second in actions:
@@ -97,7 +97,7 @@ def test_after_any_events_the_mirror_holds_each_hash_as_often_as_the_cache(
 
 
 def test_a_request_that_is_stopped_ends_as_complete_and_frees_its_blocks() -> None:
-    engine = engine_of(12)
+    engine = constant_engine(12)
     request = request_of(9, name="a", max_tokens=20)
     engine.add(request)
     engine.step(now=0.0)

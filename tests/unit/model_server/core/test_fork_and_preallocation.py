@@ -10,10 +10,10 @@ from model_server.core.cache_options import CacheOptions
 from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.partial_cache import make_manager
 from model_server.core.request import Request, TokenId
-from tests.harness.engine_requests import request_of
+from tests.harness.engine_requests import block_ids, request_of
 
 
-def manager_of(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:
+def manager_with(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:
     return make_manager(
         num_blocks=num_blocks,
         block_size_tokens=16,
@@ -22,13 +22,13 @@ def manager_of(num_blocks: int, options: CacheOptions | None = None) -> KVCacheM
     )
 
 
-def admit(manager: KVCacheManager, request: Request) -> None:
+def admit_alone(manager: KVCacheManager, request: Request) -> None:
     assert manager.allocate(request, CachedPrefix((), 0), num_new_tokens=len(request.token_ids))
     request.num_computed_tokens = len(request.token_ids)
     manager.computed(request)
 
 
-def decode(manager: KVCacheManager, request: Request, token: int) -> bool:
+def decode_if_room(manager: KVCacheManager, request: Request, token: int) -> bool:
     request.token_ids.append(TokenId(token))
     done = manager.append(request, num_new_tokens=1)
     if done:
@@ -38,26 +38,22 @@ def decode(manager: KVCacheManager, request: Request, token: int) -> bool:
     return done
 
 
-def table(manager: KVCacheManager, request: Request) -> list[int]:
-    return [block.block_id for block in manager.table(request.request_id)]
-
-
 @pytest.mark.parametrize("partial", [False, True])
 def test_forked_sequences_share_all_blocks_until_one_of_them_writes_into_the_tail(*, partial: bool) -> None:
-    manager = manager_of(10, CacheOptions(partial_blocks=partial))
+    manager = manager_with(10, CacheOptions(partial_blocks=partial))
     parent, child = request_of(38), request_of(38)
-    admit(manager, parent)
+    admit_alone(manager, parent)
     manager.fork(parent, child)
     manager.check_integrity()
-    assert table(manager, parent) == table(manager, child) == [0, 1, 2]
+    assert block_ids(manager, parent) == block_ids(manager, child) == [0, 1, 2]
 
-    assert decode(manager, child, 900)
-    assert (table(manager, parent), table(manager, child)) == ([0, 1, 2], [0, 1, 3])
+    assert decode_if_room(manager, child, 900)
+    assert (block_ids(manager, parent), block_ids(manager, child)) == ([0, 1, 2], [0, 1, 3])
     [copy] = manager.take_copies()
     assert (copy.source.block_id, copy.target.block_id, copy.num_tokens) == (2, 3, 6)
 
-    assert decode(manager, parent, 901)  # the tail belongs to this sequence alone again
-    assert table(manager, parent) == [0, 1, 2]
+    assert decode_if_room(manager, parent, 901)  # the tail belongs to this sequence alone again
+    assert block_ids(manager, parent) == [0, 1, 2]
     assert manager.take_copies() == ()
 
     manager.free(parent)
@@ -67,40 +63,40 @@ def test_forked_sequences_share_all_blocks_until_one_of_them_writes_into_the_tai
 
 
 def test_a_copy_needs_a_free_block_and_changes_nothing_without_one() -> None:
-    manager = manager_of(2)
+    manager = manager_with(2)
     parent, child = request_of(20), request_of(20)
-    admit(manager, parent)
+    admit_alone(manager, parent)
     manager.fork(parent, child)
-    assert not decode(manager, child, 900)
-    assert table(manager, child) == [0, 1]
+    assert not decode_if_room(manager, child, 900)
+    assert block_ids(manager, child) == [0, 1]
     assert manager.take_copies() == ()
     child.token_ids.pop()
     manager.free(parent)
-    assert decode(manager, child, 900)
-    assert table(manager, child) == [0, 1]
+    assert decode_if_room(manager, child, 900)
+    assert block_ids(manager, child) == [0, 1]
 
 
 def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
-    manager = manager_of(10)
+    manager = manager_with(10)
     parent, child = request_of(32), request_of(32)
-    admit(manager, parent)
+    admit_alone(manager, parent)
     manager.fork(parent, child)
-    assert decode(manager, parent, 900)
-    assert decode(manager, child, 901)
-    assert (table(manager, parent), table(manager, child)) == ([0, 1, 2], [0, 1, 3])
+    assert decode_if_room(manager, parent, 900)
+    assert decode_if_room(manager, child, 901)
+    assert (block_ids(manager, parent), block_ids(manager, child)) == ([0, 1, 2], [0, 1, 3])
     assert manager.take_copies() == ()
 
 
 def test_preallocated_blocks_come_with_a_needed_block_and_are_used_before_new_blocks() -> None:
-    manager = manager_of(10, CacheOptions(preallocated_blocks=2))
+    manager = manager_with(10, CacheOptions(preallocated_blocks=2))
     request = request_of(20)
-    admit(manager, request)
-    assert table(manager, request) == [0, 1, 2, 3]
+    admit_alone(manager, request)
+    assert block_ids(manager, request) == [0, 1, 2, 3]
     for token in range(44):
-        assert decode(manager, request, token)
-    assert table(manager, request) == [0, 1, 2, 3]
-    assert decode(manager, request, 99)
-    assert table(manager, request) == [0, 1, 2, 3, 4, 5, 6]
+        assert decode_if_room(manager, request, token)
+    assert block_ids(manager, request) == [0, 1, 2, 3]
+    assert decode_if_room(manager, request, 99)
+    assert block_ids(manager, request) == [0, 1, 2, 3, 4, 5, 6]
     manager.free(request)
     manager.check_integrity()
     # Blocks that were never filled go first, the tail before the rest. Blocks that were never used come
@@ -109,19 +105,19 @@ def test_preallocated_blocks_come_with_a_needed_block_and_are_used_before_new_bl
 
 
 def test_preallocation_takes_only_blocks_that_are_left_over() -> None:
-    manager = manager_of(3, CacheOptions(preallocated_blocks=5))
+    manager = manager_with(3, CacheOptions(preallocated_blocks=5))
     request = request_of(32)
-    admit(manager, request)
-    assert table(manager, request) == [0, 1, 2]
+    admit_alone(manager, request)
+    assert block_ids(manager, request) == [0, 1, 2]
     other = request_of(8, first=500)
     assert not manager.allocate(other, manager.get_computed(other), num_new_tokens=8)
     manager.check_integrity()
 
 
 def test_blocks_over_the_bound_on_unused_blocks_are_emptied_and_not_lost() -> None:
-    manager = manager_of(10, CacheOptions(max_unused_blocks=2))
+    manager = manager_with(10, CacheOptions(max_unused_blocks=2))
     request = request_of(80)
-    admit(manager, request)
+    admit_alone(manager, request)
     manager.free(request)
     manager.check_integrity()
     assert (manager.pool.num_unused, manager.pool.num_free) == (2, 10)

@@ -22,13 +22,13 @@ from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
 request_of = functools.partial(any_request, max_tokens=1000)
 
 
-def manager_of(num_blocks: int = 100, *, block_size: int = 16) -> PartialKVCacheManager:
+def partial_manager(num_blocks: int = 100, *, block_size: int = 16) -> PartialKVCacheManager:
     return PartialKVCacheManager(
         num_blocks=num_blocks, block_size_tokens=block_size, enable_prefix_caching=True
     )
 
 
-def admit(manager: KVCacheManager, request: Request) -> int:
+def admit_in_one_step(manager: KVCacheManager, request: Request) -> int:
     """Admit the request, compute its whole prompt, and return the tokens found in the cache."""
     prefix = manager.get_computed(request)
     assert manager.allocate(request, prefix, num_new_tokens=len(request.token_ids) - prefix.num_tokens)
@@ -38,7 +38,7 @@ def admit(manager: KVCacheManager, request: Request) -> int:
     return prefix.num_tokens
 
 
-def decode(manager: KVCacheManager, request: Request, token: int) -> bool:
+def decode_in_one_step(manager: KVCacheManager, request: Request, token: int) -> bool:
     request.token_ids.append(TokenId(token))
     if not manager.append(request, num_new_tokens=1):
         request.token_ids.pop()
@@ -59,18 +59,18 @@ def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> lis
 
 
 def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_partial_block_follows_a_full_one() -> None:
-    manager = manager_of()
+    manager = partial_manager()
     request = request_of(list(range(46)))  # two full blocks and one of 14
-    admit(manager, request)
+    admit_in_one_step(manager, request)
     table = [block.block_id for block in manager.table(request.request_id)]
     assert [key_of(manager, request, end=end) for end in (16, 32, 46)] == [[table[0]], [table[1]], [table[2]]]
 
-    decode(manager, request, 900)
+    decode_in_one_step(manager, request, 900)
     assert key_of(manager, request, end=46) == []
     assert key_of(manager, request, end=47) == [table[2]]
 
-    decode(manager, request, 901)  # this fills the block
-    decode(manager, request, 902)  # this is the first token of a new partial block
+    decode_in_one_step(manager, request, 901)  # this fills the block
+    decode_in_one_step(manager, request, 902)  # this is the first token of a new partial block
     assert key_of(manager, request, end=47) == []
     assert key_of(manager, request, end=48) == [table[2]]
     fourth = manager.table(request.request_id)[3].block_id
@@ -96,7 +96,7 @@ class Trie:
 
 
 def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations() -> None:
-    rng, manager, trie = random.Random(5), manager_of(40_000, block_size=4), Trie()
+    rng, manager, trie = random.Random(5), partial_manager(40_000, block_size=4), Trie()
     live: list[Request] = []
     hits = hit_tokens = copies = 0
     for operation in range(10_000):
@@ -106,7 +106,7 @@ def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations(
             tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 22))]
             request = request_of(tokens, salt=salt)
             expected = trie.longest(salt, tokens)
-            assert admit(manager, request) == expected, f"operation {operation}"
+            assert admit_in_one_step(manager, request) == expected, f"operation {operation}"
             trie.add(salt, tokens, known=expected)
             hits += expected > 0
             hit_tokens += expected
@@ -114,7 +114,7 @@ def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations(
         elif chance < 0.75:
             request = rng.choice(live)
             known = len(request.token_ids)
-            assert decode(manager, request, rng.randrange(3))
+            assert decode_in_one_step(manager, request, rng.randrange(3))
             trie.add(request.cache_salt, [int(t) for t in request.token_ids], known=known)
         else:
             manager.free(live.pop(rng.randrange(len(live))))
@@ -129,23 +129,23 @@ def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations(
 
 def test_without_partial_blocks_prompts_shorter_than_a_block_are_never_found() -> None:
     """The note under document 000: with 15 tokens and blocks of 16, only partial blocks exist."""
-    partial = manager_of()
+    partial = partial_manager()
     full = KVCacheManager(num_blocks=100, block_size_tokens=16, enable_prefix_caching=True)
     for manager, expected in ((partial, 14), (full, 0)):
         first = request_of(list(range(15)))
-        admit(manager, first)
+        admit_in_one_step(manager, first)
         manager.free(first)
-        assert admit(manager, request_of(list(range(15)))) == expected
+        assert admit_in_one_step(manager, request_of(list(range(15)))) == expected
 
 
 def test_a_free_tail_that_ends_where_the_match_ends_is_continued_in_place() -> None:
-    manager = manager_of()
+    manager = partial_manager()
     first = request_of(list(range(10)))
-    admit(manager, first)
+    admit_in_one_step(manager, first)
     [block] = manager.table(first.request_id)
     manager.free(first)
     second = request_of(list(range(14)))
-    assert admit(manager, second) == 10
+    assert admit_in_one_step(manager, second) == 10
     assert list(manager.table(second.request_id)) == [block]
     assert manager.take_copies() == ()
     manager.check_integrity()
@@ -153,15 +153,15 @@ def test_a_free_tail_that_ends_where_the_match_ends_is_continued_in_place() -> N
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_tail_that_is_in_use_or_differs_later_is_copied_as_far_as_it_matches(*, held: bool) -> None:
-    manager = manager_of()
+    manager = partial_manager()
     first = request_of(list(range(10)))
-    admit(manager, first)
+    admit_in_one_step(manager, first)
     [source] = manager.table(first.request_id)
     if not held:
         manager.free(first)
     second = request_of([*range(10)] if held else [*range(7), 99, 98])
     found = 9 if held else 7
-    assert admit(manager, second) == found
+    assert admit_in_one_step(manager, second) == found
     [copy] = manager.take_copies()
     assert (copy.source, copy.target, copy.num_tokens) == (source, manager.table(second.request_id)[0], found)
     assert source is not copy.target
@@ -169,24 +169,24 @@ def test_a_tail_that_is_in_use_or_differs_later_is_copied_as_far_as_it_matches(*
 
 
 def test_among_equal_matches_the_tail_that_was_cached_first_is_served() -> None:
-    manager = manager_of()
+    manager = partial_manager()
     first, second = request_of([1, 2, 3, 4]), request_of([1, 2, 3, 5])
-    admit(manager, first)
-    admit(manager, second)
+    admit_in_one_step(manager, first)
+    admit_in_one_step(manager, second)
     tails = [manager.table(request.request_id)[0] for request in (first, second)]
     assert manager.get_computed(request_of([1, 2, 3, 9])).tail is tails[0]
     assert manager.get_computed(request_of([1, 2, 3, 5, 9])).tail is tails[1]
 
 
 def test_blocks_know_the_length_of_their_prefix() -> None:
-    manager = manager_of()
+    manager = partial_manager()
     request = request_of(list(range(40)))
-    admit(manager, request)
+    admit_in_one_step(manager, request)
     assert [block.prefix_blocks for block in manager.table(request.request_id)] == [1, 2, 3]
 
 
 def test_a_tail_that_a_step_is_still_computing_is_not_copied_in_that_step() -> None:
-    manager = manager_of()
+    manager = partial_manager()
     first, second = request_of(list(range(30))), request_of(list(range(30)))
     prefix = manager.get_computed(first)
     assert manager.allocate(first, prefix, num_new_tokens=30)
@@ -198,7 +198,7 @@ def test_a_tail_that_a_step_is_still_computing_is_not_copied_in_that_step() -> N
 
 
 def test_after_an_aborted_step_a_block_that_is_continued_has_no_wrong_key() -> None:
-    manager = manager_of()
+    manager = partial_manager()
     first = request_of(list(range(16)))
     prefix = manager.get_computed(first)
     assert manager.allocate(first, prefix, num_new_tokens=10)
@@ -207,7 +207,7 @@ def test_after_an_aborted_step_a_block_that_is_continued_has_no_wrong_key() -> N
     assert manager.append(first, num_new_tokens=6)  # the block now has its full key
     manager.free(first)  # the step is never finished
     second = request_of([*range(10), *range(50, 60)])
-    assert admit(manager, second) == 10
+    assert admit_in_one_step(manager, second) == 10
     third = request_of(list(range(17)))
     wrong = manager.table(second.request_id)[0]
     assert wrong not in manager.get_computed(third).blocks
@@ -215,8 +215,8 @@ def test_after_an_aborted_step_a_block_that_is_continued_has_no_wrong_key() -> N
 
 
 def test_scopes_do_not_match_each_others_tails() -> None:
-    manager = manager_of()
-    admit(manager, request_of(list(range(10)), salt="a"))
+    manager = partial_manager()
+    admit_in_one_step(manager, request_of(list(range(10)), salt="a"))
     for other in (
         request_of(list(range(10)), salt="b"),
         request_of(list(range(10))),
@@ -226,12 +226,12 @@ def test_scopes_do_not_match_each_others_tails() -> None:
 
 
 def test_eviction_and_reset_also_remove_listings() -> None:
-    manager = manager_of(4)
+    manager = partial_manager(4)
     first = request_of(list(range(40)))
-    admit(manager, first)
+    admit_in_one_step(manager, first)
     manager.free(first)
     other = request_of(list(range(1000, 1040)))
-    admit(manager, other)  # This evicts from the tail.
+    admit_in_one_step(manager, other)  # This evicts from the tail.
     manager.check_integrity()
     assert manager.get_computed(request_of(list(range(40)))).num_tokens == 16
     manager.reset_prefix_cache()
