@@ -22,7 +22,7 @@ from model_server.server.serve import Server, ServerSettings, listening
 from model_server.tiers.cost import Load
 from model_server.tiers.serving import ServedTiers
 from model_server.tiers.settings import KvStoreSettings
-from tests.engine.test_real_server import Running
+from tests.engine.test_real_server import RealServer
 from tests.vllm_env import tiny_model
 
 BLOCKS = 24
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found / tiny_model.MODEL
 
 
-class Stored(Running):
+class Stored(RealServer):
     @property
     def tiers(self) -> ServedTiers:
         tiers = self.server.backend.tiers

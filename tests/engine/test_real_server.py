@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found / tiny_model.MODEL
 
 
-class Running:
+class RealServer:
     def __init__(self, http: aiohttp.ClientSession, server: Server) -> None:
         self.http = http
         self.server = server
@@ -67,7 +67,7 @@ class Running:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(folder: Path) -> AsyncIterator[Running]:
+async def running(folder: Path) -> AsyncIterator[RealServer]:
     settings = ServerSettings(
         allow_runtime_lora_updating=True,
         port=0,
@@ -82,7 +82,7 @@ async def running(folder: Path) -> AsyncIterator[Running]:
         server = Server(settings)
         port = await stack.enter_async_context(listening(server, settings))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-        yield Running(http, server)
+        yield RealServer(http, server)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_greedy_text_equals_that_of_the_plain_model(
-    running: Running, plain: Any, tokenizer: Any
+    running: RealServer, plain: Any, tokenizer: Any
 ) -> None:
     expected = tokenizer.decode(greedy(plain, tokenizer(PROMPT)["input_ids"], 12))
     assert await running.text() == expected
@@ -116,7 +116,7 @@ async def test_greedy_text_equals_that_of_the_plain_model(
 
 
 async def test_a_conversation_is_read_through_the_models_own_template(
-    running: Running, plain: Any, tokenizer: Any
+    running: RealServer, plain: Any, tokenizer: Any
 ) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a class?"}]
     prompt = "<s><|system|>Be brief.</s><|user|>What is a class?</s><|assistant|>"
@@ -132,7 +132,7 @@ async def test_a_conversation_is_read_through_the_models_own_template(
     assert "does not exist" in refused["message"]
 
 
-async def test_a_repeated_prompt_is_a_hit_and_says_the_same(running: Running) -> None:
+async def test_a_repeated_prompt_is_a_hit_and_says_the_same(running: RealServer) -> None:
     prompt = "A unique beginning. " * 20
     answers = [await running.complete(prompt, cache_salt="once") for _ in range(2)]
     assert answers[0]["choices"] == answers[1]["choices"]
@@ -141,7 +141,7 @@ async def test_a_repeated_prompt_is_a_hit_and_says_the_same(running: Running) ->
     assert cached == [0, (answers[0]["usage"]["prompt_tokens"] - 1) // size * size]
 
 
-async def test_a_client_sets_the_templates_variables_and_not_the_template(running: Running) -> None:
+async def test_a_client_sets_the_templates_variables_and_not_the_template(running: RealServer) -> None:
     hi, ok = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ok"}
 
     async def read(*messages: dict[str, str], **body: Any) -> str:
@@ -164,7 +164,7 @@ async def test_a_client_sets_the_templates_variables_and_not_the_template(runnin
 
 
 async def test_equal_seeds_give_equal_answers_whatever_else_runs_and_no_seed_gives_another(
-    running: Running,
+    running: RealServer,
 ) -> None:
     seeded = {"temperature": 1.0, "seed": 7, "max_tokens": 16}
     alone = await running.text(**seeded)
@@ -176,7 +176,7 @@ async def test_equal_seeds_give_equal_answers_whatever_else_runs_and_no_seed_giv
     assert len({await running.text(temperature=1.0) for _ in range(3)}) == 3
 
 
-async def test_top_k_of_one_and_a_small_top_p_are_greedy_at_any_temperature(running: Running) -> None:
+async def test_top_k_of_one_and_a_small_top_p_are_greedy_at_any_temperature(running: RealServer) -> None:
     expected = await running.text()
     assert await running.text(temperature=2.0, top_k=1) == expected
     assert await running.text(temperature=2.0, top_p=1e-9) == expected
@@ -184,7 +184,7 @@ async def test_top_k_of_one_and_a_small_top_p_are_greedy_at_any_temperature(runn
 
 
 async def test_log_probabilities_are_the_models_own_in_both_shapes(
-    running: Running, plain: Any, tokenizer: Any
+    running: RealServer, plain: Any, tokenizer: Any
 ) -> None:
     tokens = tokenizer(PROMPT)["input_ids"]
     answer = (await running.complete(max_tokens=4, logprobs=2))["choices"][0]
@@ -214,7 +214,7 @@ async def test_log_probabilities_are_the_models_own_in_both_shapes(
     assert [one for told in streamed if told for one in told["content"]] == content
 
 
-async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: Running) -> None:
+async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: RealServer) -> None:
     whole = await running.text(max_tokens=24)
     stop = whole[len(whole) // 2 :][:3]
     answer = (await running.complete(max_tokens=24, stop=[stop]))["choices"][0]
@@ -224,7 +224,7 @@ async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: Ru
     running.server.engine.check_integrity()
 
 
-async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
+async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> None:
     """A random model also writes bytes that are not text. The pieces together are what the whole answer
     decodes to.
     """
@@ -247,7 +247,7 @@ async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
     ],
 )
 async def test_requests_that_the_engine_cannot_serve_are_refused(
-    running: Running, field: str, value: object, says: str
+    running: RealServer, field: str, value: object, says: str
 ) -> None:
     error = await running.refused("/v1/completions", **{"prompt": "x", field: value})
     assert says in error["message"]
@@ -255,7 +255,7 @@ async def test_requests_that_the_engine_cannot_serve_are_refused(
     assert await running.text(max_tokens=1)
 
 
-async def test_tokens_that_the_model_lacks_are_refused_and_harm_no_other_request(running: Running) -> None:
+async def test_tokens_that_the_model_lacks_are_refused_and_harm_no_other_request(running: RealServer) -> None:
     size = running.server.backend.vocabulary_size
     assert size is not None
     assert (await running.refused("/v1/completions", prompt=[[5], [size]]))["param"] == "prompt"
@@ -264,11 +264,13 @@ async def test_tokens_that_the_model_lacks_are_refused_and_harm_no_other_request
     assert (await running.refused("/detokenize", tokens=[2**70]))["param"] == "tokens[0]"
 
 
-async def test_a_temperature_too_small_to_divide_by_is_greedy(running: Running) -> None:
+async def test_a_temperature_too_small_to_divide_by_is_greedy(running: RealServer) -> None:
     assert await running.text(temperature=5e-324) == await running.text()
 
 
-async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_blocks(running: Running) -> None:
+async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_blocks(
+    running: RealServer,
+) -> None:
     prompt = "Some words that fill a few blocks of the cache. " * 10
     asked = {"temperature": 1.0, "seed": 7, "cache_salt": "several", "ignore_eos": True}
     answer = await running.complete(prompt, n=3, **asked)
@@ -283,13 +285,13 @@ async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_block
     assert (await running.refused("/v1/completions", prompt=prompt, n=2, temperature=0))["param"] == "n"
 
 
-async def test_a_prompt_over_the_models_length_is_refused_with_both_lengths(running: Running) -> None:
+async def test_a_prompt_over_the_models_length_is_refused_with_both_lengths(running: RealServer) -> None:
     error = await running.refused("/v1/completions", prompt=[5] * 3000, max_tokens=1)
     assert error["code"] == "context_length_exceeded"
     assert "2048" in error["message"]
 
 
-async def test_metrics_count_the_tokens_that_were_really_computed(running: Running) -> None:
+async def test_metrics_count_the_tokens_that_were_really_computed(running: RealServer) -> None:
     await running.text()
     async with running.http.get("/metrics") as response:
         page = await response.text()
@@ -297,7 +299,7 @@ async def test_metrics_count_the_tokens_that_were_really_computed(running: Runni
     assert "vllm:time_to_first_token_seconds_bucket" in page
 
 
-async def test_an_abandoned_stream_frees_its_blocks_while_a_step_is_computed(running: Running) -> None:
+async def test_an_abandoned_stream_frees_its_blocks_while_a_step_is_computed(running: RealServer) -> None:
     body = {"prompt": PROMPT, "max_tokens": 1500, "stream": True, "ignore_eos": True}
     async with running.http.post("/v1/completions", json=body) as response:
         await response.content.readline()
@@ -309,7 +311,7 @@ async def test_an_abandoned_stream_frees_its_blocks_while_a_step_is_computed(run
 
 
 async def test_adapters_are_loaded_from_their_folders_and_say_something_else_from_blocks_of_their_own(
-    running: Running, folder: Path
+    running: RealServer, folder: Path
 ) -> None:
     prompt = "Adapters read this text, each in its own way. " * 6
     for name in tiny_model.ADAPTERS:
@@ -337,7 +339,7 @@ async def test_adapters_are_loaded_from_their_folders_and_say_something_else_fro
 
 
 async def test_a_client_that_goes_away_leaves_no_adapter_half_loaded_or_half_gone(
-    running: Running, folder: Path
+    running: RealServer, folder: Path
 ) -> None:
     bank = running.server.engine.runner.model.adapters  # type: ignore[attr-defined]  # a runner of a real model has one
     thread = running.server.backend.step_thread

@@ -25,7 +25,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and then it does so again
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class HttpModelServer:
     """A listening server and a client for it."""
 
     http: aiohttp.ClientSession
@@ -75,7 +75,7 @@ class Running:
         return value
 
 
-Start = Callable[..., Awaitable[Running]]
+Start = Callable[..., Awaitable[HttpModelServer]]
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ async def starting() -> AsyncIterator[Start]:
     """Starts any number of servers. All of them end with the block."""
     async with AsyncExitStack() as stack:
 
-        async def started(**changes: Any) -> Running:
+        async def started(**changes: Any) -> HttpModelServer:
             limits = changes.pop("limits", SchedulerLimits())
             backend = CostSettings(
                 costs=changes.pop("costs", FAST), mean_answer_tokens=changes.pop("mean_answer_tokens", 128)
@@ -103,7 +103,7 @@ async def starting() -> AsyncIterator[Start]:
             server = Server(settings)
             port = await stack.enter_async_context(listening(server, settings))
             http = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
-            return Running(http, server)
+            return HttpModelServer(http, server)
 
         yield started
 

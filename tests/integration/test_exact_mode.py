@@ -85,7 +85,7 @@ def settings_of(algorithm: str) -> ServerSettings:
 
 
 @dataclass(slots=True)
-class Running:
+class TwoServers:
     """Two servers, and a picker that follows their events."""
 
     picker: Picker
@@ -130,7 +130,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def following(algorithm: str = "sha256") -> AsyncIterator[Running]:
+async def following(algorithm: str = "sha256") -> AsyncIterator[TwoServers]:
     async with AsyncExitStack() as stack:
         servers, http, endpoints = {}, {}, []
         for name in (EndpointName("a"), EndpointName("b")):
@@ -149,7 +149,7 @@ async def following(algorithm: str = "sha256") -> AsyncIterator[Running]:
             )
         language = ModelSettings(language=StandInLanguage())
         follower = await stack.enter_async_context(following_picker(endpoints, language))
-        yield Running(follower.picker, follower.service, servers, http)
+        yield TwoServers(follower.picker, follower.service, servers, http)
 
 
 def text(name: str) -> str:

@@ -17,7 +17,7 @@ from model_server.core.engine import Engine, StepResult
 from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
-from tests.harness.http_model_server import FAST, NEVER_ENDING, Running, Start, until
+from tests.harness.http_model_server import FAST, NEVER_ENDING, HttpModelServer, Start, until
 
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 
@@ -249,7 +249,7 @@ async def test_a_fault_of_the_engine_ends_the_server_and_every_request() -> None
             listening(server, settings) as port,
             aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
         ):
-            running = Running(http, server)
+            running = HttpModelServer(http, server)
             streamed = asyncio.create_task(running.events("/v1/completions", body))
             await until(lambda: server.engine.num_unfinished == 1)
             whole = asyncio.create_task(running.post("/v1/completions", body))

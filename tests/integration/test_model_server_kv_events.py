@@ -33,7 +33,7 @@ EVENTS = KvEventSettings(
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class PublishingServer:
     server: Server
     http: aiohttp.ClientSession
     sub: zmq.asyncio.Socket
@@ -72,7 +72,7 @@ def context() -> Iterator[zmq.asyncio.Context]:
 
 
 @pytest.fixture
-async def running(context: zmq.asyncio.Context) -> AsyncIterator[Running]:
+async def running(context: zmq.asyncio.Context) -> AsyncIterator[PublishingServer]:
     settings = ServerSettings(
         port=0,
         num_blocks=40,
@@ -91,7 +91,7 @@ async def running(context: zmq.asyncio.Context) -> AsyncIterator[Running]:
         sub.subscribe(TOPIC)
         sub.connect(server.kv_publisher.endpoint)
         dealer.connect(server.kv_publisher.replay_endpoint)
-        yield Running(server, http, sub, dealer)
+        yield PublishingServer(server, http, sub, dealer)
 
 
 def number(value: int) -> bytes:
@@ -119,7 +119,7 @@ async def test_a_subscriber_that_replays_missed_events_knows_every_block_of_the_
     assert +copies == Counter(event_hash(b.block_hash) for b in pool.blocks if b.block_hash is not None)
 
 
-async def test_a_replay_gives_the_published_messages(running: Running) -> None:
+async def test_a_replay_gives_the_published_messages(running: PublishingServer) -> None:
     first: list[bytes] | None = None
     for n in range(100):  # a publisher drops messages that it sends before it knows its subscriber
         await running.complete(f"is anybody listening {n} " * 10)
@@ -133,7 +133,7 @@ async def test_a_replay_gives_the_published_messages(running: Running) -> None:
     assert (await running.replay(first[1]))[:2] == [first, second]
 
 
-async def test_the_server_says_where_to_subscribe(running: Running) -> None:
+async def test_the_server_says_where_to_subscribe(running: PublishingServer) -> None:
     async with running.http.get("/kv_event_sources") as response:
         sources = await response.json()
     publisher = running.server.kv_publisher
@@ -144,7 +144,7 @@ async def test_the_server_says_where_to_subscribe(running: Running) -> None:
     assert (source["topic"], source["buffer_steps"]) == ("kv-events", 500)
 
 
-async def test_a_reset_is_published_without_waiting_for_a_request(running: Running) -> None:
+async def test_a_reset_is_published_without_waiting_for_a_request(running: PublishingServer) -> None:
     await running.complete("word " * 60)
     before = len(await running.replay(number(0)))
     await running.post("/reset_prefix_cache")
@@ -152,7 +152,7 @@ async def test_a_reset_is_published_without_waiting_for_a_request(running: Runni
     assert decode_batch(payload).events == (AllBlocksCleared(),)
 
 
-async def test_a_senseless_request_for_a_replay_is_skipped(running: Running) -> None:
+async def test_a_senseless_request_for_a_replay_is_skipped(running: PublishingServer) -> None:
     await running.complete("word " * 60)
     for frames in ([b"", b"short"], [b"x", number(0)], [b""]):
         await running.dealer.send_multipart(frames)
@@ -160,7 +160,7 @@ async def test_a_senseless_request_for_a_replay_is_skipped(running: Running) -> 
     assert await running.replay(number(10_000)) == []
 
 
-async def test_the_number_of_kept_messages_is_bounded(running: Running) -> None:
+async def test_the_number_of_kept_messages_is_bounded(running: PublishingServer) -> None:
     log = running.server.kv_event_log
     assert log is not None
     for _ in range(600):

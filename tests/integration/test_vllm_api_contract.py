@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from model_server.core.request import Adapter
-from tests.harness.http_model_server import Running, Start
+from tests.harness.http_model_server import HttpModelServer, Start
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
 pytest_plugins = ["tests.harness.http_model_server_fixtures", "tests.vllm_env.fixtures"]
@@ -115,7 +115,7 @@ PAGES = [
 
 
 class Sides:
-    def __init__(self, vllm: VllmServer, ours: Running) -> None:
+    def __init__(self, vllm: VllmServer, ours: HttpModelServer) -> None:
         self._vllm = vllm
         self._ours = ours
 

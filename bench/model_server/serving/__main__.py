@@ -36,7 +36,7 @@ from bench.model_server.peers.first_layers import first_layers
 from bench.model_server.serving import client, figures, servers, turns
 from bench.model_server.serving.client import Load
 from bench.model_server.serving.clocks import CpuClock, WallClock
-from bench.model_server.serving.servers import Running, ServerPlan
+from bench.model_server.serving.servers import RunningServer, ServerPlan
 from bench.model_server.tables import show, write_json
 from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME
@@ -145,7 +145,7 @@ def _served(
 
 def _server(
     args: argparse.Namespace, engine: str, folder: Path, scratch: Path, *, cache: bool
-) -> AbstractContextManager[Running]:
+) -> AbstractContextManager[RunningServer]:
     longest = args.shared_tokens + args.own_tokens + args.answer_tokens
     plan = ServerPlan(
         folder=folder,
@@ -157,12 +157,12 @@ def _server(
 
 
 async def _together(
-    args: argparse.Namespace, alike: Sequence[dict[str, Any]], started: dict[bool, Running]
+    args: argparse.Namespace, alike: Sequence[dict[str, Any]], started: dict[bool, RunningServer]
 ) -> list[dict[str, Any]]:
     return list(await asyncio.gather(*(_run(args, about, started[about["cache"]]) for about in alike)))
 
 
-async def _run(args: argparse.Namespace, about: dict[str, Any], server: Running) -> dict[str, Any]:
+async def _run(args: argparse.Namespace, about: dict[str, Any], server: RunningServer) -> dict[str, Any]:
     load = Load(
         requests=args.requests,
         shared_tokens=args.shared_tokens,

@@ -26,7 +26,7 @@ _START_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     url: str
     pids: Sequence[int]
     """The ids of all processes of the server."""
@@ -51,7 +51,7 @@ class ServerPlan:
 
 
 @contextlib.contextmanager
-def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[Running]:
+def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[RunningServer]:
     """Run a server, and yield it once it answers. If it does not start, raise RuntimeError or VllmServerError
     with the end of its log.
     """
@@ -60,7 +60,7 @@ def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def _vllm(plan: ServerPlan, log: Path) -> Iterator[Running]:
+def _vllm(plan: ServerPlan, log: Path) -> Iterator[RunningServer]:
     cache = "--enable-prefix-caching" if plan.cache else "--no-enable-prefix-caching"
     options = ServerOptions(
         model=plan.folder,
@@ -71,11 +71,11 @@ def _vllm(plan: ServerPlan, log: Path) -> Iterator[Running]:
     )
     server = VllmServer(vllm_environment.require(), name=log.stem, folder=log.parent, options=options)
     with server:
-        yield Running(f"http://{server.address}", server.pids())
+        yield RunningServer(f"http://{server.address}", server.pids())
 
 
 @contextlib.contextmanager
-def _ours(plan: ServerPlan, log: Path) -> Iterator[Running]:
+def _ours(plan: ServerPlan, log: Path) -> Iterator[RunningServer]:
     port = _free_port()
     command = [sys.executable, "-m", "model_server", "serve", "--runner", "hf", "--model", str(plan.folder)]
     command += ["--threads", "1", "--dtype", "float32", "--num-blocks", str(plan.num_blocks)]
@@ -94,7 +94,7 @@ def _ours(plan: ServerPlan, log: Path) -> Iterator[Running]:
     ):
         try:
             _wait(process, f"http://127.0.0.1:{port}", log)
-            yield Running(f"http://127.0.0.1:{port}", [process.pid])
+            yield RunningServer(f"http://127.0.0.1:{port}", [process.pid])
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 15)

@@ -104,7 +104,7 @@ arrivals = st.lists(
 
 
 @dataclass
-class Running:
+class EngineWithStore:
     engine: Engine
     model: StoringModel
     loading: dict[Request, tuple[int, LoadedPrefix | OutsidePrefix]] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def run(
         limits=SchedulerLimits(max_num_seqs=seqs, max_num_batched_tokens=budget),
     )
     model = StoringModel()
-    running = Running(Engine(config, model), model)
+    running = EngineWithStore(Engine(config, model), model)
     requests = []
     for number, arrival in enumerate(coming):
         for _ in range(arrival.pause_steps):
