@@ -140,7 +140,7 @@ class _Constant(Handler):
     def gone(self, *, now: float, broken: bool) -> None: ...
 
 
-class Rig:
+class StreamRig:
     """One picker, one connection to it, and the bytes that its data plane sends."""
 
     def __init__(self, *, size_bytes: int, chunks: int, bare: bool) -> None:
@@ -243,7 +243,7 @@ def _nobody_asks() -> PickerStatus:
     raise AssertionError("no metrics page is read here")
 
 
-def run(rig: Rig, *, streams: int, aborts: float, report: Callable[[str], None]) -> None:
+def run(rig: StreamRig, *, streams: int, aborts: float, report: Callable[[str], None]) -> None:
     rng = random.Random(1)
     step = max(1, streams // 10)
     marks: list[tuple[int, int]] = []
@@ -264,7 +264,7 @@ def run(rig: Rig, *, streams: int, aborts: float, report: Callable[[str], None])
 
 
 async def _main(arguments: argparse.Namespace) -> None:
-    rig = Rig(size_bytes=int(arguments.kb * 1000), chunks=arguments.chunks, bare=arguments.bare)
+    rig = StreamRig(size_bytes=int(arguments.kb * 1000), chunks=arguments.chunks, bare=arguments.bare)
     process.tune()
     run(rig, streams=int(arguments.thousands * 1000), aborts=arguments.aborts, report=print_now)
 

@@ -39,7 +39,7 @@ class Measured:
     longest_us: float
 
 
-class Served:
+class BusyPool:
     """A pool in the state of a busy server: every free block has content, and half of the content will be
     requested again.
     """
@@ -97,7 +97,7 @@ class Served:
 
 
 def measure(*, num_blocks: int, hit_rate: float, rounds: int, requests: int) -> dict[QueueName, Measured]:
-    servers = {name: Served(name, num_blocks=num_blocks, hit_rate=hit_rate) for name in QUEUES}
+    servers = {name: BusyPool(name, num_blocks=num_blocks, hit_rate=hit_rate) for name in QUEUES}
     taken: dict[QueueName, list[Measured]] = {name: [] for name in QUEUES}
     for _ in range(rounds):
         for name, server in servers.items():

@@ -95,7 +95,7 @@ def test_repeats_send_different_prompts() -> None:
     assert all(a != b for a, b in zip(first[0].prompts, second[0].prompts, strict=True))
 
 
-class Echo:
+class NotingSide:
     version = "1"
 
     def __init__(self, *, missing: int = 0) -> None:
@@ -111,7 +111,7 @@ class Echo:
 
 
 def test_a_turn_starts_with_an_empty_cache_and_keeps_each_round_apart() -> None:
-    engine = Echo()
+    engine = NotingSide()
     done = worker.run(engine, [Round([[1, 2]], 3), Round([[1], [2]], 1)])
     assert engine.calls == ["forget", "answer", "answer"]
     assert list(done.round_hit_tokens) == [2, 3]
@@ -121,7 +121,7 @@ def test_a_turn_starts_with_an_empty_cache_and_keeps_each_round_apart() -> None:
 
 def test_an_engine_that_ends_answers_early_is_refused() -> None:
     with pytest.raises(RuntimeError, match="answers of"):
-        worker.run(Echo(missing=1), [Round([[1, 2]], 3)])
+        worker.run(NotingSide(missing=1), [Round([[1, 2]], 3)])
 
 
 def test_engines_are_compared_with_ours_within_a_repeat() -> None:

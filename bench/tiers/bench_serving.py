@@ -40,7 +40,7 @@ BLOCKS = "in the blocks"
 CASES = (COMPUTED, STORING, DISK, MEMORY, SELECTIVE, BLOCKS)
 
 
-class Served:
+class TieredClient:
     def __init__(self, http: aiohttp.ClientSession, server: Server) -> None:
         self._http = http
         self._server = server
@@ -76,7 +76,7 @@ class Served:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-async def serve(stack: AsyncExitStack, store: KvStoreSettings | None = None) -> Served:
+async def serve(stack: AsyncExitStack, store: KvStoreSettings | None = None) -> TieredClient:
     settings = ServerSettings(
         port=0,
         model=SMOLLM2,
@@ -89,7 +89,7 @@ async def serve(stack: AsyncExitStack, store: KvStoreSettings | None = None) -> 
     port = await stack.enter_async_context(listening(server, settings))
     timeout = aiohttp.ClientTimeout(total=600)
     session = aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout)
-    return Served(await stack.enter_async_context(session), server)
+    return TieredClient(await stack.enter_async_context(session), server)
 
 
 async def measure(prompts: list[list[int]], folder: Path) -> dict[str, list[float]]:

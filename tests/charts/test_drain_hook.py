@@ -11,7 +11,7 @@ import pytest
 
 from epp.types import Address
 from tests.harness.client import http_client
-from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
@@ -25,7 +25,7 @@ FOREVER = 100_000
 
 @asynccontextmanager
 async def draining(
-    bench: Bench, directory: Path, *, at_least_s: int, at_most_s: int
+    bench: EnvoyBench, directory: Path, *, at_least_s: int, at_most_s: int
 ) -> AsyncIterator[ManagedProcess]:
     """Start the hook as kubelet does."""
     port = Address.parse(bench.config.envoy.admin).port
@@ -34,7 +34,7 @@ async def draining(
         yield hook
 
 
-async def accepts(bench: Bench) -> bool:
+async def accepts(bench: EnvoyBench) -> bool:
     address = Address.parse(bench.config.envoy.listen)
     return await connects(address.host, address.port)
 

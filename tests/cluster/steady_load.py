@@ -26,7 +26,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=120)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SentRequest:
     """The outcome of one request."""
 
     fault: str
@@ -42,7 +42,7 @@ class Phase:
 
     name: str
     seconds: float = 0.0
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[SentRequest] = field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
@@ -112,7 +112,7 @@ class SteadyLoad:
             least = self.in_flight if self.least_in_flight is None else self.least_in_flight
             self.least_in_flight = min(self.in_flight, least)
 
-    async def _one(self, number: int) -> Outcome:
+    async def _one(self, number: int) -> SentRequest:
         rng = random.Random(number)
         streamed = number % 2 == 0
         prompt = f"{prefix(rng.randrange(_TENANTS))} {number}"
@@ -136,7 +136,7 @@ class SteadyLoad:
 
 async def ask(
     session: aiohttp.ClientSession, url: str, prompt: str, *, model: str, streamed: bool = False
-) -> Outcome:
+) -> SentRequest:
     """Send one completion request and read the answer to its end."""
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "stream": streamed}
     if streamed:
@@ -146,13 +146,13 @@ async def ask(
         async with session.post(f"{url}/v1/completions", json=body, timeout=_TIMEOUT) as response:
             answer = await response.read()
             if response.status != 200:
-                return Outcome(f"{response.status} {answer[:200]!r}", time.monotonic() - began_at)
+                return SentRequest(f"{response.status} {answer[:200]!r}", time.monotonic() - began_at)
             usage = _usage(answer, streamed=streamed)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        return Outcome(repr(error), time.monotonic() - began_at)
+        return SentRequest(repr(error), time.monotonic() - began_at)
     whole = usage["completion_tokens"] == ANSWER_TOKENS
     details = usage.get("prompt_tokens_details") or {}
-    return Outcome(
+    return SentRequest(
         "" if whole else f"an answer of {usage['completion_tokens']} tokens",
         time.monotonic() - began_at,
         prompt_tokens=usage["prompt_tokens"],

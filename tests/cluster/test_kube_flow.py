@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.cluster.test_kube_objectives import POLICY, Gateway, gateway
+from tests.cluster.test_kube_objectives import POLICY, SiteGateway, gateway
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.site import admin
@@ -28,7 +28,7 @@ CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
-async def change_flow(asked: Gateway, **flow: Any) -> None:
+async def change_flow(asked: SiteGateway, **flow: Any) -> None:
     """Apply the policy with this flow control, and wait until the picker uses it."""
     site = asked.site
     site.policies.apply("p", **{**POLICY, "flow": flow})
@@ -40,7 +40,7 @@ async def change_flow(asked: Gateway, **flow: Any) -> None:
     await wait_until(in_use, what=f"flow {flow} is in use")
 
 
-async def wait_status(asked: Gateway, name: str, **wanted: Any) -> None:
+async def wait_status(asked: SiteGateway, name: str, **wanted: Any) -> None:
     """Wait until the status of a policy has these values."""
 
     async def has_values() -> bool:

@@ -87,7 +87,7 @@ def crd(group: str) -> dict[str, Any]:
     }
 
 
-class Gateway:
+class SiteGateway:
     """The picker of the site as a gateway uses it."""
 
     def __init__(self, site: Site, channel: grpc.aio.Channel) -> None:
@@ -181,7 +181,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIterator[Gateway]:
+async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIterator[SiteGateway]:
     for group in HEADERS:
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(crd(group)))
         plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural(group)}")
@@ -196,7 +196,7 @@ async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIte
         # server comes.
         await site.pool.add(site.hosts(1))
         await site.wait_addresses(f"{site.servers.host(0)}:{site.servers.port}")
-        yield Gateway(site, channel)
+        yield SiteGateway(site, channel)
 
 
 async def test_the_priority_of_an_objective_decides_at_once_which_request_goes_first(

@@ -32,7 +32,7 @@ _PODS = 2
 """The pods of each pool."""
 
 
-class Client:
+class EnvoyCaller:
     """Asks the picker as Envoy does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -91,7 +91,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
             running_picker(config, directory=tmp_path) as picker,
             grpc.aio.insecure_channel(f"unix:{picker.process.stderr.parent}/picker.sock") as channel,
         ):
-            client = Client(channel)
+            client = EnvoyCaller(channel)
             for _ in range(8):  # The check starts with the first request, since a start waits for the lists.
                 assert await client.where("llama-8b") in places("llama")
                 assert await client.where("mistral-8b") in places("mistral")
@@ -137,7 +137,7 @@ async def test_two_releases_with_two_models_under_one_pool_label_route_48_of_48_
         folder = site.picker.process.stderr.parent
         await site.pool.add(releases[0])
         async with grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel:
-            client = Client(channel)
+            client = EnvoyCaller(channel)
             await wait_until(lambda: _is(client, ["one"]), what="requests reach the first release")
             await site.pool.add(releases[1])
             while await client.models() != ["one", "two"]:
@@ -146,7 +146,7 @@ async def test_two_releases_with_two_models_under_one_pool_label_route_48_of_48_
     assert sum(at in places[n % 2] for n, at in enumerate(asked)) == 48
 
 
-async def _is(client: Client, models: list[str]) -> bool:
+async def _is(client: EnvoyCaller, models: list[str]) -> bool:
     return await client.models() == models
 
 

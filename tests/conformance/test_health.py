@@ -26,7 +26,7 @@ READINESS = ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
 NAMES = ["liveness", *READINESS]
 
 
-class Watched:
+class WatchedHealth:
     """The statuses that a Watch of one service has sent, the latest last."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
@@ -60,9 +60,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[list[Watched]]:
+async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[list[WatchedHealth]]:
     """Open a Watch of each service."""
-    watches = [Watched(picker.channel, service) for service in services]
+    watches = [WatchedHealth(picker.channel, service) for service in services]
     try:
         yield watches
     finally:

@@ -45,7 +45,7 @@ MAX_BODY_BYTES = 6 * 2**20
 
 
 @dataclass
-class Rig:
+class EnvoyRig:
     ports: dict[str, int]
     """Envoy's listener of each mode."""
     upstreams: list[int]

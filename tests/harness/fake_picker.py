@@ -25,7 +25,7 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
 @dataclass(slots=True)
-class Exchange:
+class EnvoyRequest:
     """One HTTP request as Envoy sent it."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -46,8 +46,8 @@ class FakePicker:
 
     def __init__(self, *, address: str) -> None:
         self.address = address
-        self.exchanges: list[Exchange] = []
-        self.destinations: Callable[[Exchange], str] = lambda _: ""
+        self.exchanges: list[EnvoyRequest] = []
+        self.destinations: Callable[[EnvoyRequest], str] = lambda _: ""
         """The fallback list for a request, as text. Empty: none is named."""
         self.refuse_status: int | None = None
         """If set, every request is answered at once with this status and `refused`."""
@@ -92,7 +92,7 @@ class FakePicker:
             await server.stop(grace=None)
 
     async def Process(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802 - gRPC's name
-        exchange = Exchange()
+        exchange = EnvoyRequest()
         self.exchanges.append(exchange)
         try:
             async for message in messages:
@@ -101,7 +101,7 @@ class FakePicker:
         finally:
             exchange.ended = True
 
-    def _answer(self, message: Any, exchange: Exchange) -> Any:
+    def _answer(self, message: Any, exchange: EnvoyRequest) -> Any:
         answer = external_processor_pb2.ProcessingResponse()
         kind = message.WhichOneof("request")
         if kind == "request_headers":
@@ -130,7 +130,7 @@ class FakePicker:
             answer.response_body.SetInParent()
         return answer
 
-    def _pick(self, answer: Any, common: Any, exchange: Exchange) -> None:
+    def _pick(self, answer: Any, common: Any, exchange: EnvoyRequest) -> None:
         if self.refuse_status is not None:
             answer.immediate_response.status.CopyFrom(http_status_pb2.HttpStatus(code=self.refuse_status))
             answer.immediate_response.body = b"refused"

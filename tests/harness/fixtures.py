@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.harness.gateway import Bench, Gateway, running_bootstrap, running_gateway
+from tests.harness.gateway import EnvoyBench, Gateway, running_bootstrap, running_gateway
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,7 @@ def many_open_files() -> None:
 
 
 @pytest_asyncio.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+async def bench(tmp_path: Path) -> AsyncIterator[EnvoyBench]:
     """Run Envoy between two backends and a fake picker."""
     async with running_bootstrap(tmp_path) as running:
         yield running

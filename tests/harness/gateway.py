@@ -247,7 +247,7 @@ async def running_gateway(
 
 
 @dataclass(slots=True)
-class Bench:
+class EnvoyBench:
     """Envoy between backends and a fake picker."""
 
     config: Config
@@ -280,7 +280,7 @@ async def running_bootstrap(
     extra: Iterable[Address] = (),
     edit: Edit | None = None,
     **fields: Any,
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[EnvoyBench]:
     """Run Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`, and `extra` dead
     endpoints.
     """
@@ -297,4 +297,4 @@ async def running_bootstrap(
         eds.write(Path(config.envoy.eds_file), as_endpoints([*(b.address for b in listed), *extra]))
         envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
         client = await stack.enter_async_context(http_client(envoy.url))
-        yield Bench(config, listed, pickers, envoy, client)
+        yield EnvoyBench(config, listed, pickers, envoy, client)

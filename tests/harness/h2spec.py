@@ -42,7 +42,7 @@ def h2spec_program() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SpecCase:
     """One case of a report: its section, its text, and the reason why it failed. The reason is empty if the
     case passed.
     """
@@ -52,10 +52,10 @@ class Case:
     failure: str
 
 
-def read_report(path: Path) -> list[Case]:
+def read_report(path: Path) -> list[SpecCase]:
     """Read h2spec's JUnit file."""
     return [
-        Case(case.get("package", ""), case.get("classname", ""), _failure(case))
+        SpecCase(case.get("package", ""), case.get("classname", ""), _failure(case))
         for case in ET.parse(path).getroot().iter("testcase")
     ]
 

@@ -109,7 +109,7 @@ _LETTERS: Final = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class BodyShape:
     path: str
     start: str
     unit: str
@@ -138,12 +138,12 @@ def _in_object(start: str) -> bool:
 
 def plain(size_bytes: int) -> bytes:
     """Return a chat of plain text of this size. All other bodies are compared with it."""
-    return Shape(
+    return BodyShape(
         CHAT, '{"model":"m","messages":[{"role":"user","content":"', "tell me about foxes ", '"}]}'
     ).body(size_bytes)
 
 
-def shapes(rng: random.Random) -> Iterator[Shape]:
+def shapes(rng: random.Random) -> Iterator[BodyShape]:
     """Yield shapes without end: a random place, and a unit of one to three pieces that may stand there."""
     while True:
         path = rng.choice(PATHS)
@@ -157,13 +157,13 @@ def shapes(rng: random.Random) -> Iterator[Shape]:
             if in_string
             else "".join(f"{piece}{rng.choice(('', '', ' '))}," for piece in pieces)
         )
-        yield Shape(path, start, unit, end)
+        yield BodyShape(path, start, unit, end)
 
 
-def every_shape() -> Iterator[Shape]:
+def every_shape() -> Iterator[BodyShape]:
     """Return a shape for each single piece in each place."""
     for path, places in _PLACES.items():
         for start, end in places:
             choices = _LETTERS if start.endswith('"') else _KEYS if _in_object(start) else _ATOMS
             for piece in choices:
-                yield Shape(path, start, piece if start.endswith('"') else f"{piece},", end)
+                yield BodyShape(path, start, piece if start.endswith('"') else f"{piece},", end)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.harness.hostile_bodies import Shape, every_shape
+from tests.harness.hostile_bodies import BodyShape, every_shape
 
 _TOKENS = (
     *(b'"', b"\\", b'\\"', b"\\\\", b"\\u", b"\\ud83d", b"\\ude00", b"\\u00e9", b"\\uD8", b"\x00", b"\x1f", b"\xff"),
@@ -46,7 +46,7 @@ def load(path: str) -> ModuleType:
 
 def inputs(rng: random.Random) -> Iterator[bytes]:
     """Yield inputs without end."""
-    shapes: list[Shape] = list(every_shape())
+    shapes: list[BodyShape] = list(every_shape())
     while True:
         body = rng.choice(shapes).body(rng.choice((40, 80, 200, 600)))
         yield body

@@ -13,7 +13,7 @@ import pytest
 from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
 from tests.harness.processes import wait_until
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
-from tests.integration.test_extproc_server import Rig, serving
+from tests.integration.test_extproc_server import ServerRig, serving
 from tests.unit.extproc.test_extproc_access_log import entry, message
 
 pytestmark = pytest.mark.usefixtures("both_transports")
@@ -25,7 +25,7 @@ def call(channel: grpc.aio.Channel, *, method: str = METHOD) -> Any:
     return channel.stream_unary(f"/{SERVICE}/{method}")()
 
 
-def share(rig: Rig) -> float:
+def share(rig: ServerRig) -> float:
     state = next(s for s in rig.picker.fleet.states() if s.endpoint.name == "e1")
     return rig.picker.fleet.failures.share(state, now=0.0)
 

@@ -27,7 +27,7 @@ HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 WHOLE = HALF + b"\r\n"
 
 
-class Echo(asyncio.Protocol):
+class ReadySender(asyncio.Protocol):
     """Sends `ready` on each new connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,7 +45,7 @@ async def listening(factory: Callable[[], asyncio.Protocol]) -> AsyncIterator[Ad
 
 
 async def test_the_oldest_connection_makes_room_for_a_new_one() -> None:
-    bound = BoundedConnections(Echo, limit=3, lifetime_s=3600)
+    bound = BoundedConnections(ReadySender, limit=3, lifetime_s=3600)
     async with listening(bound) as address, AsyncExitStack() as stack:
         readers = []
         for _ in range(5):
@@ -58,7 +58,7 @@ async def test_the_oldest_connection_makes_room_for_a_new_one() -> None:
 
 
 async def test_a_connection_ends_after_its_time() -> None:
-    bound = BoundedConnections(Echo, limit=3, lifetime_s=0.01)
+    bound = BoundedConnections(ReadySender, limit=3, lifetime_s=0.01)
     async with listening(bound) as address, connection(address) as (reader, _):
         assert await reader.read() == b"ready\n"
         assert len(bound) == 0

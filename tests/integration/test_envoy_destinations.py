@@ -13,7 +13,7 @@ import pytest
 from epp.types import Address
 from tests.harness.envoy import EXT_PROC, MODEL_SERVERS, connection_manager
 from tests.harness.fake_picker import DESTINATION
-from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.ports import free_port
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -24,7 +24,7 @@ def dead_address() -> Address:
     return Address("127.0.0.1", free_port())
 
 
-async def test_the_named_endpoint_serves_and_envoy_tells_the_picker_its_address(bench: Bench) -> None:
+async def test_the_named_endpoint_serves_and_envoy_tells_the_picker_its_address(bench: EnvoyBench) -> None:
     for backend in (bench.backends[1], bench.backends[0], bench.backends[1]):
         bench.picker.always(backend.address)
         reply = await bench.client.complete()
@@ -33,7 +33,7 @@ async def test_the_named_endpoint_serves_and_envoy_tells_the_picker_its_address(
         assert bench.picker.exchanges[-1].response_status == 200
 
 
-async def test_requests_without_a_body_get_a_pick_too(bench: Bench) -> None:
+async def test_requests_without_a_body_get_a_pick_too(bench: EnvoyBench) -> None:
     bench.picker.always(bench.backends[1].address)
     assert [(await bench.client.get("/v1/models")).served_by for _ in range(4)] == ["s1"] * 4
 
@@ -69,7 +69,7 @@ async def test_retries_go_down_the_list_in_order(tmp_path: Path) -> None:
         assert [len(b.prompts) for b in (first, second, third, other)] == [1, 1, 1, 0]
 
 
-async def test_a_server_killed_after_it_took_the_request_is_replaced(bench: Bench) -> None:
+async def test_a_server_killed_after_it_took_the_request_is_replaced(bench: EnvoyBench) -> None:
     killed, other = bench.backends
     killed.behaviour.before_headers.shut()
     bench.picker.always(killed.address, other.address)
@@ -90,14 +90,14 @@ async def test_a_request_that_kills_its_servers_is_tried_at_three_of_five(tmp_pa
         assert sum(len(b.prompts) for b in bench.backends) == 3
 
 
-async def test_the_answer_of_a_server_that_keeps_refusing_reaches_the_client(bench: Bench) -> None:
+async def test_the_answer_of_a_server_that_keeps_refusing_reaches_the_client(bench: EnvoyBench) -> None:
     for backend in bench.backends:
         backend.behaviour.fail_next = 10
     reply = await bench.client.complete()
     assert (reply.status, reply.body) == (503, b"failing as told")
 
 
-async def test_an_error_that_is_not_retriable_reaches_the_client_at_once(bench: Bench) -> None:
+async def test_an_error_that_is_not_retriable_reaches_the_client_at_once(bench: EnvoyBench) -> None:
     bench.backends[0].behaviour.fail_next = 1
     bench.backends[0].behaviour.fail_status = 500
     bench.picker.always(bench.backends[0].address, bench.backends[1].address)
@@ -105,7 +105,7 @@ async def test_an_error_that_is_not_retriable_reaches_the_client_at_once(bench: 
     assert (reply.status, reply.served_by) == (500, "s0")
 
 
-async def test_an_endpoint_that_envoy_does_not_hold_is_passed_over(bench: Bench) -> None:
+async def test_an_endpoint_that_envoy_does_not_hold_is_passed_over(bench: EnvoyBench) -> None:
     unknown = dead_address()
     bench.picker.always(unknown, bench.backends[1].address)
     assert [(await bench.client.complete()).served_by for _ in range(4)] == ["s1"] * 4
@@ -113,7 +113,7 @@ async def test_an_endpoint_that_envoy_does_not_hold_is_passed_over(bench: Bench)
     assert {(await bench.client.complete()).served_by for _ in range(4)} == {"s0", "s1"}
 
 
-async def test_a_client_never_chooses_its_server(bench: Bench) -> None:
+async def test_a_client_never_chooses_its_server(bench: EnvoyBench) -> None:
     """This holds when the picker names another server, when the picker names none, and when the picker is
     gone.
     """
@@ -130,7 +130,7 @@ async def test_a_client_never_chooses_its_server(bench: Bench) -> None:
     await spread_without_header(bench, claim)
 
 
-async def spread_without_header(bench: Bench, claim: dict[str, str]) -> None:
+async def spread_without_header(bench: EnvoyBench, claim: dict[str, str]) -> None:
     before = [len(b.prompts) for b in bench.backends]
     replies = [await bench.client.complete(headers=claim) for _ in range(6)]
     assert sorted(r.served_by for r in replies) == ["s0"] * 3 + ["s1"] * 3
@@ -156,7 +156,7 @@ async def test_the_subset_hint_of_an_earlier_filter_reaches_the_picker(tmp_path:
         assert bench.picker.exchanges[-1].metadata == {"envoy.lb.subset_hint": hint}
 
 
-async def test_websockets_bypass_the_picker(bench: Bench) -> None:
+async def test_websockets_bypass_the_picker(bench: EnvoyBench) -> None:
     claim = {DESTINATION: str(bench.backends[0].address)}
     served = set()
     for _ in range(4):
@@ -170,7 +170,7 @@ async def test_websockets_bypass_the_picker(bench: Bench) -> None:
     assert all(DESTINATION not in r.headers for b in bench.backends for r in b.prompts)
 
 
-async def test_a_refusal_of_the_picker_reaches_the_client_as_it_is(bench: Bench) -> None:
+async def test_a_refusal_of_the_picker_reaches_the_client_as_it_is(bench: EnvoyBench) -> None:
     for status in (429, 503):
         bench.picker.refuse_status = status
         reply = await bench.client.complete()

@@ -11,21 +11,21 @@ import pytest
 from epp.envoy.eds import render
 from tests.harness.backend import running_backend
 from tests.harness.envoy import MODEL_SERVERS
-from tests.harness.gateway import Bench
+from tests.harness.gateway import EnvoyBench
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 
-async def test_a_new_endpoint_serves_once_it_is_written(bench: Bench) -> None:
+async def test_a_new_endpoint_serves_once_it_is_written(bench: EnvoyBench) -> None:
     async with running_backend("new") as new:
         await bench.set_endpoints([*(b.address for b in bench.backends), new.address])
         bench.picker.always(new.address)
         assert (await bench.client.complete()).served_by == "new"
 
 
-async def test_an_ipv6_endpoint_serves(bench: Bench) -> None:
+async def test_an_ipv6_endpoint_serves(bench: EnvoyBench) -> None:
     async with running_backend("six", host="::1") as six:
         await bench.set_endpoints([six.address])
         bench.picker.always(six.address)
@@ -33,7 +33,7 @@ async def test_an_ipv6_endpoint_serves(bench: Bench) -> None:
         assert bench.picker.exchanges[-1].served == str(six.address)
 
 
-async def test_a_removed_endpoint_finishes_its_running_answers(bench: Bench) -> None:
+async def test_a_removed_endpoint_finishes_its_running_answers(bench: EnvoyBench) -> None:
     removed, kept = bench.backends
     bench.picker.always(removed.address)
     removed.behaviour.before_last.shut()
@@ -44,7 +44,7 @@ async def test_a_removed_endpoint_finishes_its_running_answers(bench: Bench) -> 
         assert b"[DONE]" in await answer.rest()
 
 
-async def test_without_endpoints_it_is_503_in_json_and_with_them_again_it_serves(bench: Bench) -> None:
+async def test_without_endpoints_it_is_503_in_json_and_with_them_again_it_serves(bench: EnvoyBench) -> None:
     bench.picker.always(bench.backends[0].address)
     await bench.set_endpoints([])
     reply = await bench.client.complete()
@@ -59,7 +59,7 @@ async def test_without_endpoints_it_is_503_in_json_and_with_them_again_it_serves
     assert (await bench.client.complete()).served_by == "s0"
 
 
-async def test_a_broken_file_changes_no_endpoint(bench: Bench) -> None:
+async def test_a_broken_file_changes_no_endpoint(bench: EnvoyBench) -> None:
     path = Path(bench.config.envoy.eds_file)
     broken = path.with_suffix(".broken")
     broken.write_bytes(render([])[:40])

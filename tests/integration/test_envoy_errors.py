@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from epp.types import Address
-from tests.harness.gateway import Bench, Gateway, running_bootstrap, running_gateway
+from tests.harness.gateway import EnvoyBench, Gateway, running_bootstrap, running_gateway
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 from tests.harness.raw_http import ask
@@ -60,7 +60,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
         yield running
 
 
-def at(site: Gateway | Bench) -> Address:
+def at(site: Gateway | EnvoyBench) -> Address:
     return Address.parse(site.config.envoy.listen)
 
 

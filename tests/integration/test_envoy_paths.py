@@ -15,7 +15,7 @@ from epp.types import Address
 from tests.contract.spellings import combined, single
 from tests.contract.vllm_routes import SAMPLES, reaches_operators
 from tests.harness.envoy import connection_manager
-from tests.harness.gateway import Bench, running_bootstrap, running_gateway
+from tests.harness.gateway import EnvoyBench, running_bootstrap, running_gateway
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -40,7 +40,7 @@ async def ask_all(address: Address, targets: list[str]) -> None:
         await asyncio.gather(*(ask(address, target) for target in targets[start : start + 20]))
 
 
-async def test_paths_for_operators_are_404_in_json_and_reach_no_server(bench: Bench) -> None:
+async def test_paths_for_operators_are_404_in_json_and_reach_no_server(bench: EnvoyBench) -> None:
     bench.picker.always(bench.backends[0].address)
     for path in BLOCKED_PATHS:
         for method in ("GET", "POST"):
@@ -58,7 +58,7 @@ async def test_paths_for_operators_are_404_in_json_and_reach_no_server(bench: Be
     assert await bench.envoy.bypassed() == 0
 
 
-async def test_no_spelling_of_a_blocked_path_gets_to_a_server_that_would_know_it(bench: Bench) -> None:
+async def test_no_spelling_of_a_blocked_path_gets_to_a_server_that_would_know_it(bench: EnvoyBench) -> None:
     """The picker here refuses nothing. Spellings that vLLM does not know may pass."""
     bench.picker.always(bench.backends[0].address)
     gateway = Address.parse(bench.config.envoy.listen)
@@ -91,7 +91,7 @@ async def test_the_picker_refuses_blocked_paths_if_the_gateway_lets_them_pass(
         assert await site.picker.metric("epp_refused_total", reason="path_not_served") > len(SAMPLES)
 
 
-async def test_other_paths_pass(bench: Bench) -> None:
+async def test_other_paths_pass(bench: EnvoyBench) -> None:
     for path in ("/v1/models", "/health", "/metric", "/v1/metrics", "/v1/sleep", "/v1/models/a%20b"):
         reply = await bench.client.get(path)
         assert (reply.status, reply.served_by != "") == (200, True), path

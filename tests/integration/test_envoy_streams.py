@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.client import Reply
 from tests.harness.envoy import EXT_PROC, PICKER
-from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 
@@ -49,7 +49,7 @@ async def test_an_answer_larger_than_the_body_limit_passes(tmp_path: Path) -> No
         assert len(reply.body) > 65536
 
 
-async def test_the_picker_gets_the_body_of_an_answer_only_if_it_asks(bench: Bench) -> None:
+async def test_the_picker_gets_the_body_of_an_answer_only_if_it_asks(bench: EnvoyBench) -> None:
     bench.picker.always(bench.backends[0].address)
     bench.backends[0].behaviour.chunks = 5
     plain = await bench.client.complete()
@@ -60,7 +60,7 @@ async def test_the_picker_gets_the_body_of_an_answer_only_if_it_asks(bench: Benc
     assert bench.picker.exchanges[1].response_pieces >= 1
 
 
-async def test_the_stream_at_the_picker_lives_as_long_as_the_answer(bench: Bench) -> None:
+async def test_the_stream_at_the_picker_lives_as_long_as_the_answer(bench: EnvoyBench) -> None:
     backend = bench.backends[0]
     bench.picker.always(backend.address)
     backend.behaviour.before_last.shut()
@@ -73,7 +73,7 @@ async def test_the_stream_at_the_picker_lives_as_long_as_the_answer(bench: Bench
     await wait_until(lambda: bench.picker.open_streams == 0, what="the stream ends")
 
 
-async def test_a_client_that_goes_away_ends_the_stream_at_the_picker(bench: Bench) -> None:
+async def test_a_client_that_goes_away_ends_the_stream_at_the_picker(bench: EnvoyBench) -> None:
     backend = bench.backends[0]
     bench.picker.always(backend.address)
     for gate in (backend.behaviour.before_headers, backend.behaviour.before_last):
@@ -88,7 +88,7 @@ async def test_a_client_that_goes_away_ends_the_stream_at_the_picker(bench: Benc
 
 
 async def test_answers_that_servers_cut_are_counted_and_named_and_clients_that_leave_are_not(
-    bench: Bench,
+    bench: EnvoyBench,
 ) -> None:
     cut = "http.gateway.downstream_rq_tx_reset"
     backend = bench.backends[0]
@@ -111,7 +111,7 @@ async def test_answers_that_servers_cut_are_counted_and_named_and_clients_that_l
     assert (entry["flags"] in ("UC", "UPE"), entry["served_by"]) == (True, str(backend.address))
 
 
-async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(bench: Bench) -> None:
+async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(bench: EnvoyBench) -> None:
     for backend in bench.backends:
         backend.behaviour.before_last.shut()
     async with AsyncExitStack() as stack:
@@ -129,7 +129,7 @@ async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(
     assert await bench.envoy.bypassed() >= 8
 
 
-async def test_a_picker_that_hangs_is_bypassed(bench: Bench) -> None:
+async def test_a_picker_that_hangs_is_bypassed(bench: EnvoyBench) -> None:
     bench.picker.gate.shut()
     replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(4)))
     assert [r.status for r in replies] == [200] * 4
@@ -166,7 +166,7 @@ async def test_two_thousand_streams_are_held_at_once(tmp_path: Path) -> None:
         assert await bench.envoy.stat(f"{PICKER}upstream_rq_pending_overflow") == 0
 
 
-async def test_a_request_id_is_kept_or_made_and_picker_and_client_get_it(bench: Bench) -> None:
+async def test_a_request_id_is_kept_or_made_and_picker_and_client_get_it(bench: EnvoyBench) -> None:
     given = "3c6e4c1e-0000-4b3a-9f3b-aaaaaaaaaaaa"
     reply = await bench.client.complete(headers={"x-request-id": given})
     assert reply.headers["x-request-id"] == given
@@ -175,7 +175,7 @@ async def test_a_request_id_is_kept_or_made_and_picker_and_client_get_it(bench: 
     assert bench.picker.exchanges[-1].headers["x-request-id"] == reply.headers["x-request-id"] != given
 
 
-async def test_the_access_log_says_who_was_picked_and_who_served(bench: Bench) -> None:
+async def test_the_access_log_says_who_was_picked_and_who_served(bench: EnvoyBench) -> None:
     first, second = bench.backends
     first.behaviour.fail_next = 1
     bench.picker.always(first.address, second.address)

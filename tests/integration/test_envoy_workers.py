@@ -17,14 +17,14 @@ from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.client import http_client
 from tests.harness.envoy import PICKER, running_envoy
 from tests.harness.fake_picker import running_fake_picker
-from tests.harness.gateway import Bench, as_endpoints, config_in, running_bootstrap
+from tests.harness.gateway import EnvoyBench, as_endpoints, config_in, running_bootstrap
 from tests.harness.ports import free_port, free_run
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 
-async def requests(bench: Bench, count: int) -> None:
+async def requests(bench: EnvoyBench, count: int) -> None:
     replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(count)))
     assert [r.status for r in replies] == [200] * count
 

@@ -26,7 +26,7 @@ from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,
     MODES,
     READS_BODY,
-    Rig,
+    EnvoyRig,
     bootstrap,
     picker_of_ports,
     running_envoy,
@@ -48,7 +48,7 @@ pytestmark = [
 async def rig(
     tmp_path_factory: pytest.TempPathFactory,
     both_transports: None,  # noqa: F811 - the fixture
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[EnvoyRig]:
     async with running_upstreams(3) as upstreams:
         picker = picker_of_ports(upstreams)
         seen = Seen.of(picker)
@@ -62,12 +62,12 @@ async def rig(
         config = bootstrap(ports, upstreams, server.port)
         folder = tmp_path_factory.mktemp("envoy")
         async with running_envoy(config, folder, port=ports["none"]), aiohttp.ClientSession() as client:
-            yield Rig(ports, upstreams, server, picker, seen, client)
+            yield EnvoyRig(ports, upstreams, server, picker, seen, client)
         await server.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
-async def quiet_end(rig: Rig) -> AsyncIterator[None]:
+async def quiet_end(rig: EnvoyRig) -> AsyncIterator[None]:
     """Check after each test that nothing is left booked and that no message was odd."""
     rig.seen.faults.clear()
     yield
@@ -81,7 +81,7 @@ def completion(size_bytes: int, *, tag: str) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt}).encode()
 
 
-async def post(rig: Rig, mode: str, body: bytes, **headers: str) -> dict[str, Any]:
+async def post(rig: EnvoyRig, mode: str, body: bytes, **headers: str) -> dict[str, Any]:
     async with rig.client.post(rig.url(mode), data=io.BytesIO(body), headers=headers) as response:
         assert response.status == 200, await response.text()
         told: dict[str, Any] = await response.json()
@@ -91,7 +91,7 @@ async def post(rig: Rig, mode: str, body: bytes, **headers: str) -> dict[str, An
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex", "full_duplex_request"])
 @pytest.mark.parametrize("size_bytes", [1_000, 150_000])
 async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_place(
-    rig: Rig, mode: str, size_bytes: int
+    rig: EnvoyRig, mode: str, size_bytes: int
 ) -> None:
     rig.picker.set_rewrites(Rewrites([Rule(("m",), (Target("a-longer-name"),))]))
     try:
@@ -107,7 +107,7 @@ async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_plac
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size_bytes", [1_000, 150_000])
 async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
-    rig: Rig, mode: str, size_bytes: int
+    rig: EnvoyRig, mode: str, size_bytes: int
 ) -> None:
     body = completion(size_bytes, tag=mode)
     told = await post(rig, mode, body, **{"x-request-id": f"{mode}-{size_bytes}"})
@@ -126,7 +126,7 @@ async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_requests_without_a_body_are_routed_by_load(rig: Rig, mode: str) -> None:
+async def test_requests_without_a_body_are_routed_by_load(rig: EnvoyRig, mode: str) -> None:
     for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("DELETE", "/x")):
         async with rig.client.request(method, rig.url(mode, path)) as response:
             told = await response.json()
@@ -137,7 +137,7 @@ async def test_requests_without_a_body_are_routed_by_load(rig: Rig, mode: str) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_destination_that_the_client_sends_never_decides(rig: Rig, mode: str) -> None:
+async def test_a_destination_that_the_client_sends_never_decides(rig: EnvoyRig, mode: str) -> None:
     wrong = {"x-gateway-destination-endpoint": "10.9.9.9:1"}
     told = await post(rig, mode, completion(100, tag="mine"), **wrong)
     assert told["destination"] == ",".join(map(str, rig.seen.picks[-1].destinations))
@@ -146,7 +146,7 @@ async def test_a_destination_that_the_client_sends_never_decides(rig: Rig, mode:
 
 
 @pytest.mark.parametrize("mode", READS_BODY)
-async def test_the_same_prompt_goes_where_its_prefix_is(rig: Rig, mode: str) -> None:
+async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str) -> None:
     body = completion(8_000, tag=f"again-{mode}")
     first = await post(rig, mode, body)
     assert {(await post(rig, mode, body))["port"] for _ in range(4)} == {first["port"]}
@@ -154,7 +154,7 @@ async def test_the_same_prompt_goes_where_its_prefix_is(rig: Rig, mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", ["buffered", "streamed_early", "full_duplex", "full_duplex_request"])
-async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: Rig, mode: str) -> None:
+async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: EnvoyRig, mode: str) -> None:
     body = completion(20_000, tag=f"chunks-{mode}")
     whole = await post(rig, mode, body)
 
@@ -181,7 +181,7 @@ async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: Rig, m
     ],
 )
 async def test_large_bodies_arrive_whole_whatever_the_mode_lets_the_picker_read(
-    rig: Rig, mode: str, size_bytes: int, kind: str
+    rig: EnvoyRig, mode: str, size_bytes: int, kind: str
 ) -> None:
     body = completion(size_bytes, tag="large")
     told = await post(rig, mode, body)
@@ -190,7 +190,7 @@ async def test_large_bodies_arrive_whole_whatever_the_mode_lets_the_picker_read(
     assert told["port"] == rig.seen.picks[-1].destinations[0].port
 
 
-async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind(rig: Rig) -> None:
+async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind(rig: EnvoyRig) -> None:
     picks = len(rig.seen.picks)
     body = io.BytesIO(completion(3 * 2**20, tag="over"))
     async with rig.client.post(rig.url("buffered"), data=body) as response:
@@ -199,7 +199,7 @@ async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind
 
 
 @pytest.mark.parametrize("mode", ["full_duplex", "buffered", "streamed"])
-async def test_a_body_declared_over_the_pickers_limit_gets_413(rig: Rig, mode: str) -> None:
+async def test_a_body_declared_over_the_pickers_limit_gets_413(rig: EnvoyRig, mode: str) -> None:
     body = io.BytesIO(completion(MAX_BODY_BYTES, tag="over"))
     async with rig.client.post(rig.url(mode), data=body) as response:
         assert response.status == 413
@@ -207,7 +207,7 @@ async def test_a_body_declared_over_the_pickers_limit_gets_413(rig: Rig, mode: s
 
 
 @pytest.mark.parametrize("mode", READS_BODY)
-async def test_bad_json_gets_400_in_openais_shape(rig: Rig, mode: str) -> None:
+async def test_bad_json_gets_400_in_openais_shape(rig: EnvoyRig, mode: str) -> None:
     async with rig.client.post(rig.url(mode), data=b'{"model": "m", "prompt": ') as response:
         assert response.status == 400
         assert response.content_type == "application/json"
@@ -219,7 +219,7 @@ async def test_bad_json_gets_400_in_openais_shape(rig: Rig, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_no_ready_endpoint_gets_503_with_and_without_a_body(rig: Rig, mode: str) -> None:
+async def test_no_ready_endpoint_gets_503_with_and_without_a_body(rig: EnvoyRig, mode: str) -> None:
     endpoints = rig.picker.endpoints()
     rig.picker.set_endpoints([], now=time.monotonic())
     try:
@@ -232,7 +232,7 @@ async def test_no_ready_endpoint_gets_503_with_and_without_a_body(rig: Rig, mode
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_client_that_goes_away_releases_its_booking(rig: Rig, mode: str) -> None:
+async def test_a_client_that_goes_away_releases_its_booking(rig: EnvoyRig, mode: str) -> None:
     with pytest.raises(asyncio.TimeoutError):
         await rig.client.post(rig.url(mode, "/hang"), data=b"{}", timeout=aiohttp.ClientTimeout(total=0.3))
     await rig.settled()
@@ -240,7 +240,7 @@ async def test_a_client_that_goes_away_releases_its_booking(rig: Rig, mode: str)
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
-async def test_a_dead_server_is_reported_as_failed(rig: Rig, mode: str) -> None:
+async def test_a_dead_server_is_reported_as_failed(rig: EnvoyRig, mode: str) -> None:
     endpoints = rig.picker.endpoints()
     dead = Endpoint(name=EndpointName("dead"), address=Address("127.0.0.1", 1))
     rig.picker.set_endpoints([dead], now=time.monotonic())
@@ -257,7 +257,7 @@ async def test_a_dead_server_is_reported_as_failed(rig: Rig, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["buffered", "buffered_partial", "full_duplex", "streamed", "none"])
-async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: Rig, mode: str) -> None:
+async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: EnvoyRig, mode: str) -> None:
     policy = rig.picker.policy
     sampled = Policy(
         api_version=API_VERSION, kind=KIND, metadata=Metadata(name="all"), spec=PolicySpec(sampling=Sampling(share=1))
@@ -274,7 +274,7 @@ async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: Ri
     assert rig.seen.over[-1].decision.outcome == "ended"
 
 
-async def test_the_debug_header_brings_the_decision_back(rig: Rig) -> None:
+async def test_the_debug_header_brings_the_decision_back(rig: EnvoyRig) -> None:
     async with rig.client.post(
         rig.url("buffered"), data=completion(100, tag="debug"), headers={"x-debug-pick": "1"}
     ) as response:
@@ -284,7 +284,7 @@ async def test_the_debug_header_brings_the_decision_back(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_body_that_ends_in_trailers_arrives_whole(rig: Rig, mode: str) -> None:
+async def test_a_body_that_ends_in_trailers_arrives_whole(rig: EnvoyRig, mode: str) -> None:
     body = completion(90_000, tag=f"trailers-{mode}")
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.ports[mode])
     head = (
@@ -332,7 +332,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
 
 
 @pytest.fixture
-def overloaded(rig: Rig) -> Iterator[None]:
+def overloaded(rig: EnvoyRig) -> Iterator[None]:
     """Make the picker believe that every request has waited for too long. Other tests do not notice."""
     if transport() == "grpcio":
         pytest.skip("calls wait inside gRPC, where the picker cannot see them")
@@ -347,7 +347,7 @@ def overloaded(rig: Rig) -> Iterator[None]:
 @pytest.mark.parametrize("size", [1_000, 400_000])
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives_whole(
-    rig: Rig, overloaded: None, mode: str, size: int
+    rig: EnvoyRig, overloaded: None, mode: str, size: int
 ) -> None:
     body = completion(size, tag=f"overload {mode}")
     told = await post(rig, mode, body)
@@ -360,7 +360,7 @@ async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives
 
 
 async def test_a_picker_with_too_much_to_do_still_looks_for_a_server_that_has_the_model(
-    rig: Rig, overloaded: None
+    rig: EnvoyRig, overloaded: None
 ) -> None:
     before = rig.picker.endpoints()
     differing = [

@@ -68,7 +68,7 @@ def picker_of_three(kind: type[Picker] = Picker) -> Picker:
 
 
 @dataclass
-class Rig:
+class ServerRig:
     server: ExtProcServer
     picker: Picker
     seen: Seen
@@ -83,7 +83,7 @@ class Rig:
                 await asyncio.sleep(0.005)
 
 
-def never_overloaded(rig: Rig) -> None:
+def never_overloaded(rig: ServerRig) -> None:
     """Let no request be routed unread, however busy this machine is."""
     rig.server.overload.skips = lambda **_: False  # type: ignore[method-assign]
 
@@ -95,7 +95,7 @@ async def serving(
     settings: StreamSettings | None = None,
     picker: Picker | None = None,
     ready: bool = True,
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[ServerRig]:
     listen = msgspec.structs.replace(listen or Listen(address="127.0.0.1:0"), transport=transport())
     picker = picker or picker_of_three()
     seen = Seen.of(picker)
@@ -103,7 +103,7 @@ async def serving(
     await server.start(ready=ready)
     target = listen.address if listen.address.startswith("unix:") else f"127.0.0.1:{server.port}"
     try:
-        yield Rig(server, picker, seen, target)
+        yield ServerRig(server, picker, seen, target)
     finally:
         await server.stop()
 

@@ -17,7 +17,7 @@ from epp.picker.gate import Gate
 from epp.types import Address
 from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,
-    Rig,
+    EnvoyRig,
     bootstrap,
     running_envoy,
     running_upstreams,
@@ -53,7 +53,7 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
         ports = {mode: free_port()}
         config = bootstrap(ports, upstreams, server.port)
         async with running_envoy(config, tmp_path, port=ports[mode]), aiohttp.ClientSession() as client:
-            rig = Rig(ports, upstreams, server, picker, seen, client)
+            rig = EnvoyRig(ports, upstreams, server, picker, seen, client)
             hanging = asyncio.create_task(client.post(rig.url(mode, "/hang"), data=completion(4000, tag="a")))
             await wait_until(lambda: len(seen.picks) == 1, what="the first request keeps the server busy")
             say_running(picker, 1)

@@ -33,14 +33,14 @@ _POLICY: Final[dict[str, Any]] = {
 }
 
 
-class Asked:
+class AskedRequest:
     """A request at one of the pickers, and its result."""
 
     def __init__(self, running: Exchange, tenant: str) -> None:
         self.running = running
         self.tenant = tenant
 
-    async def send(self, number: int) -> Asked:
+    async def send(self, number: int) -> AskedRequest:
         body = json.dumps({"model": "m", "prompt": f"{number:03} " * 80}).encode()
         headers = [("x-request-id", f"r{number}"), (TENANT, self.tenant)]
         await self.running.send(body, headers=headers)
@@ -52,7 +52,7 @@ class Asked:
         await self.running.finish()
 
 
-class Pool:
+class TwoPickers:
     """Two pickers before one server. Made by `running_pool`."""
 
     def __init__(
@@ -66,12 +66,12 @@ class Pool:
     async def waiting(self) -> float:
         return sum([await picker.metric("epp_flow_waiting_requests") for picker in self.pickers])
 
-    async def begin(self, picker: int, tenant: str) -> asyncio.Task[Asked]:
+    async def begin(self, picker: int, tenant: str) -> asyncio.Task[AskedRequest]:
         one = await self._stack.enter_async_context(exchange(self._channels[picker], mode=DUPLEX))
         self._numbers += 1
-        return asyncio.create_task(Asked(one, tenant).send(self._numbers))
+        return asyncio.create_task(AskedRequest(one, tenant).send(self._numbers))
 
-    async def ask(self, picker: int, tenant: str = "t") -> asyncio.Task[Asked]:
+    async def ask(self, picker: int, tenant: str = "t") -> asyncio.Task[AskedRequest]:
         """Return when the request waits or was answered."""
         before = await self.waiting()
         task = await self.begin(picker, tenant)
@@ -83,7 +83,7 @@ class Pool:
         return task
 
 
-async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
+async def decided_of(tasks: list[asyncio.Task[AskedRequest]]) -> list[AskedRequest]:
     """Wait until at least one request was answered. Take the answered requests out of the list."""
     done, _ = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
     assert done, "no request goes, though the server is free"
@@ -95,7 +95,7 @@ async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
 @asynccontextmanager
 async def running_pool(
     folder: Path, *, workers: bool = False, count: int = 2, **flow: Any
-) -> AsyncIterator[Pool]:
+) -> AsyncIterator[TwoPickers]:
     """Run pickers that know of each other, before one server whose metrics page says that it is busy."""
     async with AsyncExitStack() as stack:
         server: Backend = await stack.enter_async_context(running_backend("s"))
@@ -119,7 +119,7 @@ async def running_pool(
             return sum([await p.metric("epp_sharing_peers") for p in pickers]) == count * (count - 1)
 
         await wait_until(met, what="the pickers have met", timeout_s=60)
-        yield Pool(pickers, channels, stack)
+        yield TwoPickers(pickers, channels, stack)
 
 
 async def _picker(

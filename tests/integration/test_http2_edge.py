@@ -25,7 +25,7 @@ from tests.harness.http2_frames import grpc as message
 from tests.harness.pipe import Pipe
 from tests.integration.test_extproc_server import (
     Exchange,
-    Rig,
+    ServerRig,
     check,
     never_overloaded,
     response_headers,
@@ -36,7 +36,7 @@ from tests.integration.test_extproc_server import headers as request_headers
 
 @contextlib.asynccontextmanager
 async def connected(
-    rig: Rig, context: ssl.SSLContext | None = None
+    rig: ServerRig, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, _, port = rig.target.rpartition(":")
     reader, writer = await asyncio.open_connection(
@@ -48,7 +48,7 @@ async def connected(
         writer.transport.abort()
 
 
-async def until(rig: Rig, fault: str) -> None:
+async def until(rig: ServerRig, fault: str) -> None:
     async with asyncio.timeout(60):
         while fault not in rig.seen.faults:  # noqa: ASYNC110 - the list is in the product
             await asyncio.sleep(0.01)

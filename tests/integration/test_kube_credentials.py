@@ -26,7 +26,7 @@ ISSUED = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredenti
 
 
 @dataclass
-class Server:
+class TokenServer:
     """A server that accepts one bearer token."""
 
     url: str = ""
@@ -41,8 +41,8 @@ class Server:
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[Server]:
-    made = Server()
+async def server() -> AsyncIterator[TokenServer]:
+    made = TokenServer()
     app = web.Application()
     app.router.add_get("/api/v1/pods", made.answer)
     async with serving(app) as port:
@@ -65,7 +65,9 @@ def by_command(token: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(params=[by_file, by_command], ids=lambda way: way.__name__)
-def kubeconfig(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> tuple[Kubernetes, Path]:
+def kubeconfig(
+    request: pytest.FixtureRequest, server: TokenServer, tmp_path: Path
+) -> tuple[Kubernetes, Path]:
     """Return the settings, and the file from which the token comes."""
     way: Callable[[Path], dict[str, Any]] = request.param
     token, path = tmp_path / "token", tmp_path / "kubeconfig"
@@ -83,7 +85,7 @@ def kubeconfig(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -
 
 
 async def test_a_token_that_was_replaced_is_read_anew_and_the_request_sent_again(
-    server: Server, kubeconfig: tuple[Kubernetes, Path]
+    server: TokenServer, kubeconfig: tuple[Kubernetes, Path]
 ) -> None:
     settings, token = kubeconfig
     api = await Api.connect(settings)
@@ -100,7 +102,7 @@ async def test_a_token_that_was_replaced_is_read_anew_and_the_request_sent_again
 
 
 async def test_a_second_refusal_is_an_error_and_soon_after_it_no_credential_is_read_again(
-    server: Server, kubeconfig: tuple[Kubernetes, Path]
+    server: TokenServer, kubeconfig: tuple[Kubernetes, Path]
 ) -> None:
     settings, token = kubeconfig
     api = await Api.connect(settings)

@@ -63,7 +63,7 @@ def removed(block: int) -> dict[str, object]:
     return {"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU"}
 
 
-class Following:
+class FollowedAddresses:
     """A picker, and the service that follows the servers at these addresses for it."""
 
     def __init__(self, exact: Callable[[], Exact], *, topic: str, **addresses: str) -> None:
@@ -106,8 +106,8 @@ class Following:
 @contextlib.asynccontextmanager
 async def following(
     exact: Callable[[], Exact], *, topic: str = "kv", pause_s: float = 600.0, **addresses: str
-) -> AsyncIterator[Following]:
-    parts = Following(exact, topic=topic, **addresses)
+) -> AsyncIterator[FollowedAddresses]:
+    parts = FollowedAddresses(exact, topic=topic, **addresses)
     keep = Sources(rng=random.Random(1), first_pause_s=pause_s).keep
     task = asyncio.create_task(keep("exact", parts.service.run), name="exact mode")
     try:
@@ -127,7 +127,7 @@ class Panic(BaseException):
     """A panic as pyo3 raises it: not an Exception."""
 
 
-class Failing(Exact):
+class FailingExact(Exact):
     """Fails at the first message with an error that nobody expected."""
 
     def __init__(self, error: BaseException) -> None:
@@ -146,7 +146,7 @@ class Failing(Exact):
 async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
     publisher: Publisher, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    async with following(lambda: Failing(error), a=publisher.address) as parts:
+    async with following(lambda: FailingExact(error), a=publisher.address) as parts:
         parts.pick("kept until the thread looks at it " * 20)
 
         def is_off() -> bool:
@@ -178,7 +178,7 @@ async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
 
 
 async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Publisher) -> None:
-    made = iter([Failing(ZeroDivisionError("by zero"))])
+    made = iter([FailingExact(ZeroDivisionError("by zero"))])
     async with following(lambda: next(made, None) or an_exact(), pause_s=0.01, a=publisher.address) as parts:
 
         def follows_again() -> bool:

@@ -32,7 +32,7 @@ from tests.harness.clock import Clock
 
 
 @dataclass
-class Site:
+class SyncedServer:
     """A server, the file, and a sync between them. The test moves the time of the sync."""
 
     server: Server
@@ -68,7 +68,7 @@ def settings_of(**changes: Any) -> ServerSettings:
 
 
 @asynccontextmanager
-async def site_of(file: Path, *, prune: bool = False) -> AsyncIterator[Site]:
+async def site_of(file: Path, *, prune: bool = False) -> AsyncIterator[SyncedServer]:
     settings = settings_of(adapters=(Adapter("built-in", "/b"),))
     async with AsyncExitStack() as stack:
         server = Server(settings)
@@ -84,16 +84,16 @@ async def site_of(file: Path, *, prune: bool = False) -> AsyncIterator[Site]:
             backoff=Backoff(first_s=1.0, most_s=60.0),
             prune=prune,
         )
-        yield Site(server, file, client, sync, clock)
+        yield SyncedServer(server, file, client, sync, clock)
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[SyncedServer]:
     async with site_of(tmp_path / "adapters.yaml") as site:
         yield site
 
 
-async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start(site: Site) -> None:
+async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start(site: SyncedServer) -> None:
     site.want(sql="/sql/1", law="/law")
     await site.sync.sync()
     assert site.served() == {"built-in": "/b", "sql": "/sql/1", "law": "/law"}
@@ -114,7 +114,9 @@ async def test_pruning_unloads_everything_that_the_file_does_not_name(tmp_path: 
         assert site.served() == {"sql": "/sql"}
 
 
-async def test_a_load_that_fails_is_tried_again_after_growing_waits_and_delays_no_other(site: Site) -> None:
+async def test_a_load_that_fails_is_tried_again_after_growing_waits_and_delays_no_other(
+    site: SyncedServer,
+) -> None:
     site.want(demo="/x", sql="/sql")  # the base model's own name is refused
     await site.sync.sync()
     assert site.states() == {"demo": "failed", "sql": "loaded", "built-in": "foreign"}
@@ -134,7 +136,7 @@ async def test_a_load_that_fails_is_tried_again_after_growing_waits_and_delays_n
     assert 4.5 <= site.sync.wait_s() <= 5.5
 
 
-async def test_an_adapter_that_the_server_forgot_is_loaded_again(site: Site) -> None:
+async def test_an_adapter_that_the_server_forgot_is_loaded_again(site: SyncedServer) -> None:
     site.want(sql="/sql")
     await site.sync.sync()
     site.server.models.unload("sql")
@@ -142,7 +144,9 @@ async def test_an_adapter_that_the_server_forgot_is_loaded_again(site: Site) -> 
     assert site.served()["sql"] == "/sql"
 
 
-async def test_an_adapter_that_others_serve_from_elsewhere_is_a_conflict_and_stays(site: Site) -> None:
+async def test_an_adapter_that_others_serve_from_elsewhere_is_a_conflict_and_stays(
+    site: SyncedServer,
+) -> None:
     site.serve("sql", "/theirs")
     site.want(sql="/sql")
     await site.sync.sync()
@@ -163,7 +167,7 @@ async def test_an_adapter_that_others_serve_from_elsewhere_is_a_conflict_and_sta
     ],
 )
 async def test_a_file_that_cannot_be_used_changes_nothing_and_is_reported(
-    site: Site, text: str | None, message: str
+    site: SyncedServer, text: str | None, message: str
 ) -> None:
     site.want(sql="/sql")
     await site.sync.sync()
@@ -180,7 +184,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing_and_is_reported(
     assert site.sync.in_sync
 
 
-async def test_before_the_first_good_file_nothing_is_touched(site: Site) -> None:
+async def test_before_the_first_good_file_nothing_is_touched(site: SyncedServer) -> None:
     await site.sync.sync()
     assert site.served() == {"built-in": "/b"}
     assert site.sync.status()["adapters"] == []
@@ -204,7 +208,7 @@ async def test_a_server_that_is_away_is_reported_and_found_again(tmp_path: Path)
         assert sync.in_sync
 
 
-async def test_the_status_page_says_what_the_sync_knows(site: Site) -> None:
+async def test_the_status_page_says_what_the_sync_knows(site: SyncedServer) -> None:
     async with (
         status_page(site.sync, host="127.0.0.1", port=0) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http_client,

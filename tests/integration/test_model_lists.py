@@ -28,7 +28,7 @@ async def a_server(handler: Handler) -> AsyncIterator[Address]:
         yield Address("127.0.0.1", port)
 
 
-class Heard:
+class ReportedLists:
     """The lists and the silent servers that `ModelLists` reported."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Heard:
 
 
 @asynccontextmanager
-async def asking(heard: Heard, **servers: Address) -> AsyncIterator[ModelLists]:
+async def asking(heard: ReportedLists, **servers: Address) -> AsyncIterator[ModelLists]:
     lists = ModelLists(
         Models(),
         on_lists=heard.take,
@@ -88,7 +88,7 @@ async def locked(_: web.Request) -> web.Response:
 
 
 async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
-    heard = Heard()
+    heard = ReportedLists()
     async with AsyncExitStack() as stack:
         addresses = {
             name: await stack.enter_async_context(a_server(handler))
@@ -110,16 +110,16 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
 
 
 async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_without_servers() -> None:
-    heard = Heard()
+    heard = ReportedLists()
     async with a_server(listing("m")) as good, a_server(locked) as bad, asking(heard, a=good, b=bad) as lists:
         await lists.wait_asked_all()
         assert (set(heard.lists), heard.silent) == ({"a"}, {"b"}), "and the lists are in use"
-    async with asking(Heard()) as lists:
+    async with asking(ReportedLists()) as lists:
         await wait_until(lambda: lists.asked_all, what="no server has to be asked")
 
 
 async def test_a_new_process_is_asked_at_once_and_its_list_replaces_the_old_one() -> None:
-    heard = Heard()
+    heard = ReportedLists()
     async with (
         a_server(listing("m")) as first,
         a_server(listing("n")) as second,
@@ -131,7 +131,7 @@ async def test_a_new_process_is_asked_at_once_and_its_list_replaces_the_old_one(
 
 
 async def test_a_request_for_an_unknown_model_has_the_servers_asked_again_soon() -> None:
-    heard, names = Heard(), ["m"]
+    heard, names = ReportedLists(), ["m"]
 
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in names]})

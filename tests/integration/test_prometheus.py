@@ -102,7 +102,7 @@ def traffic(gateway: Gateway) -> AbstractAsyncContextManager[None]:
     return clients(6, ask)
 
 
-class Site:
+class WatchedCluster:
     """The gateway, its Redis, the picker in a cluster, and the Prometheus that watches them."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Site:
 @asynccontextmanager
 async def running_site(
     directory: Path, helm: Helm, cluster: ControlPlane, namespace: str
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[WatchedCluster]:
     values = {"monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}}
     objects = helm.render(GATEWAY, values)
     monitor = of_kind(objects, "ServiceMonitor")
@@ -146,7 +146,7 @@ async def running_site(
         prometheus = await stack.enter_async_context(
             running_prometheus(directory, scrapes=scrapes, rules=shortened(groups, OTHER, window=WINDOW))
         )
-        yield Site(gateway, redis, second, prometheus)
+        yield WatchedCluster(gateway, redis, second, prometheus)
 
 
 def narrow_breaker(document: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ def rules_of(helm: Helm) -> list[dict[str, Any]]:
     return rules
 
 
-async def one_picker_has_no_way_in_and_one_server_is_slow(site: Site) -> set[str]:
+async def one_picker_has_no_way_in_and_one_server_is_slow(site: WatchedCluster) -> set[str]:
     """The picker that follows the API server lacks the file with its certificate. So its source fails and is
     started again.
     """
@@ -261,7 +261,7 @@ async def one_picker_has_no_way_in_and_one_server_is_slow(site: Site) -> set[str
     return fired
 
 
-async def the_picker_freezes(site: Site) -> set[str]:
+async def the_picker_freezes(site: WatchedCluster) -> set[str]:
     picker = site.gateway.picker.process
     picker.freeze()
     fired = await site.prometheus.wait_firing(BY_A_FROZEN_PICKER)
@@ -309,7 +309,7 @@ def large_prompts(gateway: Gateway) -> Callable[[], Awaitable[object]]:
     return ask
 
 
-async def too_much_comes(site: Site) -> set[str]:
+async def too_much_comes(site: WatchedCluster) -> set[str]:
     async with too_many_requests(site.gateway), too_many_connections(site.gateway):
         fired = await site.prometheus.wait_firing(BY_TOO_MUCH)
         dies = site.gateway.backends[2]
@@ -320,7 +320,7 @@ async def too_much_comes(site: Site) -> set[str]:
     return fired
 
 
-async def prompts_and_caches_are_missing(site: Site) -> set[str]:
+async def prompts_and_caches_are_missing(site: WatchedCluster) -> set[str]:
     """Most requests have no prompt, and no server keeps its computed blocks."""
     gateway = site.gateway
     for backend in gateway.backends:
@@ -335,7 +335,7 @@ async def prompts_and_caches_are_missing(site: Site) -> set[str]:
     return fired
 
 
-async def much_breaks(site: Site) -> set[str]:
+async def much_breaks(site: WatchedCluster) -> set[str]:
     gateway = site.gateway
     steady, sick, gone, silent = gateway.backends
     looks = count()
@@ -370,7 +370,7 @@ async def much_breaks(site: Site) -> set[str]:
     return fired
 
 
-async def no_server_is_left(site: Site) -> set[str]:
+async def no_server_is_left(site: WatchedCluster) -> set[str]:
     write_endpoints(site.gateway.config, [])
     await site.second.relay.cut()
     fired = await site.prometheus.wait_firing(WITHOUT_SERVERS | WITH_THE_WAY_CUT)

@@ -39,7 +39,7 @@ def http(body: bytes, *, status: str = "200 OK", headers: str = "") -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
-class Server:
+class BareServer:
     """Speaks just enough HTTP to misbehave in exact ways. Counts connections and requests."""
 
     def __init__(self, answer: bytes | Handler) -> None:
@@ -49,7 +49,7 @@ class Server:
         self.address = Address("127.0.0.1", 1)
 
     @asynccontextmanager
-    async def running(self, *, port: int = 0) -> AsyncIterator[Server]:
+    async def running(self, *, port: int = 0) -> AsyncIterator[BareServer]:
         tasks: set[asyncio.Task[None]] = set()
 
         def connected(reader: Reader, writer: Writer) -> None:
@@ -83,7 +83,7 @@ class Server:
             writer.close()
 
 
-class Watched:
+class WatchedScraper:
     """A scraper and what it reported."""
 
     def __init__(self, settings: Scrape = FAST) -> None:
@@ -106,7 +106,7 @@ class Watched:
         self._reported.set()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Watched]:
+    async def running(self) -> AsyncIterator[WatchedScraper]:
         task = asyncio.create_task(self.scraper.run())
         try:
             yield self
@@ -130,7 +130,7 @@ def endpoint(name: str, address: Address, *, incarnation: str = "") -> Endpoint:
 
 
 async def test_pages_are_read_again_and_again_over_one_connection() -> None:
-    async with Server(http(PAGE)).running() as server, Watched().running() as watched:
+    async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
         watched.scraper.set_endpoints([endpoint("a", server.address)])
         await watched.until(lambda: len(watched.seen["a"]) >= 4)
         metrics = watched.seen["a"][-1]
@@ -210,11 +210,11 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
 async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None:
     async with AsyncExitStack() as stack:
         servers = {
-            name: await stack.enter_async_context(Server(answer).running())
+            name: await stack.enter_async_context(BareServer(answer).running())
             for name, (answer, _) in MISBEHAVING.items()
         }
-        good = await stack.enter_async_context(Server(http(PAGE)).running())
-        watched = await stack.enter_async_context(Watched().running())
+        good = await stack.enter_async_context(BareServer(http(PAGE)).running())
+        watched = await stack.enter_async_context(WatchedScraper().running())
         endpoints = [endpoint(name, server.address) for name, server in servers.items()]
         watched.scraper.set_endpoints(
             [*endpoints, endpoint("good", good.address), endpoint("dead", Address("127.0.0.1", 1))]
@@ -233,12 +233,12 @@ async def test_a_server_that_comes_back_is_read_again_and_both_changes_are_logge
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="epp.scraping.scraper")
-    async with Watched().running() as watched:
-        async with Server(http(PAGE)).running() as server:
+    async with WatchedScraper().running() as watched:
+        async with BareServer(http(PAGE)).running() as server:
             watched.scraper.set_endpoints([endpoint("a", server.address)])
             await watched.until(lambda: bool(watched.seen["a"]))
         await watched.until(lambda: watched.seen["a"][-2:] == [None, None])
-        async with Server(http(PAGE)).running(port=server.address.port):
+        async with BareServer(http(PAGE)).running(port=server.address.port):
             await watched.until(lambda: watched.seen["a"][-1] is not None)
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == 2
@@ -248,9 +248,9 @@ async def test_a_server_that_comes_back_is_read_again_and_both_changes_are_logge
 
 async def test_an_endpoint_taken_off_the_list_is_not_read_any_more() -> None:
     async with (
-        Server(http(PAGE)).running() as gone,
-        Server(http(PAGE)).running() as kept,
-        Watched().running() as watched,
+        BareServer(http(PAGE)).running() as gone,
+        BareServer(http(PAGE)).running() as kept,
+        WatchedScraper().running() as watched,
     ):
         watched.scraper.set_endpoints([endpoint("gone", gone.address), endpoint("kept", kept.address)])
         await watched.until(lambda: len(watched.seen["gone"]) >= 1)
@@ -264,9 +264,9 @@ async def test_an_endpoint_taken_off_the_list_is_not_read_any_more() -> None:
 
 async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
     async with (
-        Server(http(PAGE)).running() as first,
-        Server(http(PAGE)).running() as second,
-        Watched().running() as watched,
+        BareServer(http(PAGE)).running() as first,
+        BareServer(http(PAGE)).running() as second,
+        WatchedScraper().running() as watched,
     ):
         watched.scraper.set_endpoints([endpoint("a", first.address)])
         await watched.until(lambda: bool(watched.seen["a"]))
@@ -276,8 +276,8 @@ async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
 
 
 async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
-    watched = Watched(Scrape(interval_seconds=60))
-    async with Server(http(PAGE)).running() as server, watched.running():
+    watched = WatchedScraper(Scrape(interval_seconds=60))
+    async with BareServer(http(PAGE)).running() as server, watched.running():
         watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(3)])
         for _ in range(5):
             await asyncio.sleep(0)  # the tasks start and then wait
@@ -289,9 +289,9 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
 async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it() -> None:
     settings = msgspec.structs.replace(FAST, idle_interval_seconds=6000.0)
     async with (
-        Server(http(PAGE)).running() as busy,
-        Server(http(IDLE_PAGE)).running() as free,
-        Watched(settings).running() as watched,
+        BareServer(http(PAGE)).running() as busy,
+        BareServer(http(IDLE_PAGE)).running() as free,
+        WatchedScraper(settings).running() as watched,
     ):
         watched.scraper.set_endpoints([endpoint("busy", busy.address), endpoint("free", free.address)])
         await watched.until(lambda: len(watched.seen["busy"]) >= 20)
@@ -303,13 +303,13 @@ async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it()
 async def test_servers_that_become_idle_together_are_spread_over_the_idle_interval() -> None:
     """Jitter alone would leave them in one burst: the first of them would be read after 54 s."""
     settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)
-    async with Server(http(IDLE_PAGE)).running() as server, Watched(settings).running() as watched:
+    async with BareServer(http(IDLE_PAGE)).running() as server, WatchedScraper(settings).running() as watched:
         watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(100)])
         await watched.until(lambda: any(len(seen) >= 2 for seen in watched.seen.values()))
 
 
 async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
-    async with Server(http(PAGE)).running() as server, Watched().running() as watched:
+    async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
         serving = Address("127.0.0.1", 1)
         places = {"port": f":{server.address.port}", "both": f":{server.address.port}/prometheus/metrics"}
         watched.scraper.set_endpoints(
@@ -323,8 +323,8 @@ async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
 
 
 async def test_endpoints_set_before_the_start_are_read() -> None:
-    watched = Watched()
-    async with Server(http(PAGE)).running() as server:
+    watched = WatchedScraper()
+    async with BareServer(http(PAGE)).running() as server:
         watched.scraper.set_endpoints([endpoint("a", server.address)])
         async with watched.running():
             await watched.until(lambda: bool(watched.seen["a"]))
@@ -337,7 +337,7 @@ async def test_a_server_that_closes_its_connection_between_two_pages_has_no_fail
         await writer.drain()
         raise ConnectionResetError
 
-    async with Server(answer_and_leave).running() as server, Watched().running() as watched:
+    async with BareServer(answer_and_leave).running() as server, WatchedScraper().running() as watched:
         watched.scraper.set_endpoints([endpoint("a", server.address)])
         await watched.until(lambda: len(watched.seen["a"]) >= 3)
         assert None not in watched.seen["a"]
@@ -347,7 +347,7 @@ async def test_a_server_that_closes_its_connection_between_two_pages_has_no_fail
 async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-    async with Server(http(PAGE)).running() as server, Watched().running() as watched:
+    async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
         watched.scraper.set_endpoints([endpoint("a", server.address)])
         await watched.until(lambda: bool(watched.seen["a"]))
         assert None not in watched.seen["a"]
@@ -370,7 +370,7 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
         keep=sources.keep,
         rng=Random(7),
     )
-    async with Server(http(PAGE)).running() as server:
+    async with BareServer(http(PAGE)).running() as server:
         scraper.set_endpoints([endpoint("a", server.address), endpoint("b", server.address)])
         task = asyncio.create_task(scraper.run())
         try:

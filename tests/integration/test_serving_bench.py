@@ -11,7 +11,7 @@ import time
 import pytest
 
 from bench.model_server.serving import client, figures, turns
-from bench.model_server.serving.client import Load, Run, Served
+from bench.model_server.serving.client import Load, RequestTimes, Run
 from bench.model_server.serving.clocks import CpuClock, WallClock
 from model_server.runners.cost import CostModel
 from tests.harness.http_model_server import FAST, Start
@@ -54,7 +54,7 @@ def test_the_cpus_clock_of_a_process_is_the_one_that_it_sees_itself() -> None:
 
 
 def test_times_become_means_and_percentiles() -> None:
-    run = Run([Served([0.1, 0.2, 0.4]), Served([0.3, 0.4, 0.5])], 2.0, 200, 0.5)
+    run = Run([RequestTimes([0.1, 0.2, 0.4]), RequestTimes([0.3, 0.4, 0.5])], 2.0, 200, 0.5)
     row = run.row()
     assert row["TTFT ms"] == pytest.approx(200)
     assert row["TTFT P99"] == pytest.approx(300)

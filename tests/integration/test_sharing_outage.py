@@ -31,7 +31,7 @@ ENOUGH = 96
 
 
 @dataclass(slots=True)
-class Site:
+class OutageSite:
     redis: RedisServer
     replicas: Replicas
     load: Talks
@@ -40,7 +40,7 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(directory: Path) -> AsyncIterator[Site]:
+async def running_site(directory: Path) -> AsyncIterator[OutageSite]:
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(running_redis(directory))
         servers = await stack.enter_async_context(
@@ -53,17 +53,17 @@ async def running_site(directory: Path) -> AsyncIterator[Site]:
         )
         await replicas.wait_met()
         load = await stack.enter_async_context(talks(replicas.envoy.url, model=MODEL, users=USERS))
-        yield Site(redis, replicas, load, directory, stack)
+        yield OutageSite(redis, replicas, load, directory, stack)
         print(f"\n{load.table()}\nanswered without a picker: {await replicas.envoy.bypassed()}")
 
 
-async def usual(site: Site) -> Phase:
+async def usual(site: OutageSite) -> Phase:
     with site.load.phase("before") as phase:
         await wait_until(lambda: len(phase.outcomes) >= ENOUGH, what="the usual hits", timeout_s=240)
     return phase
 
 
-async def through(site: Site, fault: Fault, *, seconds: float, usual_hits: float) -> None:
+async def through(site: OutageSite, fault: Fault, *, seconds: float, usual_hits: float) -> None:
     """Cause the fault, and check the requests and the hits until hits are as before."""
     async with faulty(site.redis, fault, site.stack, directory=site.directory):
         with site.load.phase(fault) as meanwhile:

@@ -38,7 +38,7 @@ WAIT_S = 120.0
 
 
 @dataclass(slots=True)
-class Following:
+class FollowedServers:
     picker: Picker
     service: ExactService
     exact: Exact
@@ -74,7 +74,7 @@ class Following:
 @contextlib.asynccontextmanager
 async def following(
     servers: tuple[VllmServer, VllmServer], environment: VllmEnvironment
-) -> AsyncIterator[Following]:
+) -> AsyncIterator[FollowedServers]:
     named = {EndpointName(server.name): server for server in servers}
     endpoints = [
         Endpoint(
@@ -91,7 +91,7 @@ async def following(
         adapters={name: name for name in tiny_model.ADAPTERS},
     )
     async with following_picker(endpoints, settings, topic="kv-events") as follower:
-        yield Following(follower.picker, follower.service, follower.exact, named)
+        yield FollowedServers(follower.picker, follower.service, follower.exact, named)
 
 
 def messages(name: str) -> list[dict[str, Any]]:

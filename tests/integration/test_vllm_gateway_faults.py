@@ -33,7 +33,7 @@ Servers = tuple[VllmServer, VllmServer]
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ClientCall:
     """One request as its client sees it while it runs."""
 
     request_id: str
@@ -51,7 +51,7 @@ class Call:
         return self.body.endswith(b"data: [DONE]\n\n") if self.stream else "choices" in json.loads(self.body)
 
 
-class Load:
+class LongAnswers:
     """Clients ask for long answers, each about its own text. Two of four are streamed, in pairs: the picker
     takes turns between two idle servers, and each server should get both kinds.
     """
@@ -64,17 +64,17 @@ class Load:
         plain_tokens: int = ANSWER_TOKENS,
         streamed_tokens: int = ANSWER_TOKENS,
     ) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ClientCall] = []
         self._gateway = gateway
         self._label = label
         self._plain_tokens = plain_tokens
         self._streamed_tokens = streamed_tokens
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, count: int) -> list[Call]:
+    def start(self, count: int) -> list[ClientCall]:
         """Start `count` more requests at once."""
         numbers = range(len(self.calls), len(self.calls) + count)
-        new = [Call(request_id=f"{self._label}-{n}", stream=n % 4 < 2) for n in numbers]
+        new = [ClientCall(request_id=f"{self._label}-{n}", stream=n % 4 < 2) for n in numbers]
         self.calls += new
         self._tasks += [asyncio.create_task(self._run(call)) for call in new]
         return new
@@ -97,7 +97,7 @@ class Load:
         await wait_until(lambda: all(call.body for call in streamed), what="all streams began", timeout_s=60)
         await wait_until(all_sent, what="all requests have reached a server", timeout_s=60)
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: ClientCall) -> None:
         body: dict[str, Any] = {
             "model": MODEL_NAME,
             "prompt": prose(call.request_id, words=100),
@@ -124,7 +124,7 @@ async def test_a_server_killed_under_load_costs_no_request_whose_answer_had_not_
     dead, other = vllm_servers
     async with running_vllm_gateway(tmp_path, vllm_servers, policy={"scrape": SCRAPE}) as gateway:
         known = await known_to(gateway, dead)
-        load = Load(gateway, label="load")
+        load = LongAnswers(gateway, label="load")
         before = load.start(24)
         await load.in_full_swing()
         await asyncio.to_thread(dead.kill)
@@ -207,7 +207,7 @@ async def test_a_picker_that_drains_cuts_no_answer(
     # The picker must also let go the answers that stream through it.
     policy = {"sampling": {"share": 1.0}}
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
-        load = Load(gateway, label="drain", plain_tokens=200, streamed_tokens=900)
+        load = LongAnswers(gateway, label="drain", plain_tokens=200, streamed_tokens=900)
         before = load.start(16)
         await load.in_full_swing()
         gateway.picker.process.signal(signal.SIGTERM)

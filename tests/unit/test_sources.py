@@ -18,7 +18,7 @@ class Panic(BaseException):
     """A panic as pyo3 raises it: not an Exception."""
 
 
-class Failing:
+class FailingSource:
     """Raises its errors one by one, then runs on."""
 
     def __init__(self, *errors: BaseException | None) -> None:
@@ -35,7 +35,7 @@ class Failing:
 
 
 @contextlib.asynccontextmanager
-async def kept(sources: Sources, failing: Failing) -> AsyncIterator[asyncio.Task[None]]:
+async def kept(sources: Sources, failing: FailingSource) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(sources.keep("file", failing.run), name="watcher of policy.yaml")
     try:
         yield task
@@ -60,7 +60,7 @@ async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_c
         asyncio.CancelledError("of a library"),
         None,
     )
-    failing, kept_by = Failing(*errors), sources()
+    failing, kept_by = FailingSource(*errors), sources()
     async with kept(kept_by, failing) as task:
         await wait_until(
             lambda: failing.runs == len(errors) + 1, what="the source was started after every failure"
@@ -76,7 +76,7 @@ async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_c
 
 
 async def test_a_source_that_is_cancelled_ends() -> None:
-    failing, kept_by = Failing(), sources()
+    failing, kept_by = FailingSource(), sources()
     async with kept(kept_by, failing) as task:
         await wait_until(lambda: failing.runs == 1, what="the source runs")
         task.cancel()
@@ -86,7 +86,7 @@ async def test_a_source_that_is_cancelled_ends() -> None:
 
 
 async def test_a_source_that_fails_does_not_affect_the_others() -> None:
-    bad, good, kept_by = Failing(*[OSError("away")] * 5), Failing(), sources()
+    bad, good, kept_by = FailingSource(*[OSError("away")] * 5), FailingSource(), sources()
     async with kept(kept_by, bad), kept(kept_by, good):
         await wait_until(lambda: bad.runs == 6, what="the failing source was started again")
         assert good.runs == 1

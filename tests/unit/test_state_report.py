@@ -26,7 +26,7 @@ PAGE = EndpointMetrics(
 
 
 @dataclass
-class Site:
+class ReportedPicker:
     picker: Picker
     scraper: Scraper
 
@@ -34,7 +34,7 @@ class Site:
         return live_of(self.picker, self.scraper, Gate(self.picker), now=now)
 
 
-def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> Site:  # noqa: B008 - frozen
+def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> ReportedPicker:  # noqa: B008 - frozen
     picker = a_picker(spec, on=on or endpoints("ab"))
     scraper = Scraper(
         settings=lambda: picker.policy.spec.scrape,
@@ -45,10 +45,10 @@ def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> S
         rng=random.Random(1),
     )
     scraper.set_endpoints(picker.endpoints())
-    return Site(picker, scraper)
+    return ReportedPicker(picker, scraper)
 
 
-def status(site: Site, *, now: float) -> Any:
+def status(site: ReportedPicker, *, now: float) -> Any:
     return status_of(
         site.picker,
         site.scraper,

@@ -65,7 +65,7 @@ def context_of(prompt: Prompt, *, important: Sequence[tuple[int, int]] | None = 
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedPrompt:
     found: int
     """Chunks of the prompt that were read from the tier, from its head on."""
     evicted: list[str]
@@ -73,7 +73,7 @@ class Served:
 
 def serve(
     manager: CPUOffloadingManager, prompt: Prompt, *, important: Sequence[tuple[int, int]] | None = None
-) -> Served:
+) -> ServedPrompt:
     keys, context = keys_of(prompt), context_of(prompt, important=important)
     manager.on_new_request(context)
     found = 0
@@ -87,7 +87,7 @@ def serve(
         evicted = [key[:-4].decode() for key in store.evicted_keys]
         manager.complete_store(store.keys_to_store, context)
     manager.on_request_finished(context)
-    return Served(found, evicted)
+    return ServedPrompt(found, evicted)
 
 
 def documents_example(policy: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench, Kept
-from bench.model_server.serving.client import Run, Served
+from bench.model_server.serving.client import RequestTimes, Run
 from model_server.core.request import Request, RequestId
 
 Say = Callable[[str], None]
@@ -95,7 +95,7 @@ def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> Run:
             request_id = output.request.request_id
             token_s[request_id].append(now - sent_s[request_id])
     return Run(
-        [Served(token_s[request.request_id]) for request in made],
+        [RequestTimes(token_s[request.request_id]) for request in made],
         time.monotonic() - started,
         sum(request.num_prompt_tokens for request in made),
         runs.hit_share(made),

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.model_server.peers.work import Round, Turn, answer_tokens, prompt_tokens
-from bench.model_server.serving.client import Run, Served
+from bench.model_server.serving.client import RequestTimes, Run
 
 Figures = dict[str, float | str]
 
@@ -89,7 +89,7 @@ def _times(turn: Turn, row: Recorded) -> Run:
     """Return the times of the last round, in which requests arrive."""
     # all prompts have the same length
     tokens = row.prompt_tokens * len(turn.token_s) / (len(turn.token_s) + 1)
-    served = [Served(times) for times in turn.token_s]
+    served = [RequestTimes(times) for times in turn.token_s]
     return Run(served, turn.elapsed_s, round(tokens), turn.round_hit_tokens[-1] / tokens)
 
 

@@ -60,7 +60,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RequestTimes:
     """The times of one request, in seconds since it was sent."""
 
     token_s: Sequence[float]
@@ -80,7 +80,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    served: Sequence[Served]
+    served: Sequence[RequestTimes]
     elapsed_s: float
     prompt_tokens: int
     hit_share: float
@@ -123,7 +123,7 @@ async def serve(url: str, model: str, load: Load, *, name: str, clock: Clock) ->
         before = await _counters(session)
         started_s = clock.now_s()
         prompts = load.prompts(name=name)
-        tasks: list[asyncio.Task[Served]] = []
+        tasks: list[asyncio.Task[RequestTimes]] = []
         for prompt, at_s in zip(prompts, load.arrivals_s(), strict=True):
             await clock.until(started_s + at_s, busy=lambda: not all(task.done() for task in tasks))
             tasks.append(asyncio.create_task(asking(prompt, answer_tokens=load.answer_tokens)))
@@ -137,7 +137,7 @@ async def serve(url: str, model: str, load: Load, *, name: str, clock: Clock) ->
 
 async def _ask(
     session: aiohttp.ClientSession, model: str, prompt: list[int], *, answer_tokens: int, clock: Clock
-) -> Served:
+) -> RequestTimes:
     body = {
         "model": model,
         "prompt": prompt,
@@ -161,7 +161,7 @@ async def _ask(
                     times.append(clock.now_s() - sent_s)
     if not ended or not times:
         raise RuntimeError("a stream broke off")
-    return Served(times)
+    return RequestTimes(times)
 
 
 async def _counters(session: aiohttp.ClientSession) -> dict[str, float]:

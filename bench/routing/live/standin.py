@@ -21,7 +21,7 @@ from model_server.sim.fleet import Router
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
 from tests.harness.envoy import EnvoyProcess, running_envoy
-from tests.harness.fake_picker import Exchange, running_fake_picker
+from tests.harness.fake_picker import EnvoyRequest, running_fake_picker
 from tests.harness.gateway import as_endpoints, config_in
 from tests.harness.model_servers import ModelServer
 
@@ -40,7 +40,7 @@ class StandIn:
         self._routed: set[int] = set()
         router.set_servers(list(addresses), restarted="", now=0.0)
 
-    def destination(self, exchange: Exchange) -> str:
+    def destination(self, exchange: EnvoyRequest) -> str:
         """Return the answer to Envoy. If Envoy sends a request again after a failure, the request goes where
         its fallback says.
         """

@@ -18,7 +18,7 @@ from epp.flow.control import FlowControl
 from epp.flow.elsewhere import Row
 from epp.flow.request import LetGo, QueueItem, Verdict
 from epp.flow.settings import SHORT_S, Bound, FlowSettings
-from tests.unit.flow.a_fleet import RATE, AFleet, Ask, Gateway
+from tests.unit.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MANY = 10**6
 EPSILON = 1e-9
@@ -266,7 +266,7 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
     """With equal servers, the lead is at most the tokens of one request on each side."""
     fleet = AFleet(2)
     fleet.busy_until = [0.5, 0.5]  # All requests wait before the first goes.
-    gate = Gateway(FlowControl(FlowSettings(), fleet), fleet)
+    gate = FlowGateway(FlowControl(FlowSettings(), fleet), fleet)
     left = {f"tenant-{n}": len(tokens) for n, tokens in enumerate(sizes)}
     for number in range(60):
         for n, tokens in enumerate(sizes):
@@ -287,7 +287,7 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
 def test_with_order_shortest_a_request_waits_for_a_bounded_time(patience: float, tokens: int) -> None:
     """Shorter requests go before it only if they come within its patience."""
     fleet = AFleet(1)
-    gate = Gateway(FlowControl(FlowSettings(order="shortest", patience=patience), fleet), fleet)
+    gate = FlowGateway(FlowControl(FlowSettings(order="shortest", patience=patience), fleet), fleet)
     gate.offer(Ask(1000), now=0.0)
     item = gate.offer(Ask(tokens), now=0.0)
     now = 0.0
@@ -303,7 +303,7 @@ def test_with_order_shortest_a_request_waits_for_a_bounded_time(patience: float,
 @settings(max_examples=40, deadline=None)
 def test_a_light_tenant_waits_for_one_request_of_each_other_at_most(tokens: list[int]) -> None:
     fleet = AFleet(1)
-    gate = Gateway(FlowControl(FlowSettings(), fleet), fleet)
+    gate = FlowGateway(FlowControl(FlowSettings(), fleet), fleet)
     gate.offer(Ask(1000), tenant="greedy", now=0.0)
     for size in tokens:
         gate.offer(Ask(size), tenant="greedy", now=0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from epp.flow.control import FlowControl
 from epp.flow.request import QueueItem
 from epp.flow.settings import FlowSettings
-from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
+from tests.unit.flow.a_fleet import AFleet, Ask, FlowGateway
 
 STEP_S = 0.25
 
@@ -25,7 +25,9 @@ def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arriv
     and from the request's length.
     """
     fleet = AFleet(num_servers)
-    gate = Gateway(FlowControl(FlowSettings(headroom_s=None, ttft_s=2.0, when_late="demote"), fleet), fleet)
+    gate = FlowGateway(
+        FlowControl(FlowSettings(headroom_s=None, ttft_s=2.0, when_late="demote"), fleet), fleet
+    )
     waiting: list[QueueItem[Ask]] = []
     last_at: dict[int, float] = {}
     number = 0
@@ -47,7 +49,9 @@ def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arriv
 def test_a_request_that_is_demoted_after_its_last_moment_goes_at_once() -> None:
     """Short prompts overtake a long prompt until it is late. From then on none overtakes it."""
     fleet = AFleet(1)
-    gate = Gateway(FlowControl(FlowSettings(order="shortest", ttft_s=6.0, when_late="demote"), fleet), fleet)
+    gate = FlowGateway(
+        FlowControl(FlowSettings(order="shortest", ttft_s=6.0, when_late="demote"), fleet), fleet
+    )
     gate.offer(Ask(1000), now=0.0)
     long = gate.offer(Ask(2000), now=0.0)
     now = 0.0

@@ -22,7 +22,7 @@ LIMITS = Limits(
 
 
 @dataclass
-class Call:
+class CallBooks:
     """What a caller and its server sent to each other on one stream."""
 
     number: int
@@ -61,7 +61,7 @@ class Http2Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.side = CallerSide(limits=LIMITS, held=HeldBytes(10**6)).opened()
-        self.known: dict[int, Call] = {}
+        self.known: dict[int, CallBooks] = {}
         self.next = 1
         self.initial = DEFAULT_WINDOW
         self.window = DEFAULT_WINDOW
@@ -101,20 +101,20 @@ class Http2Machine(RuleBasedStateMachine):
                 call.trailers = True
 
     @rule(target=calls)
-    def open(self) -> Call:
-        call = self.known[self.next] = Call(self.next, self.initial)
+    def open(self) -> CallBooks:
+        call = self.known[self.next] = CallBooks(self.next, self.initial)
         self.next += 2
         self.take(self.side.feed(headers(call.number)))
         return call
 
     @rule(call=calls, message=st.binary(max_size=3000))
-    def begin_message(self, call: Call, message: bytes) -> None:
+    def begin_message(self, call: CallBooks, message: bytes) -> None:
         if not call.ended and not call.cut and not call.finished:
             call.unsent += grpc(message)
             call.expected.append(message)
 
     @rule(call=calls, size=st.integers(1, 3000))
-    def send_some(self, call: Call, size: int) -> None:
+    def send_some(self, call: CallBooks, size: int) -> None:
         if call.ended or call.cut or call.trailers:
             return
         size = min(size, len(call.unsent), call.credit, self.credit)
@@ -128,37 +128,37 @@ class Http2Machine(RuleBasedStateMachine):
             call.replied = []
 
     @rule(call=calls)
-    def reply_from_now_on(self, call: Call) -> None:
+    def reply_from_now_on(self, call: CallBooks) -> None:
         self.side.connection.reply(call.number, call.reply)
 
     @rule(call=calls)
-    def end_call(self, call: Call) -> None:
+    def end_call(self, call: CallBooks) -> None:
         if not call.ended and not call.cut and not call.unsent and not call.trailers:
             call.ended = True
             self.take(self.side.feed(data(call.number, ends=True)))
 
     @rule(call=consumes(calls))
-    def cut_call(self, call: Call) -> None:
+    def cut_call(self, call: CallBooks) -> None:
         if not call.cut:
             call.cut = True
             self.take(self.side.feed(reset(call.number)))
 
     @rule(call=calls, message=st.binary(max_size=20_000))
-    def answer(self, call: Call, message: bytes) -> None:
+    def answer(self, call: CallBooks, message: bytes) -> None:
         if not call.finished and not call.cut:
             call.answered += grpc(message)
             self.side.connection.send(call.number, message)
             self.look()
 
     @rule(call=calls)
-    def finish(self, call: Call) -> None:
+    def finish(self, call: CallBooks) -> None:
         if not call.finished and not call.cut:
             call.finished = True
             self.side.connection.end(call.number)
             self.look()
 
     @rule(call=calls, more=st.integers(1, 30_000))
-    def widen_stream(self, call: Call, more: int) -> None:
+    def widen_stream(self, call: CallBooks, more: int) -> None:
         call.window += more
         self.take(self.side.feed(window_update(call.number, more)))
 

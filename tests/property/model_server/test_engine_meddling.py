@@ -50,7 +50,7 @@ actions = st.one_of(
 """Events between two steps come while the first step is computed, or after it."""
 
 
-class Session:
+class MeddledEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.model = PagedModel(block_size_tokens=BLOCK)
         self.engine = Engine(config, self.model)
@@ -109,7 +109,7 @@ class Session:
 def test_whatever_happens_during_a_step_every_answer_is_right_and_every_block_is_freed(
     config: EngineConfig, script: list[tuple[object, ...]]
 ) -> None:
-    session = Session(config)
+    session = MeddledEngine(config)
     for is_step, group in itertools.groupby(script, key=lambda action: action[0] == "step"):
         if is_step:
             for _ in group:

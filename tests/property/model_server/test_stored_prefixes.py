@@ -74,7 +74,7 @@ class StoringModel(PagedModel):
 
 
 @dataclass
-class Arrival:
+class LoadingArrival:
     prefix: int
     length: int
     answer: int
@@ -88,7 +88,7 @@ class Arrival:
 
 arrivals = st.lists(
     st.builds(
-        Arrival,
+        LoadingArrival,
         prefix=st.integers(0, 2),
         length=st.integers(5, 26),
         answer=st.integers(1, 8),
@@ -110,7 +110,7 @@ class EngineWithStore:
     loading: dict[Request, tuple[int, LoadedPrefix | OutsidePrefix]] = field(default_factory=dict)
     to_abort: dict[Request, int] = field(default_factory=dict)
 
-    def arrive(self, number: int, arrival: Arrival) -> Request:
+    def arrive(self, number: int, arrival: LoadingArrival) -> Request:
         tokens = [TokenId(100 * arrival.prefix + at // 3) for at in range(arrival.length)]
         request = Request(RequestId(str(number)), tokens, max_tokens=arrival.answer, arrival_s=0.0)
         self.engine.add(request)
@@ -154,7 +154,7 @@ class EngineWithStore:
 
 
 def run(
-    coming: Sequence[Arrival], *, num_blocks: int, seqs: int, budget: int
+    coming: Sequence[LoadingArrival], *, num_blocks: int, seqs: int, budget: int
 ) -> tuple[StoringModel, list[Request]]:
     config = EngineConfig(
         num_blocks=num_blocks,
@@ -187,14 +187,14 @@ def run(
 @settings(max_examples=200, deadline=None)
 @given(arrivals, st.integers(9, 16), st.integers(1, 5), st.integers(4, 40))
 def test_answers_equal_those_of_a_model_that_computes_everything(
-    coming: list[Arrival], num_blocks: int, seqs: int, budget: int
+    coming: list[LoadingArrival], num_blocks: int, seqs: int, budget: int
 ) -> None:
     run(coming, num_blocks=num_blocks, seqs=seqs, budget=budget)
 
 
-def alone(prefix: int, *, outside: bool, at_most: int) -> Arrival:
+def alone(prefix: int, *, outside: bool, at_most: int) -> LoadingArrival:
     """Return the answer of a request that comes long after the one before it."""
-    return Arrival(prefix, 25, 3, 30, 2, outside, None, at_most)
+    return LoadingArrival(prefix, 25, 3, 30, 2, outside, None, at_most)
 
 
 def test_prefixes_are_loaded_or_read_outside_the_blocks() -> None:

@@ -46,7 +46,7 @@ counts = st.none() | st.integers(0, 2000).map(float)
 
 
 @dataclass(eq=False)
-class Open:
+class OpenRequest:
     """An open request and the holder of its booking: a server in one of its memberships, or no known
     server.
     """
@@ -62,7 +62,7 @@ class PickerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.picker = Picker(policy_of(PolicySpec()), rng=random.Random(0))
         self.memberships: Counter[EndpointName] = Counter()
-        self.open: list[Open] = []
+        self.open: list[OpenRequest] = []
         self.over: list[Pick] = []
 
     @initialize()
@@ -210,7 +210,7 @@ class PickerMachine(RuleBasedStateMachine):
         assert set(pick.destinations) <= by_address.keys()
         assert subset is None or set(pick.destinations) <= subset
         assert 0 <= pick.decision.matched_tokens <= max(0, pick.decision.prompt_tokens - 1)
-        self.open.append(Open(pick, (chosen, self.memberships[chosen]), pick.destinations[0]))
+        self.open.append(OpenRequest(pick, (chosen, self.memberships[chosen]), pick.destinations[0]))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), status=st.sampled_from([200, 400, 503]))

@@ -59,7 +59,7 @@ class Item:
 
 
 @dataclass
-class ModelServer:
+class CacheModel:
     capacity_bytes: int
     items: OrderedDict[object, Item] = field(default_factory=OrderedDict)
     """The least recently used comes first."""
@@ -84,14 +84,14 @@ class ModelServer:
 
 @dataclass
 class ModelRecorded:
-    server: ModelServer
+    server: CacheModel
     added: list[int]
     op: int
 
 
 class Model:
     def __init__(self, *, max_entries: int) -> None:
-        self.servers: dict[EndpointName, ModelServer] = {}
+        self.servers: dict[EndpointName, CacheModel] = {}
         self.max_entries = max_entries
         self.op = itertools.count()
         self.parents: dict[int, int] = {}
@@ -196,7 +196,7 @@ class TableMachine(RuleBasedStateMachine):
         self.model = Model(max_entries=max_entries)
         for name in ("a", "b"):
             add_endpoint(self.table, EndpointName(name), capacity_bytes=40)
-            self.model.servers[EndpointName(name)] = ModelServer(capacity_bytes=40)
+            self.model.servers[EndpointName(name)] = CacheModel(capacity_bytes=40)
 
     def tick(self, step_s: float) -> float:
         # Times differ between any two uses. The total bound has no order for servers with equal times.
@@ -300,7 +300,7 @@ class TableMachine(RuleBasedStateMachine):
                 add_endpoint(self.table, name, capacity_bytes=capacity_bytes)
             return
         add_endpoint(self.table, name, capacity_bytes=capacity_bytes)
-        self.model.servers[name] = ModelServer(capacity_bytes=capacity_bytes)
+        self.model.servers[name] = CacheModel(capacity_bytes=capacity_bytes)
 
     @rule(name=names)
     def drop_endpoint(self, name: EndpointName) -> None:

@@ -28,7 +28,7 @@ from tests.harness.hostile_bodies import (
     COMPLETIONS,
     MESSAGES,
     RESPONSES,
-    Shape,
+    BodyShape,
     every_shape,
     plain,
     shapes,
@@ -48,18 +48,18 @@ that a review found would still be found: they cost at least 11.9 times as much 
 
 WORST = [
     # A review found these: 368 ms, 66, 62 and 50 for 400 KB, where plain text took 0.32.
-    Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[{"type":"x","x":[', "1e-310,", "0]}]}]}"),
-    Shape("/v1/embeddings", '{"model":"m","input":[', "[],", "[0]]}"),
-    Shape(COMPLETIONS, '{"model":"m","prompt":[', "1,", "0]}"),
-    Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":""},', '{"text":""}]}]}'),
+    BodyShape(CHAT, '{"model":"m","messages":[{"role":"user","content":[{"type":"x","x":[', "1e-310,", "0]}]}]}"),
+    BodyShape("/v1/embeddings", '{"model":"m","input":[', "[],", "[0]]}"),
+    BodyShape(COMPLETIONS, '{"model":"m","prompt":[', "1,", "0]}"),
+    BodyShape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":""},', '{"text":""}]}]}'),
     # This fuzzer found these while the counting was written.
-    Shape(RESPONSES, '{"model":"m","input":[{"role":"user","content":[', "0,", '""]}]}'),
-    Shape(CHAT, '{"model":"m","messages":[{"role":"\\ud800","content":"', "😀", '"}]}'),
-    Shape(MESSAGES, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"x","b":0,"a":0},', '""]}]}'),
-    Shape(COMPLETIONS, '{"model":"m","prompt":["",', '"中",', '""]}'),
-    Shape(COMPLETIONS, '{"model":"m","prompt":', " ", '"x"}'),
-    Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"tool_result","content":[', ""),
-    Shape(CHAT, '{"model":"m","x":', "[", ""),
+    BodyShape(RESPONSES, '{"model":"m","input":[{"role":"user","content":[', "0,", '""]}]}'),
+    BodyShape(CHAT, '{"model":"m","messages":[{"role":"\\ud800","content":"', "😀", '"}]}'),
+    BodyShape(MESSAGES, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"x","b":0,"a":0},', '""]}]}'),
+    BodyShape(COMPLETIONS, '{"model":"m","prompt":["",', '"中",', '""]}'),
+    BodyShape(COMPLETIONS, '{"model":"m","prompt":', " ", '"x"}'),
+    BodyShape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"tool_result","content":[', ""),
+    BodyShape(CHAT, '{"model":"m","x":', "[", ""),
 ]  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def cpu_ns(path: str, body: bytes, *, times: int) -> int:
     return min(once() for _ in range(times))
 
 
-def too_costly(shape: Shape, size_bytes: int) -> str:
+def too_costly(shape: BodyShape, size_bytes: int) -> str:
     """Return an empty text if the body is within its bounds. A body is measured several times before it is
     called too costly.
     """
@@ -93,7 +93,7 @@ def too_costly(shape: Shape, size_bytes: int) -> str:
     )
 
 
-def random_shapes() -> Iterator[Shape]:
+def random_shapes() -> Iterator[BodyShape]:
     return itertools.islice(
         shapes(random.Random(int(os.environ.get("PREFIX_GATEWAY_COST_SEED", "1")))), ROUNDS
     )
@@ -101,7 +101,7 @@ def random_shapes() -> Iterator[Shape]:
 
 @pytest.mark.parametrize("shape", WORST)
 @pytest.mark.parametrize("size_bytes", [*SIZES, 4_000_000])
-def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: Shape, size_bytes: int) -> None:
+def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: BodyShape, size_bytes: int) -> None:
     assert not too_costly(shape, size_bytes)
 
 
@@ -114,8 +114,8 @@ def test_no_random_body_costs_more() -> None:
     assert [costly for shape in random_shapes() if (costly := too_costly(shape, next(sizes)))] == []
 
 
-@pytest.mark.parametrize("shape", [*WORST, Shape(CHAT, plain(60).decode()[:-3], "a", '"}]}')])
-def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: Shape) -> None:
+@pytest.mark.parametrize("shape", [*WORST, BodyShape(CHAT, plain(60).decode()[:-3], "a", '"}]}')])
+def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: BodyShape) -> None:
     """A body that may hold the loop for 20 ms is routed by load."""
     body = shape.body(LARGEST)
     seen = parse_request(shape.path, body)
@@ -177,7 +177,7 @@ read one at a time, so this room counts once.
 
 @pytest.mark.parametrize("shape", WORST)
 @pytest.mark.parametrize("size_bytes", [1_000_000, 4_000_000])
-def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: Shape, size_bytes: int) -> None:
+def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: BodyShape, size_bytes: int) -> None:
     body = shape.body(size_bytes)
     assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_OBJECTS_BYTES
 

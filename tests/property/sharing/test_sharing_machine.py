@@ -23,7 +23,7 @@ replicas = st.integers(0, 2)
 
 
 @dataclass(eq=False)
-class Open:
+class OpenPick:
     replica: int
     pick: Pick
 
@@ -36,7 +36,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.under_way: dict[tuple[int, int], deque[bytes]] = {
             (a, b): deque() for a in range(3) for b in range(3) if a != b
         }
-        self.open: list[Open] = []
+        self.open: list[OpenPick] = []
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 2.0]))
     def time_goes_on(self, seconds: float) -> None:
@@ -44,7 +44,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(at=replicas, prompt=prompts)
     def picks(self, at: int, prompt: bytes) -> None:
-        self.open.append(Open(at, self.replicas[at].pick(prompt, now=self.now)))
+        self.open.append(OpenPick(at, self.replicas[at].pick(prompt, now=self.now)))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), status=st.sampled_from([200, 500]))

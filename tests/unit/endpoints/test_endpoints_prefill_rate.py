@@ -15,7 +15,7 @@ from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.types import EndpointMetrics
 
 
-class Server:
+class PrefillCounters:
     """Counters of a server. Each prefill takes `fixed_s`, and its tokens are computed at `rate`. Each `work`
     reports the work of one scrape.
     """
@@ -51,7 +51,7 @@ def test_the_rate_is_the_policys_before_anything_is_learned() -> None:
 
 
 def test_the_rate_follows_the_servers_own_prefill_times() -> None:
-    server = Server(ModelRate(start=8000.0), rate=2000.0)
+    server = PrefillCounters(ModelRate(start=8000.0), rate=2000.0)
     for _ in range(30):
         server.work(1000, 3000)
     assert v_of(server.learned) == pytest.approx(2000.0, rel=0.02)
@@ -60,7 +60,7 @@ def test_the_rate_follows_the_servers_own_prefill_times() -> None:
 def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
     """Prompts are mostly cached: to compute 50 tokens takes 50 ms and a step. The rate is still 4,000."""
     model, rng = ModelRate(start=8000.0), random.Random(1)
-    server = Server(model, rate=4000.0, fixed_s=0.05)
+    server = PrefillCounters(model, rate=4000.0, fixed_s=0.05)
     for _ in range(200):
         server.work(*(rng.choice((50, 60, 2000)) for _ in range(rng.randint(1, 4))))
     assert v_of(server.learned) == pytest.approx(4000.0, rel=0.05)
@@ -72,7 +72,7 @@ def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
     still 6,000.
     """
     model, rng = ModelRate(start=8000.0), random.Random(5)
-    servers = [Server(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
+    servers = [PrefillCounters(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
     for _ in range(200):
         for often, server in enumerate(servers):
             prompts = [rng.randint(100, 3000) for _ in range(rng.randint(1, 4))]
@@ -86,7 +86,7 @@ def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
 def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
     """The adapter was still on the server, so the expected load does not happen."""
     model, rng = ModelRate(start=8000.0), random.Random(6)
-    server = Server(model, rate=4000.0)
+    server = PrefillCounters(model, rate=4000.0)
     for _ in range(200):
         server.work(rng.randint(100, 3000), rng.randint(100, 3000), adapter_loads=rng.randint(0, 2))
     assert model.tokens_per_s == pytest.approx(4000.0, rel=0.05)
@@ -95,7 +95,7 @@ def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
 
 def test_equal_servers_get_equal_rates_under_different_loads() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(2)
-    warm, cold = (Server(model, rate=3000.0, fixed_s=0.04) for _ in range(2))
+    warm, cold = (PrefillCounters(model, rate=3000.0, fixed_s=0.04) for _ in range(2))
     for _ in range(100):
         warm.work(*[rng.randint(20, 120) for _ in range(6)])
         cold.work(rng.randint(2000, 6000))
@@ -104,7 +104,7 @@ def test_equal_servers_get_equal_rates_under_different_loads() -> None:
 
 def test_a_server_half_as_fast_gets_half_the_rate_of_its_peers() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(3)
-    servers = [Server(model, rate=rate) for rate in (6000.0, 6000.0, 6000.0, 3000.0)]
+    servers = [PrefillCounters(model, rate=rate) for rate in (6000.0, 6000.0, 6000.0, 3000.0)]
     for _ in range(120):
         for server in servers:
             server.work(rng.randint(1000, 6000), rng.randint(1000, 6000))
@@ -114,8 +114,8 @@ def test_a_server_half_as_fast_gets_half_the_rate_of_its_peers() -> None:
 
 def test_the_rate_of_an_unused_server_returns_to_that_of_its_peers() -> None:
     model = ModelRate(start=8000.0)
-    server = Server(model, rate=1000.0)
-    peer = Server(model, rate=4000.0)
+    server = PrefillCounters(model, rate=1000.0)
+    peer = PrefillCounters(model, rate=4000.0)
     for _ in range(60):
         peer.work(4000, 4000, 4000)
         server.work(4000)
@@ -127,14 +127,14 @@ def test_the_rate_of_an_unused_server_returns_to_that_of_its_peers() -> None:
 
 def test_the_first_server_that_is_read_is_not_called_slow_because_the_policys_guess_was_high() -> None:
     model = ModelRate(start=8000.0)
-    first, unread = Server(model, rate=800.0), PrefillRate(model)
+    first, unread = PrefillCounters(model, rate=800.0), PrefillRate(model)
     first.work(4000, 4000, 4000)
     assert v_of(first.learned) > v_of(unread) / 1.6
 
 
 def test_a_changed_rate_is_learned() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(4)
-    before, after = Server(model, rate=8000.0), Server(model, rate=1000.0)
+    before, after = PrefillCounters(model, rate=8000.0), PrefillCounters(model, rate=1000.0)
     for _ in range(300):
         before.work(*[rng.randint(100, 4000) for _ in range(8)])
     for _ in range(1500):
@@ -190,7 +190,7 @@ def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_
     token a second.
     """
     model = ModelRate(start=8000.0)
-    liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
+    liar, *others = (PrefillCounters(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
     for n in range(2000 if liar_first else 200):
         if liar_first or n > 20:
             liar.work(1)
@@ -201,11 +201,11 @@ def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_
 
 def test_the_rate_follows_when_faster_servers_replace_slow_ones() -> None:
     model = ModelRate(start=8000.0)
-    servers = [Server(model, rate=200.0) for _ in range(4)]
+    servers = [PrefillCounters(model, rate=200.0) for _ in range(4)]
     for _ in range(50):
         for server in servers:
             server.work(1000)
-    faster = [Server(model, rate=20_000.0) for _ in range(4)]
+    faster = [PrefillCounters(model, rate=20_000.0) for _ in range(4)]
     for server in servers:
         server.learned.leave()
     for _ in range(800):

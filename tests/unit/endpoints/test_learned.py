@@ -161,7 +161,7 @@ def test_token_counts_that_no_tokenizer_could_produce_teach_nothing(tokens: floa
 SPAN = 32.0
 
 
-class Server:
+class CacheCounters:
     """A server's counters, and the picker's estimate of the server."""
 
     def __init__(self, size: CacheSize) -> None:
@@ -189,12 +189,12 @@ class Server:
 
 def traffic(
     size: CacheSize, *, requests: int, kept_s: float, scale: float = 1.0, bounded: bool = True, seed: int = 1
-) -> Server:
+) -> CacheCounters:
     """Prefixes return after 60 s on average. The server really keeps them for `kept_s`, and predicted
     hits are wrong by the factor `scale`.
     """
     rng = random.Random(seed)
-    server = Server(size)
+    server = CacheCounters(size)
     for n in range(requests):
         unused_s = rng.expovariate(1 / 60)
         predicted = rng.randrange(200, 4000)
@@ -250,7 +250,7 @@ def test_evidence_of_several_servers_adds_up() -> None:
 def test_waiting_requests_are_not_counted_against_the_predictions() -> None:
     """Requests in a queue are predicted, but the server has not looked them up yet."""
     size = CacheSize()
-    server = Server(size)
+    server = CacheCounters(size)
     for _ in range(300):
         server.request(unused_s=1.0)
         server.request(unused_s=500.0)
@@ -264,7 +264,7 @@ def test_waiting_requests_are_not_counted_against_the_predictions() -> None:
 def test_unexpected_hits_are_no_evidence_against_the_predicted_hits() -> None:
     """A mirror that is far too small predicts few of the hits, and all of its predictions are true."""
     size = CacheSize()
-    server, rng = Server(size), random.Random(5)
+    server, rng = CacheCounters(size), random.Random(5)
     for n in range(1500):
         if rng.random() < 0.3:
             server.request(unused_s=rng.expovariate(1 / 10))
@@ -309,7 +309,7 @@ def test_whatever_the_counters_say_the_size_stays_within_its_bounds(
     events: list[tuple[int, float, float, bool]],
 ) -> None:
     size = CacheSize()
-    server = Server(size)
+    server = CacheCounters(size)
     for tokens, unused_s, hit, bounded in events:
         server.request(unused_s=unused_s, predicted=tokens, hit=hit)
         server.scrape(bounded=bounded)

@@ -12,7 +12,7 @@ from tests.unit.endpoints.bookings import a_state, book
 HANG_S = 2.0
 
 
-class Watched:
+class WatchedServers:
     """Servers whose pages come once a second, each with the counter of generated tokens."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def sent_to(state: EndpointState, tokens: int = 0) -> EndpointState:
 
 
 def test_a_server_with_open_requests_and_counters_that_stand_still_stalls_after_a_while() -> None:
-    watched, state = Watched(), sent_to(a_state())
+    watched, state = WatchedServers(), sent_to(a_state())
     assert [watched.page(state, 5.0, now=float(n)) for n in range(4)] == [
         "grew",  # nothing is known of the time before
         "may stall",
@@ -55,7 +55,7 @@ def test_a_server_with_open_requests_and_counters_that_stand_still_stalls_after_
 
 
 def test_a_server_stalls_alone_if_the_counters_of_another_one_have_grown_since() -> None:
-    watched, state, other = Watched(), sent_to(a_state()), sent_to(a_state())
+    watched, state, other = WatchedServers(), sent_to(a_state()), sent_to(a_state())
     for n in range(2):
         watched.page(state, 5.0, now=float(n))
     watched.page(other, 5.0, now=1.5)
@@ -65,18 +65,18 @@ def test_a_server_stalls_alone_if_the_counters_of_another_one_have_grown_since()
 
 
 def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
-    watched, state = Watched(), sent_to(a_state(), 3000)  # 3 s of work
+    watched, state = WatchedServers(), sent_to(a_state(), 3000)  # 3 s of work
     seen = [watched.page(state, 5.0, now=float(n)) for n in range(8)]
     assert seen.index("stalls") == 6, "0.8 * 2 s, and twice the 2 s that were left at the second page"
 
 
 def test_a_server_without_open_requests_is_idle_however_long_its_counters_stand_still() -> None:
-    watched, state = Watched(), a_state()
+    watched, state = WatchedServers(), a_state()
     assert [watched.page(state, 5.0, now=float(n)) for n in range(6)] == ["grew"] + ["idle"] * 5
 
 
 def test_a_server_that_has_computed_everything_waits_for_a_slow_client_and_does_not_stall() -> None:
-    watched, state = Watched(), sent_to(a_state())
+    watched, state = WatchedServers(), sent_to(a_state())
     for n, tokens in enumerate((0.0, 0.0, 9.0)):
         watched.page(state, tokens, now=float(n))
     for n in range(3, 9):
@@ -87,7 +87,7 @@ def test_a_server_that_has_computed_everything_waits_for_a_slow_client_and_does_
 def test_a_server_that_does_not_count_while_it_generates_is_assumed_to_work(
     tokens: float | None, *, at_end: bool
 ) -> None:
-    watched, state = Watched(), sent_to(a_state())
+    watched, state = WatchedServers(), sent_to(a_state())
     assert {watched.page(state, tokens, now=float(n), at_end=at_end) for n in range(8)} == {"grew"}
 
 

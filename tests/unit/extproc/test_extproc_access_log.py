@@ -18,7 +18,7 @@ from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 
 
-class Rig:
+class CutRig:
     def __init__(self) -> None:
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
         endpoints = [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))]
@@ -59,7 +59,7 @@ def message(*entries: Any) -> bytes:
     "flag", ["upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"]
 )
 def test_an_answer_that_its_server_ended_midway_is_reported_as_cut(flag: str) -> None:
-    rig = Rig()
+    rig = CutRig()
     rig.log.receive(message(entry(flag)), now=1.0)
     assert (rig.cut, rig.faults) == (["a"], [])
 
@@ -77,7 +77,7 @@ def test_an_answer_that_its_server_ended_midway_is_reported_as_cut(flag: str) ->
     ],
 )
 def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
-    rig = Rig()
+    rig = CutRig()
     rig.log.receive(message(other), now=1.0)
     assert (rig.cut, rig.faults) == ([], [])
     assert not rig.picker.fleet.failures.marks
@@ -92,13 +92,13 @@ def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
 def test_a_cut_at_an_unknown_address_is_only_counted(
     stranger: HTTPAccessLogEntry,
 ) -> None:
-    rig = Rig()
+    rig = CutRig()
     rig.log.receive(message(stranger), now=1.0)
     assert (rig.cut, rig.faults) == ([], ["cut_by_unknown_server"])
 
 
 def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> None:
-    rig = Rig()
+    rig = CutRig()
     rig.log.receive(message(*[entry() for _ in range(MOST_ENTRIES + 5)]), now=1.0)
     assert len(rig.cut) == MOST_ENTRIES
     rig.log.receive(b"\x12" * (MOST_MESSAGE_BYTES + 1), now=1.0)
@@ -108,7 +108,7 @@ def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> Non
 
 
 def test_the_number_of_open_calls_is_bounded() -> None:
-    rig = Rig()
+    rig = CutRig()
     assert all(rig.log.open() for _ in range(MOST_CALLS))
     assert not rig.log.open()
     rig.log.close()

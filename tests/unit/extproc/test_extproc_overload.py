@@ -26,7 +26,7 @@ What = Literal["head", "body", "answer"]
 
 
 @dataclass
-class Queue:
+class SlowPicker:
     """A picker that is `slowness` times as slow as it should be. Requests arrive at random, and their
     heads wait behind all other messages.
     """
@@ -83,7 +83,7 @@ class Queue:
 
 @pytest.mark.parametrize("slowness", [1, 4])
 def test_below_its_capacity_every_request_is_read(slowness: float) -> None:
-    queue = Queue(slowness)
+    queue = SlowPicker(slowness)
     queue.run(load=0.8, seconds=4.0)
     assert len(queue.read) == len(queue.waits)
 
@@ -93,14 +93,14 @@ def test_below_its_capacity_every_request_is_read(slowness: float) -> None:
 def test_in_an_overload_no_request_waits_60_ms_and_half_of_the_capacity_is_read(
     load: float, slowness: float
 ) -> None:
-    queue = Queue(slowness)
+    queue = SlowPicker(slowness)
     queue.run(load=load, seconds=6.0)
     assert max(wait for _, wait in queue.waits) < 0.06
     assert len(queue.read) > 0.5 * CAPACITY / slowness * queue.now
 
 
 def test_with_pauses_of_50_ms_at_twice_the_load_no_request_waits_100_ms() -> None:
-    queue = Queue(4.0, pauses=[0.5, 1.0, 2.0, 2.25, 3.0])
+    queue = SlowPicker(4.0, pauses=[0.5, 1.0, 2.0, 2.25, 3.0])
     queue.run(load=2.0, seconds=4.0)
     assert not queue.pauses
     assert max(wait for _, wait in queue.waits) < 0.1
@@ -108,7 +108,7 @@ def test_with_pauses_of_50_ms_at_twice_the_load_no_request_waits_100_ms() -> Non
 
 
 def test_the_overload_ends_with_the_load() -> None:
-    queue = Queue()
+    queue = SlowPicker()
     queue.run(load=2.0, seconds=3.0)
     assert 0.4 < queue.overload.share(now=queue.now) < 0.9
     queue.run(load=0.5, seconds=3.0)
@@ -119,7 +119,7 @@ def test_the_overload_ends_with_the_load() -> None:
 
 
 def test_a_sudden_burst_of_600_requests_is_handled_within_150_ms() -> None:
-    queue = Queue()
+    queue = SlowPicker()
     for _ in range(600):
         queue.send(0.0, "head", 0.0)
     queue.run(load=0.0, seconds=0.0)

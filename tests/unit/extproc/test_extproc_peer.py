@@ -19,7 +19,7 @@ from tests.harness.pipe import Pipe
 
 
 @dataclass
-class Server:
+class PeerServer:
     """The parts of a server that a peer needs. Each message takes `takes_s`, and is noted with the number
     of its call and its text.
     """
@@ -47,7 +47,7 @@ class Server:
 
 
 class Noting(Handler):
-    def __init__(self, call: Call, server: Server) -> None:
+    def __init__(self, call: Call, server: PeerServer) -> None:
         self._call = call
         self._server = server
         self._number = 2 * server.opened + 1
@@ -60,7 +60,7 @@ class Noting(Handler):
         server.now_s += server.takes_s
 
 
-def peer_of(server: Server) -> tuple[Peer, Pipe]:
+def peer_of(server: PeerServer) -> tuple[Peer, Pipe]:
     peer, wire = Peer(server), Pipe()
     peer.connection_made(wire)
     peer.data_received(hello())
@@ -71,7 +71,7 @@ def begins(number: int, text: bytes = b"first") -> bytes:
     return headers(number) + data(number, grpc(text))
 
 
-async def turns(peer: Peer, server: Server) -> None:
+async def turns(peer: Peer, server: PeerServer) -> None:
     """Run until there is nothing left to do."""
     before = -1
     while before != (before := len(server.handled)):
@@ -80,7 +80,7 @@ async def turns(peer: Peer, server: Server) -> None:
 
 
 async def test_messages_of_open_calls_are_handled_before_new_calls() -> None:
-    server = Server()
+    server = PeerServer()
     peer, _ = peer_of(server)
     peer.data_received(begins(1))
     peer.data_received(begins(3) + begins(5) + data(1, grpc(b"second")))
@@ -91,7 +91,7 @@ async def test_new_calls_get_as_much_time_as_open_calls_and_their_waits_are_know
     """The messages of other calls never end. New calls are begun all the same, and their waits count from
     their arrival.
     """
-    server = Server(takes_s=0.001)
+    server = PeerServer(takes_s=0.001)
     peer, wire = peer_of(server)
     peer.data_received(begins(1))
     await turns(peer, server)
@@ -121,7 +121,7 @@ class Echoing(Noting):
 
 
 async def test_messages_that_have_a_reply_reach_no_handler() -> None:
-    server = Server()
+    server = PeerServer()
     server.services = {PATH: lambda call: Echoing(call, server)}
     peer, wire = peer_of(server)
     peer.data_received(headers(1) + data(1, grpc(b"first")))
@@ -131,7 +131,7 @@ async def test_messages_that_have_a_reply_reach_no_handler() -> None:
 
 
 async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
-    server = Server(takes_s=0.01)
+    server = PeerServer(takes_s=0.01)
     server.services = {PATH: lambda call: Echoing(call, server)}
     peer, wire = peer_of(server)
     peer.data_received(begins(1) + data(1, grpc(b"waits")))
@@ -145,7 +145,7 @@ async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
 
 
 async def test_1500_messages_in_one_frame_take_several_turns() -> None:
-    server = Server(takes_s=1e-5)
+    server = PeerServer(takes_s=1e-5)
     peer, _ = peer_of(server)
     peer.data_received(begins(1))
     texts = [str(n).encode() for n in range(1500)]
@@ -157,7 +157,7 @@ async def test_1500_messages_in_one_frame_take_several_turns() -> None:
 
 
 async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
-    server = Server(takes_s=0.01)
+    server = PeerServer(takes_s=0.01)
     peer, _ = peer_of(server)
     peer.data_received(begins(1) + begins(3) + begins(5))
     peer.data_received(reset(3))
@@ -166,7 +166,7 @@ async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
 
 
 async def test_the_end_of_a_call_is_handled_after_its_messages() -> None:
-    server = Server(takes_s=0.01)
+    server = PeerServer(takes_s=0.01)
     peer, _ = peer_of(server)
     ended: list[int] = []
     server.services = {PATH: lambda call: Ending(call, server, ended)}
@@ -178,7 +178,7 @@ async def test_the_end_of_a_call_is_handled_after_its_messages() -> None:
 
 
 class Ending(Noting):
-    def __init__(self, call: Call, server: Server, ended: list[int]) -> None:
+    def __init__(self, call: Call, server: PeerServer, ended: list[int]) -> None:
         super().__init__(call, server)
         self._ended = ended
 
@@ -188,7 +188,7 @@ class Ending(Noting):
 
 async def test_nothing_is_read_while_new_calls_hold_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "_MOST_WAITING_BYTES", 50_000)
-    server = Server(takes_s=0.01)
+    server = PeerServer(takes_s=0.01)
     peer, wire = peer_of(server)
     peer.data_received(begins(1) + begins(3) + begins(5, bytes(10_000)))
     assert wire.reads

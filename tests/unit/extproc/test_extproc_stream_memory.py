@@ -22,7 +22,7 @@ _KEPT_BYTES = 50_000
 """The bytes that stay for one request: its record, its booking, and its chain of about a hundred hashes."""
 
 
-class Watched(Bench):
+class CountingBench(Bench):
     """Counts like a real picker, and keeps its decisions."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def _held_bytes() -> int:
 def test_long_values_that_a_client_sends_are_not_kept_in_full(
     *, fields: dict[str, object], ends: bool
 ) -> None:
-    bench, streams = Watched(), []
+    bench, streams = CountingBench(), []
     before = _held_bytes()
     for number in range(_REQUESTS):
         stream = bench.stream()

@@ -14,7 +14,7 @@ from epp.errors import ConfigError
 from epp.files.watch import FileWatcher
 
 
-class Follower:
+class PickyFollower:
     """Records the contents that it gets. It refuses contents with the word "bad"."""
 
     def __init__(self, path: Path, *, applied: bytes | None = None) -> None:
@@ -52,7 +52,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_the_first_content_is_handed_over_unless_already_in_use(path: Path) -> None:
-    follower, ready = Follower(path), Follower(path, applied=b"one")
+    follower, ready = PickyFollower(path), PickyFollower(path, applied=b"one")
     await follower.looks(5)
     await ready.looks(5)
     assert follower.taken == [b"one"]
@@ -60,7 +60,7 @@ async def test_the_first_content_is_handed_over_unless_already_in_use(path: Path
 
 
 async def test_writes_in_place_are_seen_even_with_size_and_times_unchanged(path: Path) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     await follower.looks()
     before = path.stat()
     path.write_bytes(b"two")
@@ -70,7 +70,7 @@ async def test_writes_in_place_are_seen_even_with_size_and_times_unchanged(path:
 
 
 async def test_a_rename_over_the_file_is_seen(path: Path) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     new = path.with_suffix(".new")
     new.write_bytes(b"two")
     new.replace(path)
@@ -85,7 +85,7 @@ async def test_the_symlink_swap_of_a_configmap_is_seen(tmp_path: Path) -> None:
     data, path = tmp_path / "..data", tmp_path / "file.yaml"
     data.symlink_to("v1")
     path.symlink_to("..data/file.yaml")
-    follower = Follower(path)
+    follower = PickyFollower(path)
     await follower.looks()
     swap = tmp_path / "..data_tmp"
     swap.symlink_to("v2")
@@ -95,7 +95,7 @@ async def test_the_symlink_swap_of_a_configmap_is_seen(tmp_path: Path) -> None:
 
 
 async def test_a_half_written_file_is_not_handed_over(path: Path) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     path.write_bytes(b"")
     await follower.looks(1)
     path.write_bytes(b"tw")
@@ -108,7 +108,7 @@ async def test_a_half_written_file_is_not_handed_over(path: Path) -> None:
 
 
 async def test_a_change_that_is_undone_at_once_is_ignored(path: Path) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     path.write_bytes(b"two")
     await follower.looks(1)
     path.write_bytes(b"one")
@@ -121,7 +121,7 @@ async def test_a_change_that_is_undone_at_once_is_ignored(path: Path) -> None:
 async def test_a_refused_content_is_logged_once_and_the_next_content_is_tried(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     path.write_bytes(b"bad")
     await follower.looks(6)
     assert follower.results == [False]
@@ -138,7 +138,7 @@ async def test_a_refused_content_is_logged_once_and_the_next_content_is_tried(
 async def test_a_content_that_cannot_be_used_for_the_moment_is_tried_until_it_can(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     follower.trouble = OSError(30, "Read-only file system")
     path.write_bytes(b"two")
     await follower.looks(8)
@@ -157,7 +157,7 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     path.unlink()
     await follower.looks(4)
     path.write_bytes(b"one")
@@ -176,7 +176,7 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
 
 
 async def test_a_directory_in_place_of_the_file_is_reported_as_a_failure(path: Path) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     path.unlink()
     path.mkdir()
     await follower.looks(3)
@@ -184,14 +184,14 @@ async def test_a_directory_in_place_of_the_file_is_reported_as_a_failure(path: P
 
 
 async def test_a_file_too_large_to_be_a_configuration_is_refused(path: Path) -> None:
-    follower = Follower(path, applied=b"one")
+    follower = PickyFollower(path, applied=b"one")
     os.truncate(path, 17 * 2**20)
     await follower.looks(3)
     assert (follower.taken, follower.results) == ([], [False])
 
 
 async def test_the_watcher_keeps_looking_by_itself(path: Path) -> None:
-    follower = Follower(path)
+    follower = PickyFollower(path)
     task = asyncio.create_task(follower.watcher.run())
     try:
         async with asyncio.timeout(60):

@@ -71,7 +71,7 @@ class AFleet:
         return max(1, payload.tokens // 10) if server == payload.home else payload.tokens
 
 
-class Gateway:
+class FlowGateway:
     """Flow control in front of that fleet, used as the transport uses it."""
 
     def __init__(self, flow: FlowControl[Ask], fleet: AFleet) -> None:
@@ -128,18 +128,18 @@ class Gateway:
             self.refused.append(verdict)
 
 
-def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> Gateway:
+def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> FlowGateway:
     fleet = AFleet(num_servers)
-    return Gateway(FlowControl(settings or FlowSettings(), fleet), fleet)
+    return FlowGateway(FlowControl(settings or FlowSettings(), fleet), fleet)
 
 
-def learning(*, num_servers: int = 1, **settings: Any) -> Gateway:
+def learning(*, num_servers: int = 1, **settings: Any) -> FlowGateway:
     """Return a gateway whose policy sets no headroom."""
     return gateway(FlowSettings(headroom_s=None, **settings), num_servers=num_servers)
 
 
 def passes(
-    gate: Gateway, *, now: float, tenant: str = "t", ttft_s: float | None = None
+    gate: FlowGateway, *, now: float, tenant: str = "t", ttft_s: float | None = None
 ) -> tuple[int, str] | None:
     """Return the priority and the tenant that are charged for a new request that need not wait. The request
     has priority 3 and the prompt `SECOND`.
@@ -164,5 +164,5 @@ def an_item(number: int = 0, *, deadline: float = inf, expires_at: float = inf) 
     )
 
 
-def reasons(gate: Gateway) -> list[str]:
+def reasons(gate: FlowGateway) -> list[str]:
     return [refused.reason for refused in gate.refused]

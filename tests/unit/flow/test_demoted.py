@@ -10,7 +10,7 @@ from epp.flow.elsewhere import Elsewhere
 from epp.flow.queues import Queues
 from epp.flow.request import Forecast, Pool
 from epp.flow.settings import FlowSettings
-from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, Gateway, an_item, gateway, learning
+from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, an_item, gateway, learning
 
 
 def demoted_before(*, busy_s: float) -> Demoted[Ask]:
@@ -186,7 +186,9 @@ def test_demoted_requests_whose_turn_has_come_ask_once_whether_a_server_is_free_
             return AFleet.pool(self, now=now)
 
     fleet = Counting(1)
-    gate = Gateway(FlowControl(FlowSettings(headroom_s=None, ttft_s=1.0, when_late="demote"), fleet), fleet)
+    gate = FlowGateway(
+        FlowControl(FlowSettings(headroom_s=None, ttft_s=1.0, when_late="demote"), fleet), fleet
+    )
     fleet.busy_until = [1e4]
     items = [gate.offer(Ask(9000), now=0.0) for _ in range(300)]
     now = items[-1].turn_at

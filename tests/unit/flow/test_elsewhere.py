@@ -18,7 +18,7 @@ from epp.flow.control import FlowControl
 from epp.flow.elsewhere import Elsewhere, Reported, Row
 from epp.flow.queues import Load
 from epp.flow.settings import Bound, FlowSettings
-from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
+from tests.unit.flow.a_fleet import AFleet, Ask, FlowGateway
 
 PICKERS = 4
 SERVERS = 4
@@ -30,7 +30,7 @@ class Pool:
     def __init__(self, settings: FlowSettings) -> None:
         self.fleet = AFleet(SERVERS)
         self.fleet.busy_until = [1.0] * SERVERS
-        self.gates = [Gateway(FlowControl(settings, self.fleet), self.fleet) for _ in range(PICKERS)]
+        self.gates = [FlowGateway(FlowControl(settings, self.fleet), self.fleet) for _ in range(PICKERS)]
         self.reported = [Reported() for _ in range(PICKERS)]
         self.under_way: deque[tuple[float, int, list[Row]]] = deque()
         self.now = 0.0

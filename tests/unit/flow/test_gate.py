@@ -22,10 +22,10 @@ from epp.types import ApiKind, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints
 
 MANY = 300
-End = Callable[["Queue"], None]
+End = Callable[["WaitingRequests"], None]
 
 
-class Queue:
+class WaitingRequests:
     """A gate before one busy server, and the requests that wait there."""
 
     def __init__(self, requests: int) -> None:
@@ -61,11 +61,11 @@ class Queue:
             self.pumps += 1
 
 
-def drain(queue: Queue) -> None:
+def drain(queue: WaitingRequests) -> None:
     queue.gate.drain(now=1.0)
 
 
-def turn_off(queue: Queue) -> None:
+def turn_off(queue: WaitingRequests) -> None:
     policy = queue.picker.policy
     queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())), now=1.0)
     queue.gate.pump(now=1.0)
@@ -76,7 +76,7 @@ ENDS = pytest.mark.parametrize("end", [drain, turn_off])
 
 @ENDS
 def test_a_long_queue_goes_in_order_and_in_portions_that_hold_the_process_only_for_a_moment(end: End) -> None:
-    queue = Queue(MANY)
+    queue = WaitingRequests(MANY)
     end(queue)
     assert 0 < len(queue.went) < MANY / 3
     assert queue.gate.waiting == MANY - len(queue.went)
@@ -88,7 +88,7 @@ def test_a_long_queue_goes_in_order_and_in_portions_that_hold_the_process_only_f
 
 @ENDS
 def test_a_client_that_leaves_meanwhile_is_not_sent(end: End) -> None:
-    queue = Queue(MANY)
+    queue = WaitingRequests(MANY)
     end(queue)
     queue.gate.leave(queue.waiting[f"r{MANY - 1}"])
     queue.pump()
@@ -97,13 +97,13 @@ def test_a_client_that_leaves_meanwhile_is_not_sent(end: End) -> None:
 
 @ENDS
 def test_a_request_that_comes_meanwhile_does_not_wait(end: End) -> None:
-    queue = Queue(MANY)
+    queue = WaitingRequests(MANY)
     end(queue)
     assert not queue.gate.on
 
 
 def test_flow_control_that_is_on_again_meanwhile_holds_new_requests_and_lets_the_others_go() -> None:
-    queue = Queue(MANY)
+    queue = WaitingRequests(MANY)
     on = queue.picker.policy
     turn_off(queue)
     queue.picker.set_policy(on, now=1.0)
@@ -115,7 +115,7 @@ def test_flow_control_that_is_on_again_meanwhile_holds_new_requests_and_lets_the
 
 
 def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
-    queue = Queue(MANY)
+    queue = WaitingRequests(MANY)
     turn_off(queue)
     shown = sum(count for status in queue.gate.status(now=1.0) for count in status.requests.values())
     assert shown == queue.gate.waiting > 0

@@ -10,7 +10,7 @@ import pytest
 from epp.flow.control import FlowControl
 from epp.flow.queues import OTHERS
 from epp.flow.settings import FlowSettings
-from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, Gateway, gateway, passes
+from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway, passes
 
 
 def test_the_higher_priority_goes_first() -> None:
@@ -71,7 +71,7 @@ def test_a_tenant_whose_only_request_waited_keeps_what_it_had_less_than_others()
     """The prompt is cached on a busy server, so another tenant goes first. The first tenant is then owed
     what the other got.
     """
-    gate = Gateway(FlowControl(FlowSettings(forecasts_per_tenant=8), fleet := AFleet(2)), fleet)
+    gate = FlowGateway(FlowControl(FlowSettings(forecasts_per_tenant=8), fleet := AFleet(2)), fleet)
     fleet.busy_until = [3.0, 0.0]
     light = gate.offer(Ask(20_000, home=0), tenant="light", now=0.0)
     for n in range(3):

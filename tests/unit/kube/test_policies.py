@@ -12,7 +12,7 @@ from tests.unit.kube.objects import policy
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
-class Policies:
+class JudgedPolicies:
     """A set of policies. The test asks for the outcome after each change."""
 
     def __init__(self, *objects: PolicyObject, pools: Sequence[str] = ("vllm",)) -> None:
@@ -47,29 +47,29 @@ class Policies:
 
 
 def test_without_a_policy_the_default_routes() -> None:
-    assert Policies().outcome.acting == DEFAULT_POLICY
+    assert JudgedPolicies().outcome.acting == DEFAULT_POLICY
 
 
 def test_a_sound_policy_routes() -> None:
-    policies = Policies(policy("p", rule="affinity", generation=3))
+    policies = JudgedPolicies(policy("p", rule="affinity", generation=3))
     assert policies.acting == ("p", 3, "affinity")
     assert policies.told("p") == "True Accepted, True Programmed"
 
 
 def test_a_policy_for_another_pool_is_ignored() -> None:
-    policies = Policies(policy("p", target="another", rule="affinity"))
+    policies = JudgedPolicies(policy("p", target="another", rule="affinity"))
     assert policies.outcome.acting == DEFAULT_POLICY
     assert policies.outcome.verdicts == {}
 
 
 def test_a_policy_whose_target_changes_to_another_pool_is_removed() -> None:
-    policies = Policies(policy("p", rule="affinity"))
+    policies = JudgedPolicies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="affinity", target="another", generation=2))
     assert policies.outcome.acting == DEFAULT_POLICY
 
 
 def test_the_oldest_of_several_policies_routes_and_the_others_report_a_conflict() -> None:
-    policies = Policies(
+    policies = JudgedPolicies(
         policy("new", created=NEW, rule="random"), policy("old", created=OLD, rule="affinity")
     )
     assert policies.acting == ("old", 1, "affinity")
@@ -78,18 +78,18 @@ def test_the_oldest_of_several_policies_routes_and_the_others_report_a_conflict(
 
 
 def test_among_policies_of_the_same_second_the_first_name_counts_as_the_oldest() -> None:
-    assert Policies(policy("b"), policy("a")).acting[0] == "a"
+    assert JudgedPolicies(policy("b"), policy("a")).acting[0] == "a"
 
 
 def test_the_next_oldest_policy_follows_a_deleted_one() -> None:
-    policies = Policies(policy("old", created=OLD), policy("new", created=NEW, rule="random"))
+    policies = JudgedPolicies(policy("old", created=OLD), policy("new", created=NEW, rule="random"))
     policies.remove(policy("old", created=OLD))
     assert policies.acting == ("new", 1, "random")
     assert policies.told("new") == "True Accepted, True Programmed"
 
 
 def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
-    policies = Policies(policy("p", rule="affinity", generation=1), policy("younger", created=NEW))
+    policies = JudgedPolicies(policy("p", rule="affinity", generation=1), policy("younger", created=NEW))
     policies.put(policy("p", rule="affinity", generation=2, sessionHeader="host"))
     assert policies.acting == ("p", 1, "affinity")
     assert policies.told("p") == "False Invalid, False Invalid"
@@ -103,46 +103,52 @@ def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
 
 
 def test_a_change_that_corrects_a_refused_policy_is_in_force() -> None:
-    policies = Policies(policy("p", generation=1))
+    policies = JudgedPolicies(policy("p", generation=1))
     policies.put(policy("p", generation=2, sessionHeader="host"))
     policies.put(policy("p", generation=3, rule="random"))
     assert policies.acting == ("p", 3, "random")
 
 
 def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> None:
-    policies = Policies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
+    policies = JudgedPolicies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
     assert policies.acting[0] == "good"
     assert policies.told("bad") == "False Invalid, False Invalid"
     assert policies.outcome.verdicts["bad"].programmed.message == "policy good routes"
 
 
 def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> None:
-    before = Policies(policy("p", rule="affinity", generation=1))
+    before = JudgedPolicies(policy("p", rule="affinity", generation=1))
     last = before.outcome.verdicts["p"].last_accepted
     assert last is not None
     status = {"lastAccepted": {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "rule": "affinity"}}}
-    after = Policies(policy("p", generation=2, sessionHeader="host", status=status))
+    after = JudgedPolicies(policy("p", generation=2, sessionHeader="host", status=status))
     assert after.acting == ("p", 1, "affinity")
 
 
 def test_a_last_accepted_spec_that_is_invalid_is_not_used() -> None:
     status = {"lastAccepted": {"generation": 1, "spec": {"rule": "fastest"}}}
-    assert Policies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting == DEFAULT_POLICY
+    assert (
+        JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting
+        == DEFAULT_POLICY
+    )
 
 
 def test_a_last_accepted_spec_of_a_later_generation_is_not_used() -> None:
     status = {"lastAccepted": {"generation": 9, "spec": {"targetRef": {"name": "vllm"}}}}
-    assert Policies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting == DEFAULT_POLICY
+    assert (
+        JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting
+        == DEFAULT_POLICY
+    )
 
 
 def test_a_new_policy_with_an_old_name_does_not_inherit_its_spec() -> None:
-    policies = Policies(policy("p", rule="affinity", uid="1"))
+    policies = JudgedPolicies(policy("p", rule="affinity", uid="1"))
     policies.put(policy("p", uid="2", mode="DryRun"))
     assert policies.outcome.acting == DEFAULT_POLICY
 
 
 def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
-    policies = Policies(policy("p", rule="affinity", mode="DryRun"))
+    policies = JudgedPolicies(policy("p", rule="affinity", mode="DryRun"))
     assert policies.outcome.acting == DEFAULT_POLICY
     assert policies.outcome.tried is not None
     assert policies.outcome.tried.spec.rule == "affinity"
@@ -154,7 +160,7 @@ def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
 
 
 def test_a_policy_that_goes_into_dry_run_routes_by_its_last_accepted_spec() -> None:
-    policies = Policies(policy("p", rule="affinity"))
+    policies = JudgedPolicies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="random", mode="DryRun", generation=2))
     assert policies.acting == ("p", 1, "affinity")
     assert policies.outcome.tried is not None
@@ -169,7 +175,7 @@ def test_a_policy_that_goes_into_dry_run_routes_by_its_last_accepted_spec() -> N
 
 
 def test_one_policy_can_be_in_dry_run_while_another_routes() -> None:
-    policies = Policies(
+    policies = JudgedPolicies(
         policy("acts", created=NEW), policy("tried", created=OLD, mode="DryRun", rule="random")
     )
     assert policies.acting[0] == "acts"
@@ -179,7 +185,7 @@ def test_one_policy_can_be_in_dry_run_while_another_routes() -> None:
 
 
 def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
-    policies = Policies(
+    policies = JudgedPolicies(
         policy("old", created=OLD, mode="DryRun"), policy("new", created=NEW, mode="DryRun", rule="random")
     )
     assert policies.outcome.tried is not None
@@ -188,25 +194,25 @@ def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
 
 
 def test_the_status_of_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
-    policies = Policies(policy("p", mode="DryRun", chunks={"sizeBytes": 128}))
+    policies = JudgedPolicies(policy("p", mode="DryRun", chunks={"sizeBytes": 128}))
     assert "its chunks are not tried" in policies.outcome.verdicts["p"].programmed.message
 
 
 def test_without_the_pool_a_policy_has_no_target() -> None:
-    policies = Policies(policy("p"))
+    policies = JudgedPolicies(policy("p"))
     policies.judge(existing=[])
     assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
 
 
 def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
-    policies = Policies(policy("p"))
+    policies = JudgedPolicies(policy("p"))
     policies.set.put(policy("p", status={"observedGeneration": 1, "hitRatio": "0.500"}))
     assert not policies.set.changed
     assert policies.set.observed()["p"].hit_ratio == "0.500"
 
 
 def test_a_late_copy_of_our_own_write_changes_no_spec() -> None:
-    policies = Policies(policy("p", rule="affinity"))
+    policies = JudgedPolicies(policy("p", rule="affinity"))
     policies.put(policy("p", rule="random", generation=2))
     policies.set.wrote(policy("p", rule="affinity", status={"hitRatio": "0.100"}))
     policies.set.wrote(policy("unheard-of"))
@@ -218,7 +224,7 @@ def test_a_late_copy_of_our_own_write_changes_no_spec() -> None:
 
 
 def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
-    policies = Policies(policy("p"), policy("q"))
+    policies = JudgedPolicies(policy("p"), policy("q"))
     policies.set.replace([policy("q")])
     assert policies.set.changed
     assert policies.judge().acting.metadata.name == "q"
@@ -227,7 +233,7 @@ def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
 def test_one_policy_routes_for_all_pools_of_a_picker_and_the_status_of_another_says_why() -> None:
     first = policy("p", target="a", rule="affinity", created=OLD)
     second = policy("q", target="b", rule="random", created=NEW)
-    policies = Policies(first, second, policy("r", target="c"), pools=["a", "b"])
+    policies = JudgedPolicies(first, second, policy("r", target="c"), pools=["a", "b"])
     assert policies.acting == ("p", 1, "affinity")
     assert (policies.told("p"), policies.told("q")) == (
         "True Accepted, True Programmed",
@@ -243,7 +249,7 @@ def test_one_policy_routes_for_all_pools_of_a_picker_and_the_status_of_another_s
 def test_the_policy_of_a_missing_pool_gives_way_to_the_policy_of_an_existing_pool() -> None:
     first = policy("p", target="a", rule="affinity", created=OLD)
     second = policy("q", target="b", rule="random", created=NEW)
-    policies = Policies(first, second, pools=["a", "b"])
+    policies = JudgedPolicies(first, second, pools=["a", "b"])
     policies.judge(existing=["b"])
     assert policies.acting == ("q", 1, "random")
     assert policies.told("p").startswith("False Conflicted")

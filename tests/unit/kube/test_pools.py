@@ -70,7 +70,7 @@ class WatchedServer:
         return fields.get("labelSelector") or fields["fieldSelector"]
 
 
-class Following:
+class ReceivedLists:
     """The lists that the picker received."""
 
     def __init__(self, server: WatchedServer, *names: str) -> None:
@@ -103,8 +103,8 @@ class Following:
 
 
 @asynccontextmanager
-async def following(server: WatchedServer, *names: str) -> AsyncIterator[Following]:
-    made = Following(server, *names)
+async def following(server: WatchedServer, *names: str) -> AsyncIterator[ReceivedLists]:
+    made = ReceivedLists(server, *names)
     task = asyncio.create_task(made.pools.run())
     try:
         yield made

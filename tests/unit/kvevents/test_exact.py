@@ -31,7 +31,7 @@ SCHEDULE = ChunkSchedule()
 NO_TOKENIZER = ModelSettings(language=None)
 
 
-class Fleet:
+class TwoReportingServers:
     """Two servers that report what they store, and the table that follows them."""
 
     def __init__(self, settings: ModelSettings = NO_TOKENIZER, *, max_blocks: int = 10**5) -> None:
@@ -101,7 +101,7 @@ def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> di
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
 def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
-    fleet, tokens = Fleet(ModelSettings(language=None, seed="42")), prompt_of(1)
+    fleet, tokens = TwoReportingServers(ModelSettings(language=None, seed="42")), prompt_of(1)
     fleet.route(A, tokens)  # the block waits for its prompt
     fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
     assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
@@ -115,7 +115,7 @@ def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> 
 
 
 def test_removed_blocks_are_forgotten_and_those_of_the_other_server_stay() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.route(A, tokens)
     fleet.tell(A, stored(tokens))
     fleet.tell(B, stored(tokens))
@@ -126,14 +126,14 @@ def test_removed_blocks_are_forgotten_and_those_of_the_other_server_stay() -> No
 
 
 def test_a_prompt_that_no_server_holds_is_credited_to_none() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, stored(prompt_of(2)))
     fleet.route(A, tokens)
     assert fleet.held(tokens) == {}
 
 
 def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() -> None:
-    fleet, tokens = Fleet(ModelSettings(language=None, seed="0")), prompt_of(1)
+    fleet, tokens = TwoReportingServers(ModelSettings(language=None, seed="0")), prompt_of(1)
     fleet.tell(A, stored(tokens))
     assert fleet.exact.models()[""].state == "off"
     assert "hash seed" in fleet.exact.models()[""].reason
@@ -142,7 +142,7 @@ def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() ->
 
 
 def test_only_the_server_that_names_blocks_in_another_way_is_left_out() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
     fleet.route(A, tokens)
@@ -151,7 +151,7 @@ def test_only_the_server_that_names_blocks_in_another_way_is_left_out() -> None:
 
 
 def test_a_server_with_blocks_of_another_size_is_left_out() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     fleet.tell(A, stored(prompt_of(1)))
     other = {**stored(prompt_of(1)), "token_ids": list(range(80 * BLOCK))}
     fleet.tell(B, other)
@@ -159,7 +159,7 @@ def test_a_server_with_blocks_of_another_size_is_left_out() -> None:
 
 
 def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns_it_on_again() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     fleet.tell(A, stored(prompt_of(0)))
     for n in range(1, 9):
         fleet.route(A, prompt_of(n))
@@ -180,7 +180,7 @@ def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns
 
 
 def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     fleet.tell(A, stored(prompt_of(0)), complete=False)
     for n in range(1, 20):
         fleet.route(A, prompt_of(n))
@@ -189,7 +189,7 @@ def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
 
 
 def test_a_server_is_reported_as_followed_only_while_its_model_is_on() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     assert not any(isinstance(f, ServerReport) and f.live for f in fleet.exact.findings(now=5.0))
     fleet.route(A, tokens)
@@ -198,7 +198,7 @@ def test_a_server_is_reported_as_followed_only_while_its_model_is_on() -> None:
 
 
 def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     assert not fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
@@ -207,7 +207,7 @@ def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
 
 
 def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, stored(tokens))
     fleet.route(A, tokens)
     fleet.held(tokens)
@@ -218,13 +218,13 @@ def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
 
 
 def test_a_prompt_with_a_new_process_number_shows_a_restart() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     fleet.tell(A, stored(prompt_of(0)))
     assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]
 
 
 def test_a_server_with_more_blocks_than_allowed_is_off_and_its_reason_names_the_setting() -> None:
-    fleet = Fleet(max_blocks=60)
+    fleet = TwoReportingServers(max_blocks=60)
     fleet.tell(A, stored(prompt_of(1)))
     fleet.tell(B, stored(prompt_of(2)))
     assert fleet.exact.servers()[A].state == "following"
@@ -233,7 +233,7 @@ def test_a_server_with_more_blocks_than_allowed_is_off_and_its_reason_names_the_
 
 
 def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> None:
-    fleet = Fleet(max_blocks=60)
+    fleet = TwoReportingServers(max_blocks=60)
     fleet.tell(A, stored(prompt_of(1)))
     few = {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": 16}
     held = fleet.exact.servers()[A].blocks
@@ -245,7 +245,7 @@ def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> N
 
 
 def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     fleet.tell(A, stored(prompt_of(0)))
     fleet.route(A, prompt_of(1), adapter="sql")
     assert fleet.exact.models()[""].prompts == {"mapped": 0, "matched": 0, "missed": 0, "adapter": 1}
@@ -256,7 +256,7 @@ def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
 
 
 def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_back() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     chain, whole = fleet.chain(tokens), 4 * len(tokens)
     fleet.tell(A, stored(tokens), stored(tokens, medium="CPU"))
     fleet.route(A, tokens)
@@ -275,7 +275,7 @@ def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_ba
 
 
 def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     fleet.exact.drop(A)
     assert fleet.exact.models().keys() == {""}
     fleet.exact.drop(B)
@@ -284,7 +284,7 @@ def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:
 
 
 def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the_algorithm() -> None:
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, {**stored(tokens), "token_ids": [1]})
     fleet.tell(A, {**stored(tokens), "token_ids": tokens[:-1]})
     fleet.tell(
@@ -299,7 +299,7 @@ def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the
 
 def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_has_gone() -> None:
     """This happens in a rolling upgrade to servers that name blocks in another way."""
-    fleet, tokens = Fleet(), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, stored(prompt_of(0)))
     fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
     assert fleet.exact.take_relearning() == []
@@ -314,7 +314,7 @@ def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_h
 
 
 def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes() -> None:
-    fleet = Fleet()
+    fleet = TwoReportingServers()
     for n in range(300):
         fleet.route(A, prompt_of(n, blocks=1))
     assert fleet.exact.models()[""].prompts["waiting"] == 44
@@ -344,7 +344,7 @@ class Brittle:
 
 
 def test_an_unexpected_error_costs_only_the_prompt_that_caused_it() -> None:
-    fleet, tokens = Fleet(ModelSettings(language=Brittle())), prompt_of(1)
+    fleet, tokens = TwoReportingServers(ModelSettings(language=Brittle())), prompt_of(1)
     fleet.tell(A, stored(tokens))
     text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)
     routed = RoutedPrompt(

@@ -10,7 +10,7 @@ from epp.config.routing import Cost, Lora
 from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import Rule
 from epp.scheduling.snapshot import Earlier
-from tests.unit.scheduling.snapshots import Seen, weighed
+from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 
 SPEC = PolicySpec(
     cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.15, running_request_tokens=50.0),
@@ -24,7 +24,7 @@ def rule_of(name: RuleName, *, seed: int = 0) -> Rule:
 
 def order(
     rule: Rule,
-    seen: list[Seen],
+    seen: list[SeenEndpoint],
     *,
     prompt: int = 1000,
     session: str = "",
@@ -45,5 +45,5 @@ def order(
     return [seen[place].name for place in ranked.places]
 
 
-def firsts(rule: Rule, seen: list[Seen], *, times: int = 400) -> Counter[str]:
+def firsts(rule: Rule, seen: list[SeenEndpoint], *, times: int = 400) -> Counter[str]:
     return Counter(order(rule, seen)[0] for _ in range(times))

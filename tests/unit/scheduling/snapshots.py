@@ -15,7 +15,7 @@ from epp.types import Address, Endpoint, EndpointName
 
 
 @dataclass
-class Seen:
+class SeenEndpoint:
     """One endpoint as a snapshot shows it."""
 
     name: str
@@ -32,7 +32,7 @@ class Seen:
 UNKNOWN = nan
 
 
-def snapshot(seen: Sequence[Seen], *, adapter: str = "") -> Snapshot:
+def snapshot(seen: Sequence[SeenEndpoint], *, adapter: str = "") -> Snapshot:
     roster = Roster(
         [Endpoint(EndpointName(s.name), Address(f"10.0.0.{n + 1}", 8000)) for n, s in enumerate(seen)]
     )
@@ -50,7 +50,7 @@ def snapshot(seen: Sequence[Seen], *, adapter: str = "") -> Snapshot:
 
 
 def request(
-    seen: Sequence[Seen], *, prompt: int = 1000, session: str = "", earlier: Earlier | None = None
+    seen: Sequence[SeenEndpoint], *, prompt: int = 1000, session: str = "", earlier: Earlier | None = None
 ) -> SchedulingRequest:
     return SchedulingRequest(
         prompt_tokens=prompt,
@@ -61,7 +61,7 @@ def request(
 
 
 def weighed(
-    seen: Sequence[Seen],
+    seen: Sequence[SeenEndpoint],
     *,
     prompt: int = 1000,
     session: str = "",

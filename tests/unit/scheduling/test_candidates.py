@@ -14,13 +14,13 @@ from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import Scheduler, only_ranked
 from epp.scheduling.snapshot import Earlier, Snapshot
 from epp.types import Address
-from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
+from tests.unit.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))
 
 
 def shown(
-    seen: list[Seen],
+    seen: list[SeenEndpoint],
     *,
     adapter: str = "",
     look: Snapshot | None = None,
@@ -33,7 +33,7 @@ def shown(
 
 
 def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
-    heavy = Seen(
+    heavy = SeenEndpoint(
         "a",
         cached=128,
         backlog=5000.7,
@@ -43,7 +43,7 @@ def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
         rate=10_000.0,
         has_adapter=False,
     )
-    candidate = shown([heavy, Seen("b")], adapter="sql")[1]
+    candidate = shown([heavy, SeenEndpoint("b")], adapter="sql")[1]
     assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
     assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
     assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 9, 0.5)
@@ -55,22 +55,22 @@ def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
 
 
 def test_unknown_load_is_shown_as_unknown() -> None:
-    candidate = shown([Seen("a", waiting=UNKNOWN, kv_usage=UNKNOWN)])[0]
+    candidate = shown([SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN)])[0]
     assert (candidate.waiting, candidate.kv_usage) == (None, None)
 
 
 def test_the_parts_sum_to_the_score() -> None:
-    seen = [Seen(n, cached=100, backlog=300, in_flight=3, rate=700.0) for n in "ab"]
+    seen = [SeenEndpoint(n, cached=100, backlog=300, in_flight=3, rate=700.0) for n in "ab"]
     for candidate in shown(seen, adapter="sql"):
         assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
 
 
 def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
-    holder = Seen("a", cached=800, backlog=9000.0, in_flight=40)
+    holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
     demand = Demand()
     for _ in range(4):
         demand.asked(1, now=5.0)
-    first, second = shown([holder, Seen("c", in_flight=10)], earlier=demand.earlier(1, now=10.0))
+    first, second = shown([holder, SeenEndpoint("c", in_flight=10)], earlier=demand.earlier(1, now=10.0))
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
@@ -79,7 +79,7 @@ def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None
 
 @pytest.mark.parametrize("count", [3, 12])
 def test_candidates_can_be_counted_and_iterated_and_stay_the_same_objects(count: int) -> None:
-    candidates = shown([Seen(f"e{n:02}", in_flight=n) for n in range(count)])
+    candidates = shown([SeenEndpoint(f"e{n:02}", in_flight=n) for n in range(count)])
     names = [f"e{n:02}" for n in range(min(count, 10))]
     assert len(candidates) == len(names)
     assert [c.name for c in candidates] == names
@@ -89,6 +89,6 @@ def test_candidates_can_be_counted_and_iterated_and_stay_the_same_objects(count:
 
 
 def test_only_the_ten_best_of_many_candidates_are_kept() -> None:
-    candidates = shown([Seen(f"e{n:03}", in_flight=n) for n in range(500)])
+    candidates = shown([SeenEndpoint(f"e{n:03}", in_flight=n) for n in range(500)])
     assert len(candidates.cached_tokens) == len(candidates.snapshot) == len(candidates.snapshot.rate) == 10
     assert len(candidates.choice.uncached_tokens) == 10

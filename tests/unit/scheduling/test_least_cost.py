@@ -12,10 +12,10 @@ from epp.scheduling.least_cost import AtOnce, Demand, cost_parts_s
 from epp.scheduling.schedule import MOST
 from epp.scheduling.snapshot import Earlier
 from tests.unit.scheduling.orders import SPEC, order, rule_of
-from tests.unit.scheduling.snapshots import Seen, weighed
+from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 
 
-def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
+def first(seen: list[SeenEndpoint], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
     """Return the place that `least-cost` takes if other pickers have sent `unreported_picks` requests that
     this picker does not know yet.
     """
@@ -28,7 +28,7 @@ def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str 
 
 
 def test_the_cost_is_backlog_own_work_with_its_stall_price_and_requests_in_flight() -> None:
-    one = Seen("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
+    one = SeenEndpoint("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
     score_s = rule_of("least-cost").rank(weighed([one], adapter="x")).score_s
     # (500 + 50 x 2) / 2000 + (600 / 2000 + 0.5) x (1 + 0.15 x 2)
     assert score_s == pytest.approx([1.34])
@@ -57,7 +57,7 @@ def test_the_shown_parts_sum_to_the_score(
     free_slot: bool,
     adapter: str,
 ) -> None:
-    one = Seen(
+    one = SeenEndpoint(
         "a",
         cached=matched,
         backlog=backlog,
@@ -75,40 +75,53 @@ def test_the_shown_parts_sum_to_the_score(
 
 def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
     rule = rule_of("least-cost")
-    assert order(rule, [Seen("cold"), Seen("warm", cached=900, backlog=800.0)])[0] == "warm"
-    assert order(rule, [Seen("cold"), Seen("warm", cached=900, backlog=1000.0)])[0] == "cold"
+    assert order(rule, [SeenEndpoint("cold"), SeenEndpoint("warm", cached=900, backlog=800.0)])[0] == "warm"
+    assert order(rule, [SeenEndpoint("cold"), SeenEndpoint("warm", cached=900, backlog=1000.0)])[0] == "cold"
 
 
 def test_the_holder_goes_first_if_a_copy_would_gain_almost_nothing() -> None:
     rule = rule_of("least-cost")
-    idle = [Seen(name) for name in "abcdefghijkl"]
-    near, dear = Seen("holder", cached=900, backlog=940.0), Seen("holder", cached=900, backlog=960.0)
+    idle = [SeenEndpoint(name) for name in "abcdefghijkl"]
+    near, dear = (
+        SeenEndpoint("holder", cached=900, backlog=940.0),
+        SeenEndpoint("holder", cached=900, backlog=960.0),
+    )
     assert order(rule, [*idle, near])[0] == "holder", "1.04 s against 1 s"
     assert order(rule, [*idle, dear])[0] != "holder", "1.06 s against 1 s"
     assert len(order(rule, [*idle, near])) == MOST
 
 
 def test_among_nearly_equal_costs_the_longest_match_goes_first_and_then_the_least_cost() -> None:
-    half, whole, late = Seen("half", 500, 510.0), Seen("whole", 900, 920.0), Seen("late", 900, 930.0)
-    assert order(rule_of("least-cost"), [Seen("idle"), half, late, whole])[:2] == ["whole", "idle"]
-    assert order(rule_of("least-cost"), [Seen("behind", backlog=20.0), Seen("idle")])[0] == "idle"
+    half, whole, late = (
+        SeenEndpoint("half", 500, 510.0),
+        SeenEndpoint("whole", 900, 920.0),
+        SeenEndpoint("late", 900, 930.0),
+    )
+    assert order(rule_of("least-cost"), [SeenEndpoint("idle"), half, late, whole])[:2] == ["whole", "idle"]
+    assert (
+        order(rule_of("least-cost"), [SeenEndpoint("behind", backlog=20.0), SeenEndpoint("idle")])[0]
+        == "idle"
+    )
 
 
 def test_a_faster_server_wins_at_equal_work() -> None:
-    assert order(rule_of("least-cost"), [Seen("slow"), Seen("fast", rate=2000.0)]) == ["fast", "slow"]
+    assert order(rule_of("least-cost"), [SeenEndpoint("slow"), SeenEndpoint("fast", rate=2000.0)]) == [
+        "fast",
+        "slow",
+    ]
 
 
 def test_long_prompts_avoid_servers_whose_answers_they_would_stall_and_short_prompts_do_not() -> None:
     rule = rule_of("least-cost")
-    seen = [Seen("waits", backlog=3000.0), Seen("writes", in_flight=10)]
+    seen = [SeenEndpoint("waits", backlog=3000.0), SeenEndpoint("writes", in_flight=10)]
     assert order(rule, seen, prompt=8000)[0] == "waits"
     assert order(rule, seen, prompt=100)[0] == "writes"
 
 
 def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> None:
     def first(in_flight: int) -> str:
-        holder = Seen("holder", cached=8000, in_flight=in_flight)
-        return order(rule_of("least-cost"), [holder, Seen("other")], prompt=9000)[0]
+        holder = SeenEndpoint("holder", cached=8000, in_flight=in_flight)
+        return order(rule_of("least-cost"), [holder, SeenEndpoint("other")], prompt=9000)[0]
 
     # 1000 (1 + 0.15 L) + 50 L against 1.05 x 9000
     assert first(42) == "holder"
@@ -129,8 +142,8 @@ def one_in(others: int, *ago_s: float) -> Earlier:
 
 def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> None:
     def first(earlier: Earlier | None, *, backlog: float = 9000.0) -> str:
-        idle = [Seen(f"idle{n}", backlog=99_000.0) for n in range(2)]
-        seen = [Seen("holder", 8000, backlog, 40), Seen("other", in_flight=10), *idle]
+        idle = [SeenEndpoint(f"idle{n}", backlog=99_000.0) for n in range(2)]
+        seen = [SeenEndpoint("holder", 8000, backlog, 40), SeenEndpoint("other", in_flight=10), *idle]
         return order(rule_of("least-cost"), seen, prompt=9000, earlier=earlier)[0]
 
     # Holder: 9 s + 1 s (1 + 0.15 x 40) + 2 s = 18 s. Other: 9 s + 1.5 (1 s + 8 s / (1 + n / 2)) + 0.5 s
@@ -149,15 +162,15 @@ def test_equal_prompts_that_come_at_once_share_the_stall_price_so_the_backlog_co
 ) -> None:
     # Sooner: 3 s (1 + 0.15 x 20 / n) + 1 s, so 13 s or 5.1. Fewer: 4 s + 3 s (1 + 0.15 x 8 / n) + 0.4 s, so
     # 11 s or 7.9.
-    seen = [Seen("sooner", in_flight=20), Seen("fewer", backlog=4000.0, in_flight=8)]
+    seen = [SeenEndpoint("sooner", in_flight=20), SeenEndpoint("fewer", backlog=4000.0, in_flight=8)]
     ranked = rule_of("least-cost").rank(weighed(seen, prompt=3000, at_once=at_once))
     assert seen[ranked.places[0]].name == chosen
 
 
 def test_a_third_copy_of_a_prefix_has_half_the_stall_price_while_both_holders_are_busy() -> None:
     def first(*, held_by: int, busy: int, backlog: float) -> str:
-        holders = [Seen(f"h{n}", 8000 if n < held_by else 0, backlog, busy) for n in range(2)]
-        return order(rule_of("least-cost"), [*holders, Seen("other", in_flight=10)], prompt=9000)[0]
+        holders = [SeenEndpoint(f"h{n}", 8000 if n < held_by else 0, backlog, busy) for n in range(2)]
+        return order(rule_of("least-cost"), [*holders, SeenEndpoint("other", in_flight=10)], prompt=9000)[0]
 
     # h0: 9000 + 1000 (1 + 0.15 x 40) + 50 x 40. Other: 9000 + 1.5 (1000 + 8000 / h) + 50 x 10
     assert first(held_by=1, busy=40, backlog=9000.0) == "h0"
@@ -168,8 +181,8 @@ def test_a_third_copy_of_a_prefix_has_half_the_stall_price_while_both_holders_ar
 
 def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular() -> None:
     def score_s(earlier: Earlier | None) -> float:
-        holder = Seen("holder", 800, 9000.0, has_adapter=True)
-        seen = [holder, Seen("other", in_flight=10, free_slot=True)]
+        holder = SeenEndpoint("holder", 800, 9000.0, has_adapter=True)
+        seen = [holder, SeenEndpoint("other", in_flight=10, free_slot=True)]
         ranked = rule_of("least-cost").rank(weighed(seen, adapter="sql", earlier=earlier))
         assert ranked.score_s is not None
         return float(ranked.score_s[1])
@@ -180,7 +193,7 @@ def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular(
 
 
 def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreported() -> None:
-    seen = [Seen(f"s{n}", in_flight=n) for n in range(100)]
+    seen = [SeenEndpoint(f"s{n}", in_flight=n) for n in range(100)]
     known = Counter(first(seen, seed=seed, unreported_picks=2.0) for seed in range(300))
     assert known == {0: 300}
     unreported = Counter(first(seen, seed=seed, unreported_picks=80.0) for seed in range(300))
@@ -191,10 +204,10 @@ def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreport
 
 
 def test_a_single_holder_gets_its_requests_and_several_share_them_if_many_picks_are_unreported() -> None:
-    others = [Seen(f"s{n}") for n in range(99)]
-    one = [*others, Seen("h", cached=900, in_flight=1)]
+    others = [SeenEndpoint(f"s{n}") for n in range(99)]
+    one = [*others, SeenEndpoint("h", cached=900, in_flight=1)]
     assert {first(one, seed=seed, unreported_picks=500.0) for seed in range(50)} == {99}
-    ten = [*others, *(Seen(f"h{n}", cached=900, in_flight=n) for n in range(10))]
+    ten = [*others, *(SeenEndpoint(f"h{n}", cached=900, in_flight=n) for n in range(10))]
     taken = Counter(first(ten, seed=seed, unreported_picks=500.0) for seed in range(300))
     assert set(taken) <= set(range(99, 109))
     assert taken[99] < 120, "a pick looks at two of the ten"
@@ -203,9 +216,9 @@ def test_a_single_holder_gets_its_requests_and_several_share_them_if_many_picks_
 def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported() -> None:
     """All pickers see the same idle server, and each of them would make one more copy of the prefix there."""
     seen = [
-        Seen("h", cached=900, backlog=8000),
-        Seen("idle"),
-        *(Seen(f"s{n}", backlog=12_000) for n in range(98)),
+        SeenEndpoint("h", cached=900, backlog=8000),
+        SeenEndpoint("idle"),
+        *(SeenEndpoint(f"s{n}", backlog=12_000) for n in range(98)),
     ]
     assert first(seen, seed=1, unreported_picks=0.0) == 1
     taken = Counter(first(seen, seed=seed, unreported_picks=500.0) for seed in range(300))
@@ -213,18 +226,23 @@ def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported()
 
 
 def test_servers_without_the_adapter_do_not_come_before_a_server_that_has_it() -> None:
-    seen = [*(Seen(f"s{n}") for n in range(50)), Seen("a", has_adapter=True, in_flight=1)]
+    seen = [*(SeenEndpoint(f"s{n}") for n in range(50)), SeenEndpoint("a", has_adapter=True, in_flight=1)]
     assert {first(seen, seed=seed, adapter="x", unreported_picks=500.0) for seed in range(50)} == {50}
 
 
 def test_servers_with_longer_queues_than_all_unreported_requests_are_never_drawn() -> None:
-    seen = [Seen("a"), Seen("b"), Seen("c", backlog=3e6), Seen("d", backlog=3e6)]
+    seen = [
+        SeenEndpoint("a"),
+        SeenEndpoint("b"),
+        SeenEndpoint("c", backlog=3e6),
+        SeenEndpoint("d", backlog=3e6),
+    ]
     taken = Counter(first(seen, seed=seed, unreported_picks=20.0) for seed in range(100))
     assert set(taken) == {0, 1}
 
 
 def test_a_fully_cached_prompt_goes_elsewhere_before_one_server_has_all_its_requests() -> None:
-    holder, other = Seen("holder", cached=8999, in_flight=190), Seen("other")
+    holder, other = SeenEndpoint("holder", cached=8999, in_flight=190), SeenEndpoint("other")
     assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
 
 
@@ -235,8 +253,8 @@ def test_an_adapters_requests_stay_at_its_server_until_a_load_is_cheaper_than_th
     rule = rule_of("least-cost")
 
     def first(backlog: float) -> str:
-        holder = Seen("holder", has_adapter=True, backlog=backlog)
-        return order(rule, [holder, Seen("other", free_slot=True)], adapter="x")[0]
+        holder = SeenEndpoint("holder", has_adapter=True, backlog=backlog)
+        return order(rule, [holder, SeenEndpoint("other", free_slot=True)], adapter="x")[0]
 
     assert first(450.0) == "holder"
     assert first(550.0) == "other"
@@ -244,24 +262,28 @@ def test_an_adapters_requests_stay_at_its_server_until_a_load_is_cheaper_than_th
 
 def test_a_load_that_drops_another_adapter_counts_twice() -> None:
     rule = rule_of("least-cost")
-    seen = [Seen("free", free_slot=True, backlog=400.0), Seen("full")]
+    seen = [SeenEndpoint("free", free_slot=True, backlog=400.0), SeenEndpoint("full")]
     assert order(rule, seen, adapter="x") == ["free", "full"]
     seen[0].backlog = 600.0
     assert order(rule, seen, adapter="x") == ["full", "free"]
 
 
 def test_base_model_requests_ignore_adapters() -> None:
-    seen = [Seen("a", has_adapter=True, backlog=10.0), Seen("b", free_slot=True, backlog=5.0), Seen("c")]
+    seen = [
+        SeenEndpoint("a", has_adapter=True, backlog=10.0),
+        SeenEndpoint("b", free_slot=True, backlog=5.0),
+        SeenEndpoint("c"),
+    ]
     assert order(rule_of("least-cost"), seen) == ["c", "b", "a"]
 
 
 def test_the_reason_is_prefix_lora_or_load() -> None:
-    def reason(*seen: Seen, adapter: str = "") -> str:
+    def reason(*seen: SeenEndpoint, adapter: str = "") -> str:
         return rule_of("least-cost").rank(weighed(seen, adapter=adapter)).reason
 
-    assert reason(Seen("a", cached=500), Seen("b")) == "prefix"
-    assert reason(Seen("a", has_adapter=True), Seen("b"), adapter="x") == "lora"
-    assert reason(Seen("a"), Seen("b", backlog=900.0)) == "load"
+    assert reason(SeenEndpoint("a", cached=500), SeenEndpoint("b")) == "prefix"
+    assert reason(SeenEndpoint("a", has_adapter=True), SeenEndpoint("b"), adapter="x") == "lora"
+    assert reason(SeenEndpoint("a"), SeenEndpoint("b", backlog=900.0)) == "load"
 
 
 def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_s: float = 99.0) -> object:

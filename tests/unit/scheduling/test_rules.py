@@ -17,7 +17,7 @@ from epp.config.policy import RuleName
 from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import MOST
 from tests.unit.scheduling.orders import firsts, order, rule_of
-from tests.unit.scheduling.snapshots import Seen, weighed
+from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 
 ALL: list[RuleName] = list(get_args(RuleName))
 
@@ -38,7 +38,7 @@ def test_the_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
     *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
 ) -> None:
     seen = [
-        Seen(
+        SeenEndpoint(
             f"e{i}",
             cached=data.draw(st.integers(0, 1000)),
             backlog=data.draw(st.floats(0, 1e6)),
@@ -61,7 +61,7 @@ def test_the_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
 def test_equal_candidates_are_chosen_by_chance_and_not_by_their_place_in_the_list(name: RuleName) -> None:
-    counts = firsts(rule_of(name), [Seen(n) for n in "abcd"])
+    counts = firsts(rule_of(name), [SeenEndpoint(n) for n in "abcd"])
     assert set(counts) == set("abcd")
     assert max(counts.values()) < 160  # 100 each on average
 
@@ -69,7 +69,10 @@ def test_equal_candidates_are_chosen_by_chance_and_not_by_their_place_in_the_lis
 @pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
 def test_the_fallback_among_equal_candidates_is_chosen_by_chance_too(name: RuleName) -> None:
     """A fixed second choice would get everything when the first choice is dead."""
-    rule, seen = rule_of(name), [Seen("a", cached=900), *(Seen(n, in_flight=1) for n in "bcd")]
+    rule, seen = (
+        rule_of(name),
+        [SeenEndpoint("a", cached=900), *(SeenEndpoint(n, in_flight=1) for n in "bcd")],
+    )
     if name == "least-load":
         seen[0].in_flight = 0
     orders = [order(rule, seen) for _ in range(100)]
@@ -82,17 +85,23 @@ def test_the_fallback_among_equal_candidates_is_chosen_by_chance_too(name: RuleN
 
 def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
     rule = rule_of("affinity")
-    seen = [Seen("idle", cached=100), Seen("busy", cached=200, in_flight=90)]
+    seen = [SeenEndpoint("idle", cached=100), SeenEndpoint("busy", cached=200, in_flight=90)]
     assert order(rule, seen) == ["busy", "idle"]
 
 
 def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
-    seen = [Seen("match", cached=900), Seen("slot", free_slot=True), Seen("holder", has_adapter=True)]
+    seen = [
+        SeenEndpoint("match", cached=900),
+        SeenEndpoint("slot", free_slot=True),
+        SeenEndpoint("holder", has_adapter=True),
+    ]
     assert order(rule_of("affinity"), seen, adapter="x") == ["holder", "slot", "match"]
 
 
 def test_affinity_without_a_match_takes_the_least_load() -> None:
-    ranked = rule_of("affinity").rank(weighed([Seen("a", in_flight=2), Seen("b", in_flight=1)]))
+    ranked = rule_of("affinity").rank(
+        weighed([SeenEndpoint("a", in_flight=2), SeenEndpoint("b", in_flight=1)])
+    )
     assert (ranked.places, ranked.reason) == ([1, 0], "load")
 
 
@@ -101,7 +110,7 @@ def test_affinity_without_a_match_takes_the_least_load() -> None:
 
 def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
     rule = rule_of("round-robin")
-    seen = [Seen(n) for n in "cab"]
+    seen = [SeenEndpoint(n) for n in "cab"]
     assert [order(rule, seen) for _ in range(4)] == [
         ["a", "b", "c"],
         ["b", "c", "a"],
@@ -117,7 +126,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
     picks: list[str] = []
     for toggled in ["", *toggles]:
         members ^= {toggled} - {""}
-        picks.append(order(rule, [Seen(n) for n in members])[0])
+        picks.append(order(rule, [SeenEndpoint(n) for n in members])[0])
     for steady in "mn":
         turns = [i for i, name in enumerate(picks) if name == steady]
         other = "n" if steady == "m" else "m"
@@ -130,7 +139,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
 
 def test_least_load_takes_the_fewest_in_flight() -> None:
     assert order(
-        rule_of("least-load"), [Seen(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
+        rule_of("least-load"), [SeenEndpoint(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
     ) == [
         "b",
         "c",
@@ -139,7 +148,7 @@ def test_least_load_takes_the_fewest_in_flight() -> None:
 
 
 def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> None:
-    seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
+    seen = [SeenEndpoint(n, in_flight=i) for i, n in enumerate("abcd")]
     counts = firsts(rule_of("power-of-two"), seen, times=1200)
     assert counts["d"] == 0
     # Endpoint a is in three of the six pairs. b is the better one of two pairs, and c of one.
@@ -149,7 +158,7 @@ def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> 
 
 
 def test_power_of_two_falls_back_to_the_other_of_the_two() -> None:
-    seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
+    seen = [SeenEndpoint(n, in_flight=i) for i, n in enumerate("abcd")]
     rule = rule_of("power-of-two")
     for _ in range(50):
         first, second, *_ = rule.rank(weighed(seen)).places
@@ -160,14 +169,14 @@ NAMES = [f"pod-{i}" for i in range(10)]
 
 
 def sessions_to(names: list[str], *, sessions: int = 500) -> dict[str, str]:
-    rule, seen = rule_of("session"), [Seen(n) for n in names]
+    rule, seen = rule_of("session"), [SeenEndpoint(n) for n in names]
     return {f"s{i}": order(rule, seen, session=f"s{i}")[0] for i in range(sessions)}
 
 
 def test_a_session_keeps_its_endpoint_whatever_the_load_and_the_order_of_the_list() -> None:
     rule = rule_of("session")
     chosen = {
-        order(rule, [Seen(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
+        order(rule, [SeenEndpoint(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
         for k, names in enumerate([NAMES, NAMES[::-1], sorted(NAMES)])
     }
     assert len(chosen) == 1
@@ -194,7 +203,7 @@ def test_sessions_spread_over_all_endpoints() -> None:
 
 
 def test_a_request_without_a_session_goes_by_load() -> None:
-    ranked = rule_of("session").rank(weighed([Seen("a", in_flight=1), Seen("b")]))
+    ranked = rule_of("session").rank(weighed([SeenEndpoint("a", in_flight=1), SeenEndpoint("b")]))
     assert (ranked.places, ranked.reason) == ([1, 0], "load")
 
 
@@ -207,7 +216,7 @@ def keys(count: int = 500) -> list[int]:
 
 
 def owners(names: list[str], *, in_flight: int = 0) -> dict[int, str]:
-    rule, seen = rule_of("prefix-hash"), [Seen(n, in_flight=in_flight) for n in names]
+    rule, seen = rule_of("prefix-hash"), [SeenEndpoint(n, in_flight=in_flight) for n in names]
     return {key: order(rule, seen, beginning=key)[0] for key in keys()}
 
 
@@ -227,10 +236,12 @@ def test_owners_are_spread_almost_evenly_and_only_those_of_a_lost_endpoint_chang
 
 def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
     rule, key = rule_of("prefix-hash"), keys()[0]
-    idle = order(rule, [Seen(n) for n in NAMES], beginning=key)
+    idle = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)
 
     def with_load(owners: int) -> list[str]:
-        return order(rule, [Seen(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key)
+        return order(
+            rule, [SeenEndpoint(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key
+        )
 
     # The bound is 1.25 times the mean, rounded up. It is 11 if the owner has 10 requests and each other
     # endpoint has 8, and it is 11 if the owner has 11.
@@ -242,7 +253,7 @@ def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() ->
 def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
     load: list[int], key: int
 ) -> None:
-    seen = [Seen(f"e{i}", in_flight=n) for i, n in enumerate(load)]
+    seen = [SeenEndpoint(f"e{i}", in_flight=n) for i, n in enumerate(load)]
     first = order(rule_of("prefix-hash"), seen, beginning=key)[0]
     had = dict(zip([s.name for s in seen], load, strict=True))[first]
     assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
@@ -250,11 +261,14 @@ def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
 
 def test_an_owner_takes_its_prompts_up_to_four_requests_even_if_all_others_are_idle() -> None:
     rule, key = rule_of("prefix-hash"), keys()[0]
-    owner = order(rule, [Seen(n) for n in NAMES], beginning=key)[0]
+    owner = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)[0]
     for in_flight, kept in ((3, True), (4, False)):
-        seen = [Seen(n, in_flight=in_flight if n == owner else 0) for n in NAMES]
+        seen = [SeenEndpoint(n, in_flight=in_flight if n == owner else 0) for n in NAMES]
         assert (order(rule, seen, beginning=key)[0] == owner) is kept
 
 
 def test_a_prompt_without_a_full_chunk_goes_by_load() -> None:
-    assert order(rule_of("prefix-hash"), [Seen("busy", in_flight=1), Seen("idle")]) == ["idle", "busy"]
+    assert order(rule_of("prefix-hash"), [SeenEndpoint("busy", in_flight=1), SeenEndpoint("idle")]) == [
+        "idle",
+        "busy",
+    ]

@@ -25,7 +25,7 @@ from epp.scheduling.schedule import (
     uncached_tokens,
 )
 from epp.scheduling.snapshot import SchedulingRequest
-from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
+from tests.unit.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
 
@@ -34,55 +34,70 @@ def scheduler_of(spec: PolicySpec) -> Scheduler:
     return Scheduler(spec, RULES[spec.rule](spec, random.Random(0)))
 
 
-def choose(seen: list[Seen], *, rule: RuleName = "least-cost", load: Load = LOAD) -> Choice:
+def choose(seen: list[SeenEndpoint], *, rule: RuleName = "least-cost", load: Load = LOAD) -> Choice:
     return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request(seen), snapshot(seen))
 
 
-def over(one: Seen, *, load: Load = LOAD) -> list[str]:
+def over(one: SeenEndpoint, *, load: Load = LOAD) -> list[str]:
     return list(over_limits(load, snapshot([one])))
 
 
 @pytest.mark.parametrize(
     ("above", "at_limit", "why"),
     [
-        (Seen("a", waiting=11), Seen("a", waiting=10), "waiting"),
-        (Seen("a", kv_usage=0.91), Seen("a", kv_usage=0.9), "kv_usage"),
-        (Seen("a", backlog=1001.0), Seen("a", backlog=1000.0), "undone"),
+        (SeenEndpoint("a", waiting=11), SeenEndpoint("a", waiting=10), "waiting"),
+        (SeenEndpoint("a", kv_usage=0.91), SeenEndpoint("a", kv_usage=0.9), "kv_usage"),
+        (SeenEndpoint("a", backlog=1001.0), SeenEndpoint("a", backlog=1000.0), "undone"),
     ],
 )
 def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_not(
-    above: Seen, at_limit: Seen, why: str
+    above: SeenEndpoint, at_limit: SeenEndpoint, why: str
 ) -> None:
     assert over(above) == [why]
     assert over(at_limit) == []
 
 
 def test_unknown_load_is_over_no_threshold() -> None:
-    assert over(Seen("a", waiting=UNKNOWN, kv_usage=UNKNOWN), load=Load(max_waiting=0, max_kv_usage=0)) == []
+    assert (
+        over(SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN), load=Load(max_waiting=0, max_kv_usage=0))
+        == []
+    )
 
 
 def test_without_an_undone_limit_any_backlog_is_allowed() -> None:
-    assert over(Seen("a", backlog=1e12), load=Load()) == []
+    assert over(SeenEndpoint("a", backlog=1e12), load=Load()) == []
 
 
 def test_a_full_cache_leaves_no_endpoint_out_unless_a_policy_says_so() -> None:
-    assert over(Seen("a", kv_usage=1.0), load=Load()) == []
+    assert over(SeenEndpoint("a", kv_usage=1.0), load=Load()) == []
 
 
 def test_endpoints_over_a_threshold_come_last_with_the_first_crossed_threshold_as_the_reason() -> None:
-    choice = choose([Seen("a", waiting=11, kv_usage=1.0), Seen("b", kv_usage=1.0), Seen("c", in_flight=9)])
+    choice = choose(
+        [
+            SeenEndpoint("a", waiting=11, kv_usage=1.0),
+            SeenEndpoint("b", kv_usage=1.0),
+            SeenEndpoint("c", in_flight=9),
+        ]
+    )
     assert choice.places[0] == 2
     assert sorted(choice.places[1:]) == [0, 1]
     assert [excluded(choice.left_out, place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
 
 
 def test_endpoints_left_out_are_ordered_by_load() -> None:
-    choice = choose([Seen("a", waiting=11, in_flight=5), Seen("b", waiting=11, in_flight=3), Seen("c")])
+    choice = choose(
+        [
+            SeenEndpoint("a", waiting=11, in_flight=5),
+            SeenEndpoint("b", waiting=11, in_flight=3),
+            SeenEndpoint("c"),
+        ]
+    )
     assert choice.places == [2, 1, 0]
 
 
 def test_if_all_endpoints_are_over_a_threshold_the_pick_is_saturated_and_all_are_ranked() -> None:
-    choice = choose([Seen("a", waiting=11, in_flight=1), Seen("b", kv_usage=1.0)])
+    choice = choose([SeenEndpoint("a", waiting=11, in_flight=1), SeenEndpoint("b", kv_usage=1.0)])
     assert (choice.reason, choice.saturated, choice.left_out) == ("saturated", True, {})
     assert choice.places == [1, 0]
 
@@ -90,13 +105,14 @@ def test_if_all_endpoints_are_over_a_threshold_the_pick_is_saturated_and_all_are
 def test_if_all_endpoints_are_over_a_threshold_the_policy_may_refuse_the_request() -> None:
     with pytest.raises(SaturatedError) as refused:
         choose(
-            [Seen("a", waiting=1)], load=Load(max_waiting=0, when_saturated="Reject", retry_after_seconds=7)
+            [SeenEndpoint("a", waiting=1)],
+            load=Load(max_waiting=0, when_saturated="Reject", retry_after_seconds=7),
         )
     assert refused.value.retry_after_s == 7
 
 
 def test_plain_rules_ignore_the_thresholds() -> None:
-    choice = choose([Seen("a", waiting=99), Seen("b", in_flight=1)], rule="least-load")
+    choice = choose([SeenEndpoint("a", waiting=99), SeenEndpoint("b", in_flight=1)], rule="least-load")
     assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
 
 
@@ -110,13 +126,13 @@ def test_plain_rules_ignore_the_thresholds() -> None:
     ],
 )
 def test_matches_count_only_if_the_best_match_saves_enough(gain: Gain, *, counts: bool) -> None:
-    asked = request([Seen("a", cached=64), Seen("b", cached=16), Seen("c")])
+    asked = request([SeenEndpoint("a", cached=64), SeenEndpoint("b", cached=16), SeenEndpoint("c")])
     uncached = uncached_tokens(asked, gain).tolist()
     assert uncached == ([936, 984, 1000] if counts else [1000, 1000, 1000])
 
 
 def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> None:
-    seen = [Seen(name) for name in "abc"]
+    seen = [SeenEndpoint(name) for name in "abc"]
     scheduler, shown = scheduler_of(PolicySpec()), snapshot(seen)
     plain = request(seen)
     asked = SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
@@ -128,7 +144,7 @@ def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> No
 
 ENDPOINTS = st.lists(
     st.builds(
-        Seen,
+        SeenEndpoint,
         st.just("e"),
         cached=st.integers(0, 999),
         waiting=st.integers(0, 20) | st.just(UNKNOWN),
@@ -142,9 +158,9 @@ ENDPOINTS = st.lists(
 
 @given(ENDPOINTS)
 def test_an_endpoint_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(
-    seen: list[Seen],
+    seen: list[SeenEndpoint],
 ) -> None:
-    seen = [Seen(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
+    seen = [SeenEndpoint(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
     choice = choose(seen)
     heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}
     assert len(choice.places) == len(set(choice.places)) == min(MOST, len(seen))

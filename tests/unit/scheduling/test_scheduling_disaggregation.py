@@ -15,7 +15,7 @@ from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere, transfe
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import Roster, Snapshot
 from epp.types import Address, Endpoint, EndpointName, Role
-from tests.unit.scheduling.snapshots import Seen, request, snapshot
+from tests.unit.scheduling.snapshots import SeenEndpoint, request, snapshot
 
 SETTINGS = Disaggregation(
     min_uncached_tokens=256, kv_bytes_per_token=1000.0, transfer_bytes_per_second=1e6, overhead_seconds=0.5
@@ -26,7 +26,7 @@ SPEC = PolicySpec(
 )
 
 
-def prefillers(seen: list[Seen], role: Role = Role.PREFILL) -> Snapshot:
+def prefillers(seen: list[SeenEndpoint], role: Role = Role.PREFILL) -> Snapshot:
     shown = snapshot(seen)
     endpoints = [
         Endpoint(EndpointName(name), Address("10.0.0.9", 8000 + n), role=role)
@@ -36,7 +36,12 @@ def prefillers(seen: list[Seen], role: Role = Role.PREFILL) -> Snapshot:
 
 
 def computed(
-    here: Seen, prefilling: Snapshot, cached: list[Seen], *, prompt: int = 4000, spec: PolicySpec = SPEC
+    here: SeenEndpoint,
+    prefilling: Snapshot,
+    cached: list[SeenEndpoint],
+    *,
+    prompt: int = 4000,
+    spec: PolicySpec = SPEC,
 ) -> Elsewhere | None:
     """Return the result for a prompt of which `here` holds `here.cached` tokens."""
     answering = snapshot([here])
@@ -51,8 +56,8 @@ def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
 
 
 def test_the_price_elsewhere_has_no_stalled_answers_but_the_transfer_of_the_missing_tokens() -> None:
-    idle = [Seen("p", backlog=500.0, in_flight=50, cached=1000)]
-    found = computed(Seen("d", in_flight=40, cached=2000), prefillers(idle), idle)
+    idle = [SeenEndpoint("p", backlog=500.0, in_flight=50, cached=1000)]
+    found = computed(SeenEndpoint("d", in_flight=40, cached=2000), prefillers(idle), idle)
     assert found is not None
     assert found.instead_of_s == pytest.approx(2.0 * (1 + 0.1 * 40))
     assert found.transfer_s == 0.5 + 2.0
@@ -61,8 +66,8 @@ def test_the_price_elsewhere_has_no_stalled_answers_but_the_transfer_of_the_miss
 
 
 def test_an_endpoint_that_also_answers_stalls_its_answers() -> None:
-    both = [Seen("b", in_flight=5)]
-    found = computed(Seen("d", in_flight=90), prefillers(both, Role.BOTH), both)
+    both = [SeenEndpoint("b", in_flight=5)]
+    found = computed(SeenEndpoint("d", in_flight=90), prefillers(both, Role.BOTH), both)
     assert found is not None
     assert found.cost_s == pytest.approx(4.0 * (1 + 0.1 * 5) + 4.5)
 
@@ -73,16 +78,16 @@ def test_an_endpoint_that_also_answers_stalls_its_answers() -> None:
 def test_a_prompt_stays_if_little_of_it_is_uncached_or_if_moving_it_costs_more(
     lacking: int, in_flight: int
 ) -> None:
-    idle = [Seen("p")]
-    here = Seen("d", in_flight=in_flight, cached=4000 - lacking)
+    idle = [SeenEndpoint("p")]
+    here = SeenEndpoint("d", in_flight=in_flight, cached=4000 - lacking)
     assert computed(here, prefillers(idle), idle) is None
 
 
 def test_endpoints_that_fail_or_are_over_a_load_threshold_compute_nothing_except_as_a_trial() -> None:
-    three = [Seen("p"), Seen("q", backlog=900.0), Seen("r", backlog=500.0)]
+    three = [SeenEndpoint("p"), SeenEndpoint("q", backlog=900.0), SeenEndpoint("r", backlog=500.0)]
     spec = replace(SPEC, load=Load(max_undone_tokens=800))
     failing = replace(prefillers(three), failing=np.array([True, False, False]))
-    here = Seen("d", in_flight=90)
+    here = SeenEndpoint("d", in_flight=90)
     found = computed(here, failing, three, spec=spec)
     assert found is not None
     assert (found.place, found.trial) == (2, False)

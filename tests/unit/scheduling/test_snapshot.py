@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from epp.scheduling.snapshot import Roster
 from epp.types import Address, Endpoint, EndpointName, Role
-from tests.unit.scheduling.snapshots import Seen, snapshot
+from tests.unit.scheduling.snapshots import SeenEndpoint, snapshot
 
-FOUR = [Seen(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]
+FOUR = [SeenEndpoint(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]
 
 
 def test_a_roster_has_the_alphabetical_rank_and_the_data_planes_address_of_each_slot() -> None:
@@ -27,7 +27,7 @@ def test_a_roster_has_the_alphabetical_rank_and_the_data_planes_address_of_each_
 
 
 def test_every_picker_hashes_a_name_alike_whatever_its_slot() -> None:
-    one, other = (snapshot([Seen(name) for name in names]).roster for names in ("abc", "cab"))
+    one, other = (snapshot([SeenEndpoint(name) for name in names]).roster for names in ("abc", "cab"))
     assert len({*one.names_hashed.tolist()}) == 3
     assert one.names_hashed.tolist() == [*other.names_hashed.tolist()[1:], other.names_hashed[0]]
 

@@ -7,13 +7,13 @@ import time
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.scheduling.least_cost import LeastCost
-from tests.unit.scheduling.snapshots import Seen, weighed
+from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 
 
 def test_a_pick_of_2000_servers_takes_at_most_nine_times_as_long_if_a_few_requests_are_unreported() -> None:
     """Then each pick looks at a large part of the servers, drawn by chance."""
     rule = LeastCost(DEFAULT_POLICY.spec, random.Random(1))
-    seen = [Seen(f"s{n}") for n in range(2000)]
+    seen = [SeenEndpoint(f"s{n}") for n in range(2000)]
 
     def best_s(*, unreported_picks: float) -> float:
         asked, times = weighed(seen, unreported_picks=unreported_picks), []

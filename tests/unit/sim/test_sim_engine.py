@@ -21,7 +21,7 @@ BLOCK = 8
 EOS = TokenId(1)
 
 
-class Arrival:
+class TwinRequest:
     """A request for both engines: the same token ids, with its answer."""
 
     def __init__(
@@ -40,10 +40,10 @@ class Arrival:
         return [BlockHash(repr((self.adapter, tokens[:end])).encode()) for end in ends]
 
 
-def arrivals(rng: random.Random, *, count: int, mean_gap_s: float, adapters: int) -> list[Arrival]:
+def arrivals(rng: random.Random, *, count: int, mean_gap_s: float, adapters: int) -> list[TwinRequest]:
     prefixes = [[p * 1000 + n for n in range(rng.randrange(4, 60))] for p in range(2, 6)]
     now = 0.0
-    made: list[Arrival] = []
+    made: list[TwinRequest] = []
     for number in range(count):
         now += rng.expovariate(1 / mean_gap_s)
         own = [500_000 + number * 100 + n for n in range(rng.randrange(1, 50))]
@@ -53,7 +53,7 @@ def arrivals(rng: random.Random, *, count: int, mean_gap_s: float, adapters: int
             prompt = earlier.prompt + [int(t) for t in earlier.answer] + own
         adapter = f"lora-{rng.randrange(adapters)}" if adapters and rng.random() < 0.7 else ""
         made.append(
-            Arrival(
+            TwinRequest(
                 number, at_s=now, prompt=prompt[:180], answer_tokens=rng.randrange(1, 40), adapter=adapter
             )
         )
@@ -64,7 +64,7 @@ Seen = dict[int, tuple[int | None, float | None, float | None, int]]
 """By request: cached tokens, time of the first and of the last token, preemptions."""
 
 
-def run_core(work: list[Arrival], shape: EngineShape) -> Seen:
+def run_core(work: list[TwinRequest], shape: EngineShape) -> Seen:
     by_id = {str(a.number): a for a in work}
 
     def next_token(request: Request) -> TokenId:
@@ -99,7 +99,7 @@ def run_core(work: list[Arrival], shape: EngineShape) -> Seen:
     }
 
 
-def run_sim(work: list[Arrival], shape: EngineShape, *, checked: bool = False) -> Seen:
+def run_sim(work: list[TwinRequest], shape: EngineShape, *, checked: bool = False) -> Seen:
     engine = SimEngine(shape)
     jobs: list[Job] = []
     todo = list(work)
@@ -163,8 +163,8 @@ def test_invariants_hold_after_each_event(seed: int, num_blocks: int) -> None:
 
 def test_an_arrival_waits_only_for_the_current_step() -> None:
     shape = shape_of(num_blocks=400, max_num_seqs=4, budget=64)
-    long_answer = Arrival(0, at_s=0.0, prompt=[7] * 3, answer_tokens=400, adapter="")
-    late = Arrival(1, at_s=1.0, prompt=[9] * 3, answer_tokens=1, adapter="")
+    long_answer = TwinRequest(0, at_s=0.0, prompt=[7] * 3, answer_tokens=400, adapter="")
+    late = TwinRequest(1, at_s=1.0, prompt=[9] * 3, answer_tokens=1, adapter="")
     seen = run_sim([long_answer, late], shape)
     first_s = seen[1][1]
     assert first_s is not None

@@ -14,7 +14,7 @@ from epp.tracing.sending import Bounds, Sender
 LONG_S = 60.0
 
 
-class Collector:
+class PatientCollector:
     """Accepts batches when the test lets it."""
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Collector:
 
 
 @pytest.fixture
-def collector() -> Collector:
-    return Collector()
+def collector() -> PatientCollector:
+    return PatientCollector()
 
 
-def sender_to(collector: Collector, **bounds: float) -> Sender[int]:
+def sender_to(collector: PatientCollector, **bounds: float) -> Sender[int]:
     made: Sender[int] = Sender(
         collector.send,
         collector.close,
@@ -57,7 +57,7 @@ def finish(sender: Sender[int]) -> None:
     assert sender.finished.wait(LONG_S)
 
 
-def test_a_full_batch_is_sent_at_once_and_the_rest_at_the_end(collector: Collector) -> None:
+def test_a_full_batch_is_sent_at_once_and_the_rest_at_the_end(collector: PatientCollector) -> None:
     collector.open.set()
     sender = sender_to(collector)
     for n in range(6):
@@ -69,7 +69,7 @@ def test_a_full_batch_is_sent_at_once_and_the_rest_at_the_end(collector: Collect
     assert sender.counts == {"sent": 6, "failed": 0, "dropped": 0}
 
 
-def test_a_batch_that_is_not_full_is_sent_after_the_delay(collector: Collector) -> None:
+def test_a_batch_that_is_not_full_is_sent_after_the_delay(collector: PatientCollector) -> None:
     collector.open.set()
     sender = sender_to(collector, delay_s=0.01)
     sender.put(1)
@@ -78,7 +78,7 @@ def test_a_batch_that_is_not_full_is_sent_after_the_delay(collector: Collector) 
 
 
 def test_while_the_collector_hangs_the_newest_spans_beyond_the_queue_are_dropped_and_counted(
-    collector: Collector,
+    collector: PatientCollector,
 ) -> None:
     sender = sender_to(collector)
     for n in range(4):
@@ -94,7 +94,7 @@ def test_while_the_collector_hangs_the_newest_spans_beyond_the_queue_are_dropped
 
 @pytest.mark.parametrize("answer", [False, OSError("no route")])
 def test_spans_that_do_not_arrive_are_counted_and_the_next_batch_is_tried(
-    collector: Collector, *, answer: bool | Exception
+    collector: PatientCollector, *, answer: bool | Exception
 ) -> None:
     collector.open.set()
     collector.answer = answer
@@ -106,7 +106,7 @@ def test_spans_that_do_not_arrive_are_counted_and_the_next_batch_is_tried(
     assert len(collector.batches) == 2
 
 
-def test_giving_up_ends_a_sending_that_hangs(collector: Collector) -> None:
+def test_giving_up_ends_a_sending_that_hangs(collector: PatientCollector) -> None:
     sender = sender_to(collector)
     for n in range(8):
         sender.put(n)

@@ -19,7 +19,7 @@ SELECTIVE = SelectionSettings(ratio=0.25).cache_key
 
 
 @dataclasses.dataclass
-class Heard:
+class ReportedBlocks:
     stored_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
     removed_hashes: list[BlockHash] = dataclasses.field(default_factory=list)
 
@@ -65,7 +65,7 @@ def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_block(
 def test_002_8_exact_requests_never_reuse_approximate_blocks_and_no_event_names_them() -> None:
     config = EngineConfig(num_blocks=12, block_size_tokens=16, eos_token_id=NO_TOKEN)
     engine = Engine(config, CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7)))
-    heard = engine.kv_cache.observer = Heard()
+    heard = engine.kv_cache.observer = ReportedBlocks()
     selective = ask(engine, "selective", approximation=SELECTIVE)
     assert not heard.stored_hashes
     assert ask(engine, "exact").num_cached_tokens == 0

@@ -84,7 +84,7 @@ def loaded(hashes: Sequence[BlockHash], first_block: int) -> LoadedPrefix:
     return LoadedPrefix(first_block, len(hashes), 100 * len(hashes), None)
 
 
-class Serving:
+class StagedEngine:
     def __init__(self) -> None:
         tokenizer = Tokenizer()
         answers = Answers(tokenizer, mean_tokens=50)
@@ -130,8 +130,8 @@ class Serving:
 
 
 @pytest_asyncio.fixture
-async def serving() -> AsyncIterator[Serving]:
-    made = Serving()
+async def serving() -> AsyncIterator[StagedEngine]:
+    made = StagedEngine()
     loop = asyncio.create_task(made.driver.run())
     yield made
     made.tiers.gate.set()
@@ -144,7 +144,7 @@ async def serving() -> AsyncIterator[Serving]:
     made.thread.shutdown()
 
 
-async def test_a_request_waits_for_its_prefix_while_others_are_served(serving: Serving) -> None:
+async def test_a_request_waits_for_its_prefix_while_others_are_served(serving: StagedEngine) -> None:
     serving.tiers.gate.clear()
     request, mailbox = serving.submit("stored")
     assert request.loading
@@ -157,7 +157,7 @@ async def test_a_request_waits_for_its_prefix_while_others_are_served(serving: S
     assert (request.num_cached_tokens, request.num_stored_tokens) == (20, 20)
 
 
-async def test_a_prefix_that_is_in_the_blocks_is_not_fetched(serving: Serving) -> None:
+async def test_a_prefix_that_is_in_the_blocks_is_not_fetched(serving: StagedEngine) -> None:
     serving.tiers.held = 0
     await serving.answer("computed")
     serving.tiers.held = 1000
@@ -167,7 +167,7 @@ async def test_a_prefix_that_is_in_the_blocks_is_not_fetched(serving: Serving) -
 
 
 async def test_a_request_is_computed_if_its_fetch_finds_nothing_or_fails(
-    serving: Serving,
+    serving: StagedEngine,
 ) -> None:
     def fails(_: Sequence[BlockHash], __: int) -> None:
         raise RuntimeError("a fault of ours")
@@ -179,14 +179,14 @@ async def test_a_request_is_computed_if_its_fetch_finds_nothing_or_fails(
     assert serving.tiers.fetched == [0, 0]
 
 
-async def test_a_prefix_read_outside_makes_the_request_approximate(serving: Serving) -> None:
+async def test_a_prefix_read_outside_makes_the_request_approximate(serving: StagedEngine) -> None:
     serving.tiers.found = lambda hashes, _: OutsidePrefix(len(hashes), None)
     request = await serving.answer("selective")
     assert request.scope.approximation == "sel:0.5"
     assert (request.num_cached_tokens, request.num_stored_tokens) == (20, 20)
 
 
-async def test_a_request_that_goes_away_while_it_loads_leaves_nothing(serving: Serving) -> None:
+async def test_a_request_that_goes_away_while_it_loads_leaves_nothing(serving: StagedEngine) -> None:
     serving.tiers.gate.clear()
     gone, _ = serving.submit("gone")
     later, _ = serving.submit("later", first=100)
@@ -206,7 +206,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:
     """No step could notice that the request is gone, because all others wait for its fetch."""
-    serving = Serving()
+    serving = StagedEngine()
     gone, _ = serving.submit("gone")
     later, _ = serving.submit("later", first=100)
     await until(lambda: gone.stored is not None)
@@ -220,7 +220,7 @@ async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_
 
 
 async def test_after_a_reset_all_stored_blocks_are_reported_once_without_waiting_for_the_disk(
-    serving: Serving,
+    serving: StagedEngine,
 ) -> None:
     def stored(name: bytes) -> TierStored:
         return TierStored("STORAGE", (BlockHash(name * 8),), 0, None)
@@ -250,7 +250,7 @@ async def test_after_a_reset_all_stored_blocks_are_reported_once_without_waiting
     assert told() == ["BlockStored", "BlockStored"]
 
 
-async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: Serving) -> None:
+async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: StagedEngine) -> None:
     """Each prefix takes all of the room. So each is fetched after the one before is admitted, in the order
     in which they came.
     """
@@ -261,7 +261,7 @@ async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: Serving) ->
 
 
 async def test_prefixes_are_looked_up_by_adapter_and_ended_requests_are_saved(
-    serving: Serving,
+    serving: StagedEngine,
 ) -> None:
     serving.tiers.unknown.add(Adapter("changed"))
     for name, stored_tokens in (("changed", 0), ("style", 20)):
@@ -273,7 +273,7 @@ async def test_prefixes_are_looked_up_by_adapter_and_ended_requests_are_saved(
     assert serving.tiers.saved == [("changed", 23), ("style", 23)]
 
 
-async def test_closing_waits_for_a_running_fetch(serving: Serving) -> None:
+async def test_closing_waits_for_a_running_fetch(serving: StagedEngine) -> None:
     serving.tiers.gate.clear()
     request, _ = serving.submit("stored")
     closing = asyncio.create_task(serving.staging.close(timeout_s=60))
@@ -285,7 +285,7 @@ async def test_closing_waits_for_a_running_fetch(serving: Serving) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 499])
 async def test_a_second_fetch_begins_while_less_than_the_bound_is_staged(
-    serving: Serving, ahead: int
+    serving: StagedEngine, ahead: int
 ) -> None:
     serving.tiers.found = lambda hashes, first: LoadedPrefix(first, len(hashes), ahead, None)
     serving.tiers.gate.clear()

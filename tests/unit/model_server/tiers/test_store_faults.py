@@ -217,7 +217,7 @@ def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its
     store.close()
 
 
-class Failing:
+class FailingDisk:
     """While this is on, system calls fail from time to time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
@@ -240,7 +240,7 @@ def test_tree_sizes_and_files_agree_whatever_system_call_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
-    failing = Failing(monkeypatch, rng)
+    failing = FailingDisk(monkeypatch, rng)
     store = opened(tmp_path, max_open_files=4)
     for _ in range(50):
         hashes, segments = random_prefix(rng), store.segments()

@@ -94,7 +94,7 @@ def test_a_disk_that_is_slower_than_the_accelerator_makes_recompute_the_fastest(
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MeasuredCell:
     """A system on this project's machine with its real disk: the work that it had to do, and the mean of
     the measured seconds.
     """
@@ -127,7 +127,7 @@ _REAL = Machine(
 _CELLS = Path(__file__).with_name("real_disk_cells.json")
 
 
-def real_cells() -> list[Cell]:
+def real_cells() -> list[MeasuredCell]:
     content = json.loads(_CELLS.read_text())
     found = []
     for values in content["cells"]:
@@ -136,13 +136,15 @@ def real_cells() -> list[Cell]:
         case = tuple(told[name] for name in ("shape", "prefix_tokens", "ratio", "gpu_share"))
         work = Work(**{name: told[name] for name in names})
         found.append(
-            Cell(told["shape"], told["gpu_share"], case, told["system"], work, seconds=told["seconds"])
+            MeasuredCell(
+                told["shape"], told["gpu_share"], case, told["system"], work, seconds=told["seconds"]
+            )
         )
     return found
 
 
-def cases(*systems: str) -> list[list[Cell]]:
-    found: defaultdict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+def cases(*systems: str) -> list[list[MeasuredCell]]:
+    found: defaultdict[tuple[Any, ...], list[MeasuredCell]] = defaultdict(list)
     for cell in real_cells():
         if cell.system in systems:
             found[cell.case].append(cell)
