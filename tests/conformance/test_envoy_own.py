@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest_asyncio
 from epp.conformance.dataplane import DESTINATION
 from tests.conformance.picker import CALM
 from tests.harness.client import OpenReply, Reply
-from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.gateway import Gateway, answers_in_flight, running_gateway
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -165,19 +164,6 @@ async def test_row_16_the_client_gets_the_request_id(through: Gateway) -> None:
 # -- with the picker away ------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
-    """Begin streamed answers. The servers hold back their last piece."""
-    for backend in gateway.backends:
-        backend.behaviour.chunks = 3
-        backend.behaviour.before_last.shut()
-    async with AsyncExitStack() as stack:
-        opening = (stack.enter_async_context(gateway.client.stream(f"{n}")) for n in range(STREAMS))
-        answers = await asyncio.gather(*opening)
-        await wait_until(lambda: gateway.held == STREAMS, what="all answers are in flight")
-        yield answers
-
-
 async def whole(gateway: Gateway, answers: list[OpenReply]) -> None:
     """Let the servers go on. Check that every answer arrives to its end."""
     for backend in gateway.backends:
@@ -190,7 +176,10 @@ async def test_row_14_a_killed_picker_cuts_no_answer_and_new_requests_fall_back(
     """The picker is killed with SIGKILL: answers in flight complete, and new requests are spread over the
     servers.
     """
-    async with running_gateway(tmp_path, policy=CALM) as gateway, answers_in_flight(gateway) as answers:
+    async with (
+        running_gateway(tmp_path, policy=CALM) as gateway,
+        answers_in_flight(gateway, STREAMS) as answers,
+    ):
         gateway.picker.process.kill()
         await gateway.picker.process.wait()
         await whole(gateway, answers)
@@ -216,7 +205,10 @@ async def test_row_11_a_client_does_not_name_its_server_while_the_picker_is_down
 
 async def test_row_14_a_picker_that_stops_on_sigterm_cuts_no_answer(tmp_path: Path) -> None:
     """SIGTERM: the answers in flight complete, though the picker does not wait for their end."""
-    async with running_gateway(tmp_path, policy=CALM) as gateway, answers_in_flight(gateway) as answers:
+    async with (
+        running_gateway(tmp_path, policy=CALM) as gateway,
+        answers_in_flight(gateway, STREAMS) as answers,
+    ):
         assert await gateway.picker.process.terminate() == 0
         assert gateway.held == STREAMS
         await whole(gateway, answers)

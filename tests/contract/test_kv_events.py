@@ -42,11 +42,6 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture(params=["sha256", "sha256_cbor"])
-def recording(request: pytest.FixtureRequest) -> KvEventRecording:
-    return read_kv_events(request.param)
-
-
 def test_recorded_messages_decoded_and_encoded_again_are_the_same_bytes(recording: KvEventRecording) -> None:
     for batch in recording.batches:
         assert encode_batch(decode_batch(batch.payload)) == batch.payload

@@ -28,11 +28,6 @@ MODEL = "tiny"
 ADAPTERS = {"alpha", "beta"}
 
 
-@pytest.fixture(params=["sha256", "sha256_cbor"])
-def recording(request: pytest.FixtureRequest) -> KvEventRecording:
-    return read_kv_events(request.param)
-
-
 def samples(page: str, name: str) -> list[Sample]:
     return [
         s

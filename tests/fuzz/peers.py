@@ -25,7 +25,8 @@ from epp.sharing.speaker import identity_of
 from epp.sharing.storing import table_portions
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
-from tests.unit.sharing.pickers import Replica, meet, text
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import Replica, meet
 
 
 class PeerBatches:

@@ -6,6 +6,7 @@ picker. `running_bootstrap` starts everything with the fake picker, to test Envo
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +21,7 @@ from epp.config.settings import Config, load_config
 from epp.envoy import eds
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.backend import Backend, running_backend
-from tests.harness.client import Client, http_client
+from tests.harness.client import Client, OpenReply, http_client
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, running_envoy
 from tests.harness.fake_picker import FakePicker, running_fake_picker
 from tests.harness.ports import free_ports, free_run
@@ -213,6 +214,21 @@ class Gateway:
         listed = list(backends)
         write_endpoints(self.config, listed)
         await self.envoy.wait_endpoints({str(b.address) for b in listed})
+
+
+@asynccontextmanager
+async def answers_in_flight(gateway: Gateway, count: int) -> AsyncIterator[list[OpenReply]]:
+    """Begin so many streamed answers. Their headers and all pieces but the last were sent, and the backends
+    hold back the last piece.
+    """
+    for backend in gateway.backends:
+        backend.behaviour.chunks = 3
+        backend.behaviour.before_last.shut()
+    async with AsyncExitStack() as stack:
+        opening = (stack.enter_async_context(gateway.client.stream(f"prompt {n}")) for n in range(count))
+        answers = await asyncio.gather(*opening)
+        await wait_until(lambda: gateway.held == count, what="all answers are in flight")
+        yield answers
 
 
 @asynccontextmanager

@@ -14,6 +14,10 @@ from typing import Any
 
 from aiohttp import web
 
+from epp.types import Address
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 async def stop_listening(server: asyncio.Server) -> None:
     """Close the server's listening sockets. When this returns, each connection that was taken before has been
@@ -66,6 +70,15 @@ async def serving(app: web.Application, *, host: str = "127.0.0.1", port: int = 
         yield await server.listen(host, port)
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def serving_path(path: str, handler: Handler) -> AsyncIterator[Address]:
+    """Serve one path, with any method. Yield the server's address."""
+    app = web.Application()
+    app.router.add_route("*", path, handler)
+    async with serving(app) as port:
+        yield Address("127.0.0.1", port)
 
 
 @asynccontextmanager

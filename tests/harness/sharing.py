@@ -19,7 +19,8 @@ from epp.sharing.service import SharingService
 from epp.sources import Sources
 from epp.types import Endpoint
 from tests.harness.processes import wait_until
-from tests.unit.sharing.pickers import NO_SECRET, Replica, endpoints, text
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import NO_SECRET, Replica, endpoints
 
 
 class Sharer:

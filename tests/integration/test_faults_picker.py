@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 
 from tests.harness.client import OpenReply, Reply
 from tests.harness.envoy import PICKER, cluster
-from tests.harness.gateway import Gateway, running_gateway, running_picker
+from tests.harness.gateway import Gateway, answers_in_flight, running_gateway, running_picker
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
@@ -25,19 +23,6 @@ pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 
 STREAMS = 8
-
-
-@asynccontextmanager
-async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
-    """Hold eight streamed answers at the backends. Their headers and all pieces but the last were sent."""
-    for backend in gateway.backends:
-        backend.behaviour.chunks = 3
-        backend.behaviour.before_last.shut()
-    async with AsyncExitStack() as stack:
-        opening = (stack.enter_async_context(gateway.client.stream(f"prompt {n}")) for n in range(STREAMS))
-        answers = await asyncio.gather(*opening)
-        await wait_until(lambda: gateway.held == STREAMS, what="all answers are in flight")
-        yield answers
 
 
 async def let_go(gateway: Gateway, answers: list[OpenReply]) -> None:
@@ -61,7 +46,7 @@ async def new_requests(gateway: Gateway, count: int = STREAMS) -> list[Reply]:
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
 async def test_running_answers_complete_and_new_requests_are_served(tmp_path: Path, fault: str) -> None:
-    async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway) as answers:
+    async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway, STREAMS) as answers:
         if fault == "killed":
             gateway.picker.process.kill()
             await gateway.picker.process.wait()
@@ -90,7 +75,7 @@ async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
 async def test_a_picker_that_stops_on_sigterm_cuts_nothing_and_does_not_wait_for_answers(
     tmp_path: Path,
 ) -> None:
-    async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway) as answers:
+    async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway, STREAMS) as answers:
         assert await gateway.picker.process.terminate() == 0
         assert gateway.held == STREAMS
         await let_go(gateway, answers)

@@ -24,6 +24,7 @@ from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
 from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 
 A, B = EndpointName("a"), EndpointName("b")
@@ -121,10 +122,6 @@ async def following(
 
 def an_exact() -> Exact:
     return Exact({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
-
-
-class Panic(BaseException):
-    """A panic as pyo3 raises it: not an Exception."""
 
 
 class FailingExact(Exact):

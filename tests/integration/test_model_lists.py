@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
@@ -14,18 +14,8 @@ from aiohttp import web
 from epp.config.models import Models
 from epp.scraping.model_lists import ModelLists, soon_s
 from epp.types import Address, Endpoint, EndpointName, ModelList
-from tests.harness.listening import serving
+from tests.harness.listening import Handler, serving_path
 from tests.harness.processes import wait_until
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def a_server(handler: Handler) -> AsyncIterator[Address]:
-    app = web.Application()
-    app.router.add_get("/v1/models", handler)
-    async with serving(app) as port:
-        yield Address("127.0.0.1", port)
 
 
 class ReportedLists:
@@ -91,7 +81,7 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
     heard = ReportedLists()
     async with AsyncExitStack() as stack:
         addresses = {
-            name: await stack.enter_async_context(a_server(handler))
+            name: await stack.enter_async_context(serving_path("/v1/models", handler))
             for name, handler in {
                 "a": listing("m"),
                 "b": hang,
@@ -111,7 +101,11 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
 
 async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_without_servers() -> None:
     heard = ReportedLists()
-    async with a_server(listing("m")) as good, a_server(locked) as bad, asking(heard, a=good, b=bad) as lists:
+    async with (
+        serving_path("/v1/models", listing("m")) as good,
+        serving_path("/v1/models", locked) as bad,
+        asking(heard, a=good, b=bad) as lists,
+    ):
         await lists.wait_asked_all()
         assert (set(heard.lists), heard.silent) == ({"a"}, {"b"}), "and the lists are in use"
     async with asking(ReportedLists()) as lists:
@@ -121,8 +115,8 @@ async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_wi
 async def test_a_new_process_is_asked_at_once_and_its_list_replaces_the_old_one() -> None:
     heard = ReportedLists()
     async with (
-        a_server(listing("m")) as first,
-        a_server(listing("n")) as second,
+        serving_path("/v1/models", listing("m")) as first,
+        serving_path("/v1/models", listing("n")) as second,
         asking(heard, a=first) as lists,
     ):
         await wait_until(lambda: EndpointName("a") in heard.lists, what="the first answer")
@@ -136,7 +130,7 @@ async def test_a_request_for_an_unknown_model_has_the_servers_asked_again_soon()
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in names]})
 
-    async with a_server(answer) as address, asking(heard, a=address):
+    async with serving_path("/v1/models", answer) as address, asking(heard, a=address):
         await wait_until(lambda: EndpointName("a") in heard.lists, what="the first answer")
         names.append("fresh")
         heard.unknown += 1

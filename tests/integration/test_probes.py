@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -16,10 +14,8 @@ from epp.endpoints.state import EndpointState
 from epp.scraping.probes import Probes
 from epp.scraping.sessions import session_for_questions
 from epp.types import Address, Endpoint, EndpointName
-from tests.harness.listening import serving
+from tests.harness.listening import Handler, serving_path
 from tests.harness.ports import free_port
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def completes(request: web.Request) -> web.Response:
@@ -78,14 +74,6 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         await asyncio.gather(task, return_exceptions=True)
 
 
-@asynccontextmanager
-async def a_server(handler: Handler) -> AsyncIterator[Address]:
-    app = web.Application()
-    app.router.add_route("*", "/v1/completions", handler)
-    async with serving(app) as port:
-        yield Address("127.0.0.1", port)
-
-
 @pytest.mark.parametrize(
     ("handler", "verdict"),
     [
@@ -94,19 +82,19 @@ async def a_server(handler: Handler) -> AsyncIterator[Address]:
     ],
 )  # fmt: skip
 async def test_the_verdict_follows_from_the_servers_answer(handler: Handler, verdict: Verdict) -> None:
-    async with a_server(handler) as address:
+    async with serving_path("/v1/completions", handler) as address:
         assert await verdict_on(address) == verdict
 
 
 async def test_a_404_is_a_failure_where_the_server_was_said_to_lack_the_model() -> None:
-    async with a_server(says(404)) as address:
+    async with serving_path("/v1/completions", says(404)) as address:
         assert await verdict_on(address, about="m") == "ill"
 
 
 async def test_a_late_answer_proves_nothing_if_other_requests_wait() -> None:
-    async with a_server(headers_only) as address:
+    async with serving_path("/v1/completions", headers_only) as address:
         assert await verdict_on(address, queued=True) == "unclear"
-    async with a_server(says(500)) as address:
+    async with serving_path("/v1/completions", says(500)) as address:
         assert await verdict_on(address, queued=True) == "ill"
 
 
@@ -119,7 +107,7 @@ async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_th
     that the kernel holds.
     """
     async with (
-        a_server(never_ends) as address,
+        serving_path("/v1/completions", never_ends) as address,
         session_for_questions(timeout_s=60.0) as session,
         session.get(f"http://{address}/v1/completions") as response,
     ):

@@ -13,9 +13,8 @@ from epp.config.settings import Config, load_config
 from epp.errors import ConfigError
 from epp.files.endpoints_file import Listed
 from epp.serve.inputs import load_inputs, watchers
-from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from tests.unit.telemetry.records import new_metrics
 
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}"
 
@@ -41,10 +40,6 @@ def test_a_policy_file_beside_a_cluster_is_the_default_policy_and_never_a_dry_ru
     config = Config(policy_file=str(policy), kubernetes=Kubernetes(pool="p", kubeconfig=str(kubeconfig)))
     with pytest.raises(ConfigError, match=r"spec\.mode: beside `kubernetes`"):
         load_inputs(config)
-
-
-def new_metrics() -> Metrics:
-    return Metrics(decisions=DecisionRing(maxlen=0), state=PickerStatus)
 
 
 def reloads(metrics: Metrics) -> dict[tuple[str, str], float]:

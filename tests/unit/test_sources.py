@@ -11,11 +11,8 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.sources import Pauses, Sources
+from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
-
-
-class Panic(BaseException):
-    """A panic as pyo3 raises it: not an Exception."""
 
 
 class FailingSource:

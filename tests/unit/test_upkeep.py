@@ -12,15 +12,10 @@ import pytest
 
 from epp.config.policy import check_spec
 from epp.serve.upkeep import Upkeep
-from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
 from tests.harness.processes import wait_until
 from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
-
-
-def new_metrics() -> Metrics:
-    return Metrics(decisions=DecisionRing(maxlen=0), state=PickerStatus)
+from tests.unit.telemetry.records import new_metrics
 
 
 def value(metrics: Metrics, name: str) -> float:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from epp.config.observing import Sampling
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, RuleName
+from epp.config.policy import PolicySpec, RuleName
 from epp.config.prefix import Chunks, Table
 from epp.config.routing import Load, Lora
 from epp.decision import Outcome, PickRequest
@@ -26,6 +26,7 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.picker_questions import policy_of
 
 NAMES = [EndpointName(n) for n in "abcd"]
 HOSTS = [Address(f"10.0.0.{i}", 8000) for i in range(1, 7)]
@@ -297,10 +298,6 @@ class PickerMachine(RuleBasedStateMachine):
         for state in self.picker.fleet.states():
             assert state.in_flight == 0
         self.invariants_hold()
-
-
-def policy_of(spec: PolicySpec) -> Policy:
-    return Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
 
 
 TestPickerMachine = PickerMachine.TestCase

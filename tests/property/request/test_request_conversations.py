@@ -4,15 +4,13 @@ bytes.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.request.canonical import next_turn_prompt
-from epp.request.parse import parse_request
-from epp.types import InferenceRequest
+from tests.unit.request.asked import parse
 
 EXAMPLES = 150
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
@@ -21,10 +19,6 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
     "/v1/responses",
     "/v1/messages",
 )
-
-
-def parse(path: str, body: dict[str, Any]) -> InferenceRequest:
-    return parse_request(path, json.dumps({"model": "m", **body}).encode())
 
 
 texts = st.text(max_size=30)
@@ -61,8 +55,8 @@ def test_the_prompt_of_a_conversation_is_a_byte_prefix_of_its_next_turn(
 ) -> None:
     path, field, system_field = dialect
     around = {"tools": tools} | ({system_field: system} if system_field else {})
-    now = parse(path, {field: turns, **around}).prompt
-    then = parse(path, {field: turns + later, **around}).prompt
+    now = parse(path, **{field: turns, **around}).prompt
+    then = parse(path, **{field: turns + later, **around}).prompt
     assert then.startswith(now)
     assert len(then) > len(now)
 
@@ -82,7 +76,7 @@ def test_conversations_that_differ_in_text_never_give_equal_bytes(one: list[Any]
         said = [part["text"] if isinstance(part, dict) and "text" in part else part for part in parts]
         return (said if said != [] else [""], turn.get("tool_calls"))
 
-    equal = parse(CHAT, {"messages": one}).prompt == parse(CHAT, {"messages": other}).prompt
+    equal = parse(CHAT, messages=one).prompt == parse(CHAT, messages=other).prompt
     assert equal == (told(one) == told(other))
 
 
@@ -106,12 +100,12 @@ def test_the_next_turn_starts_with_the_prompt_predicted_from_the_answer(
     as_parts: bool,
     extra: dict[str, Any],
 ) -> None:
-    request = parse(path, {"messages": turns})
+    request = parse(path, messages=turns)
     content: Any = (
         [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": answer}] if as_parts else answer
     )
     reply = {"role": "assistant", "content": content, **extra}
-    then = parse(path, {"messages": [*turns, reply, {"role": "user", "content": question}]}).prompt
+    then = parse(path, messages=[*turns, reply, {"role": "user", "content": question}]).prompt
     for foreseen in (next_turn_prompt(request, answer), next_turn_prompt(request, answer[:cut])):
         assert foreseen is not None
         assert then.startswith(foreseen)
@@ -122,6 +116,6 @@ def test_the_next_turn_starts_with_the_prompt_predicted_from_the_answer(
 def test_the_next_completion_starts_with_the_prompt_predicted_from_the_answer(
     prompt: str, answer: str, more: str
 ) -> None:
-    foreseen = next_turn_prompt(parse(COMPLETIONS, {"prompt": prompt}), answer)
+    foreseen = next_turn_prompt(parse(COMPLETIONS, prompt=prompt), answer)
     assert foreseen is not None
-    assert parse(COMPLETIONS, {"prompt": prompt + answer + more}).prompt.startswith(foreseen)
+    assert parse(COMPLETIONS, prompt=prompt + answer + more).prompt.startswith(foreseen)

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.picker.events import Pick
 from epp.types import EndpointMetrics, EndpointName
-from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet
 
 PIECES = [text(str(n), 600) for n in range(4)]
 prompts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(b"".join)

@@ -11,11 +11,6 @@ from epp.config.settings import load_config
 from epp.errors import ConfigError
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "epp.yaml"
-
-
 def test_a_cluster_needs_only_the_name_of_its_pool(file: Path) -> None:
     file.write_text("kubernetes: {pool: vllm-llama}")
     cluster = load_config(file).kubernetes

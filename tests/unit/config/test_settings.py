@@ -10,11 +10,6 @@ from epp.config.settings import load_config
 from epp.errors import ConfigError
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "epp.yaml"
-
-
 def test_a_configuration_needs_only_the_endpoints_file(file: Path) -> None:
     file.write_text("endpointsFile: endpoints.yaml")
     config = load_config(file)

@@ -9,6 +9,7 @@ import msgspec
 
 from epp.config.policy import API_VERSION, KIND
 from epp.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
+from epp.kube.rewrites import ModelRewrites
 
 
 def pod(
@@ -139,3 +140,11 @@ def rewrite(
         "status": {"conditions": [msgspec.to_builtins(c) for c in conditions]},
     }
     return msgspec.convert(document, type=ModelRewrite)
+
+
+def rewrites_of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
+    """Return the rewrites of one pool from these objects."""
+    found = ModelRewrites(pools=["vllm"], group=group)
+    found.replace(objects)
+    found.check_integrity()
+    return found

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from epp.kube.objects import Condition, ModelRewrite
+from epp.kube.objects import Condition
 from epp.kube.rewrite_status import judge
 from epp.kube.rewrites import ModelRewrites
-from tests.unit.kube.objects import rewrite, rule
+from tests.unit.kube.objects import rewrite, rewrites_of, rule
 
 OLDER = "inference.networking.x-k8s.io"
-
-
-def rewrites_of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
-    found = ModelRewrites(pools=["vllm"], group=group)
-    found.replace(objects)
-    found.check_integrity()
-    return found
 
 
 def statuses(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str, str]:

@@ -11,6 +11,7 @@ from epp.kube.rbac import rules
 from epp.kube.rewrites import PATHS, ModelRewrites, all_rewrites
 from epp.request.rewriting import Rewrites
 from epp.types import ApiKind, InferenceRequest
+from tests.unit.kube.objects import rewrites_of
 
 
 def exact(value: str) -> dict[str, Any]:
@@ -42,12 +43,6 @@ def rewrite(
 def target_of(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
     inference = InferenceRequest(kind=ApiKind.OTHER, model=model)
     return rewrites.target(inference, session="", request_id=request_id)
-
-
-def rewrites_of(*objects: ModelRewrite) -> ModelRewrites:
-    found = ModelRewrites(pools=["vllm"], group="llm-d.ai")
-    found.replace(objects)
-    return found
 
 
 def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_the_catch_all_rule() -> None:

@@ -23,11 +23,6 @@ NUMBERS = [1e-310] * 10_000
 THINKS_FIRST = "{% if thinking %}think hard {% endif %}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
 
 
-@pytest.fixture
-def language(tmp_path: Path) -> FolderLanguage:
-    return FolderLanguage(write_language(tmp_path))
-
-
 def blocks_at(
     prompt: RoutedPrompt, language: FolderLanguage, *, block_tokens: int = 4
 ) -> tuple[Sequence[int], Sequence[int]]:

@@ -16,11 +16,6 @@ from tests.unit.kvevents.a_language import write_language
 from tests.unit.kvevents.routed import TALK, THINKS_LAST, chat, message
 
 
-@pytest.fixture
-def language(tmp_path: Path) -> FolderLanguage:
-    return FolderLanguage(write_language(tmp_path))
-
-
 def test_a_conversation_is_rendered_as_the_folders_template_says(language: FolderLanguage) -> None:
     rendered = language.render([{"role": "user", "content": " hi "}], tools=None)
     assert rendered == "<s><|user|>hi</s><|assistant|>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -76,3 +77,8 @@ def recording(folder: Path) -> Path:
     path = folder / "recording.jsonl"
     record(path)
     return path
+
+
+def json_lines(*rows: object) -> str:
+    """Return the content of a file with one row in each line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,15 @@ import pytest
 from epp.replay import mooncake
 from epp.replay.reading import read
 from epp.replay.trace import ReplayError
+from tests.unit.replay.recordings import json_lines
 
 ROW = {"timestamp": 2000, "input_length": 700, "output_length": 9, "hash_ids": [1, 7]}
 SHORT = {"timestamp": 500, "input_length": 512, "output_length": 30, "hash_ids": [1]}
 
 
-def lines(*rows: object) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
 def test_mooncakes_format_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_bytes(lines(ROW, SHORT))
+    path.write_bytes(json_lines(ROW, SHORT).encode())
     first, second = read([path]).calls
     assert (first.at_s, first.output_tokens, first.prompt_tokens) == (0.0, 30, 512)
     assert (second.at_s, second.prompt_tokens) == (1.5, 700)
@@ -30,13 +26,13 @@ def test_mooncakes_format_is_read(tmp_path: Path) -> None:
 
 
 def test_only_a_file_whose_first_line_has_hash_ids_is_a_mooncake_trace() -> None:
-    assert mooncake.is_one(b"\n  " + lines(ROW))
-    assert not mooncake.is_one(b'{"line": "recording"}\n' + lines(ROW))
+    assert mooncake.is_one(b"\n  " + json_lines(ROW).encode())
+    assert not mooncake.is_one(b'{"line": "recording"}\n' + json_lines(ROW).encode())
     assert not mooncake.is_one(b"")
 
 
 def test_an_answer_has_at_least_one_token_and_empty_lines_are_skipped() -> None:
-    (call,) = mooncake.parse(b"\n" + lines({**SHORT, "output_length": 0}) + b"  \n", name="f")
+    (call,) = mooncake.parse(b"\n" + json_lines({**SHORT, "output_length": 0}).encode() + b"  \n", name="f")
     assert call.output_tokens == 1
 
 
@@ -54,4 +50,4 @@ def test_an_answer_has_at_least_one_token_and_empty_lines_are_skipped() -> None:
 )
 def test_a_line_that_is_not_a_request_is_refused_by_its_number(row: object, fault: str) -> None:
     with pytest.raises(ReplayError, match=fault):
-        list(mooncake.parse(lines(SHORT, row), name="f"))
+        list(mooncake.parse(json_lines(SHORT, row).encode(), name="f"))

@@ -12,16 +12,12 @@ import pytest
 
 from epp.replay.reading import read
 from epp.replay.trace import ReplayError
-from tests.unit.replay.recordings import record
+from tests.unit.replay.recordings import json_lines, record
 
 MOONCAKE = [
     {"timestamp": 2000, "input_length": 700, "output_length": 9, "hash_ids": [1, 7]},
     {"timestamp": 500, "input_length": 512, "output_length": 30, "hash_ids": [1]},
 ]
-
-
-def lines(*rows: object) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_a_recording_gives_times_sizes_and_equal_pieces_where_prompts_begin_alike(tmp_path: Path) -> None:
@@ -76,10 +72,10 @@ def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
     [
         ("", "no request"),
         ("nonsense\nmore\n", "line 1: JSON is malformed"),
-        (lines({"line": "request"}), "line 1: Object missing required field"),
-        (lines({"line": "recording", "version": 9, "chunk_bytes": 1, "later_chunk_bytes": 1, "later_from_bytes": 0, "hashing": "", "policy": {}}, {}), "line 1: the recording has version 9"),
-        (lines({**MOONCAKE[0], "hash_ids": [1]}), "line 1: 1 blocks of 512 tokens are not 700 tokens"),
-        (lines(MOONCAKE[0], {**MOONCAKE[0], "hash_ids": [-1, 2]}), "line 2: Expected `int` >= 0"),
+        (json_lines({"line": "request"}), "line 1: Object missing required field"),
+        (json_lines({"line": "recording", "version": 9, "chunk_bytes": 1, "later_chunk_bytes": 1, "later_from_bytes": 0, "hashing": "", "policy": {}}, {}), "line 1: the recording has version 9"),
+        (json_lines({**MOONCAKE[0], "hash_ids": [1]}), "line 1: 1 blocks of 512 tokens are not 700 tokens"),
+        (json_lines(MOONCAKE[0], {**MOONCAKE[0], "hash_ids": [-1, 2]}), "line 2: Expected `int` >= 0"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_a_recording_is_refused_with_its_line(
@@ -110,7 +106,7 @@ def test_an_impossible_request_is_refused_by_its_field(
     record(path, requests=20)
     rows = [json.loads(row) for row in path.read_text().splitlines()]
     rows[-3] |= wrong
-    path.write_text(lines(*rows))
+    path.write_text(json_lines(*rows))
     with pytest.raises(ReplayError, match=why):
         read([path])
 
@@ -123,7 +119,7 @@ def test_absurdly_long_answers_and_large_caches_are_reduced_to_what_can_be_simul
     for row in rows:
         for server in row.get("servers", ()):
             server["capacity_tokens"] = 2**35
-    path.write_text(lines(*rows))
+    path.write_text(json_lines(*rows))
     trace = read([path])
     assert max(call.output_tokens for call in trace.calls) == 2**18
     assert {server.capacity_tokens for server in trace.servers} == {2**26}

@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
-from epp.request.parse import parse_request
-from epp.types import ApiKind, InferenceRequest
+from epp.types import ApiKind
+from tests.unit.request.asked import CHAT, chat_prompt, parse
 
-CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
-
-
-def parse(path: str, **body: Any) -> InferenceRequest:
-    return parse_request(path, json.dumps({"model": "base", **body}).encode())
-
-
-def chat(content: Any, **more: Any) -> bytes:
-    return parse(CHAT, messages=[{"role": "user", "content": content, **more}]).prompt
 
 
 @pytest.mark.parametrize(
@@ -35,12 +26,12 @@ def chat(content: Any, **more: Any) -> bytes:
     ],
 )
 def test_a_string_and_one_text_part_are_equal(content: Any) -> None:
-    assert chat(content) == b"\xffuser\xfe" + "héllo".encode()
-    assert parse(MESSAGES, messages=[{"role": "user", "content": content}]).prompt == chat(content)
+    assert chat_prompt(content) == b"\xffuser\xfe" + "héllo".encode()
+    assert parse(MESSAGES, messages=[{"role": "user", "content": content}]).prompt == chat_prompt(content)
 
 
 def test_no_content_reads_as_empty() -> None:
-    assert chat(None) == chat("") == chat([]) == b"\xffuser\xfe"
+    assert chat_prompt(None) == chat_prompt("") == chat_prompt([]) == b"\xffuser\xfe"
 
 
 def test_the_boundary_between_two_texts_counts() -> None:
@@ -51,15 +42,20 @@ def test_the_boundary_between_two_texts_counts() -> None:
         two("ab", "c"),
         two("a", "bc"),
         two("abc"),
-        chat(["ab", "c"]),
-        chat(["a", "bc"]),
-        chat("a\nbc"),
+        chat_prompt(["ab", "c"]),
+        chat_prompt(["a", "bc"]),
+        chat_prompt("a\nbc"),
     }
     assert len(rendered) == 6
 
 
 def test_role_name_and_tool_call_id_count() -> None:
-    rendered = {chat("x"), chat("x", name="ann"), chat("x", name="bob"), chat("x", tool_call_id="ann")}
+    rendered = {
+        chat_prompt("x"),
+        chat_prompt("x", name="ann"),
+        chat_prompt("x", name="bob"),
+        chat_prompt("x", tool_call_id="ann"),
+    }
     assert len(rendered) == 4
     assert parse(CHAT, messages=[{"role": "custom", "content": "x"}]).prompt == b"\xffcustom\xfex"
 
@@ -88,10 +84,10 @@ def test_role_name_and_tool_call_id_count() -> None:
 )
 def test_media_are_distinguished_by_hash_and_never_copied(one: dict[str, Any], other: dict[str, Any]) -> None:
     text = {"type": "text", "text": "what is this?"}
-    assert chat([one, text]) != chat([other, text])
-    assert len(chat([one, text])) < 100
-    assert chat([dict(reversed(one.items())), text]) == chat([one, text])
-    assert chat([one | {"cache_control": {"type": "ephemeral"}}, text]) == chat([one, text])
+    assert chat_prompt([one, text]) != chat_prompt([other, text])
+    assert len(chat_prompt([one, text])) < 100
+    assert chat_prompt([dict(reversed(one.items())), text]) == chat_prompt([one, text])
+    assert chat_prompt([one | {"cache_control": {"type": "ephemeral"}}, text]) == chat_prompt([one, text])
 
 
 def test_tools_come_first_and_an_empty_list_counts_as_no_tools() -> None:
@@ -111,9 +107,9 @@ def test_tools_come_first_and_an_empty_list_counts_as_no_tools() -> None:
 @pytest.mark.parametrize("field", ["tool_calls", "function_call"])
 def test_a_tool_call_follows_the_content_and_a_null_field_leaves_no_trace(field: str) -> None:
     call = [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]
-    assert chat("x", **{field: call}).startswith(chat("x"))
-    assert chat("x", **{field: call}) != chat("x")
-    assert chat("x", **{field: None}) == chat("x")
+    assert chat_prompt("x", **{field: call}).startswith(chat_prompt("x"))
+    assert chat_prompt("x", **{field: call}) != chat_prompt("x")
+    assert chat_prompt("x", **{field: None}) == chat_prompt("x")
 
 
 def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
@@ -131,7 +127,7 @@ def test_anthropic_tool_use_and_results_are_part_of_the_prompt() -> None:
 def test_a_tool_result_within_a_tool_result_is_distinguished_by_hash() -> None:
     def nested(text: str) -> bytes:
         inner = {"type": "tool_result", "content": [{"type": "text", "text": text}]}
-        return chat([{"type": "tool_result", "content": [inner]}])
+        return chat_prompt([{"type": "tool_result", "content": [inner]}])
 
     assert nested("a") != nested("b")
     assert len(nested("a" * 9000)) < 100

@@ -11,21 +11,13 @@ import pytest
 from epp.errors import BadRequestError
 from epp.request.parse import parse_request, skim_request
 from epp.types import ApiKind, InferenceRequest
+from tests.unit.request.asked import CHAT, chat_prompt, parse
 
-CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 EMBEDDINGS = "/v1/embeddings"
 MESSAGES = "/v1/messages"
 KNOWN = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES)
-
-
-def parse(path: str, **body: Any) -> InferenceRequest:
-    return parse_request(path, json.dumps({"model": "base", **body}).encode())
-
-
-def chat(content: Any, **more: Any) -> bytes:
-    return parse(CHAT, messages=[{"role": "user", "content": content, **more}]).prompt
 
 
 def refusal(path: str, body: bytes) -> BadRequestError:
@@ -211,7 +203,7 @@ def test_a_lone_surrogate_is_read_as_the_replacement_character(escaped: bytes, e
 
 
 def test_strings_that_look_like_other_values_stay_strings() -> None:
-    assert chat("null") == b"\xffuser\xfenull"
+    assert chat_prompt("null") == b"\xffuser\xfenull"
     assert parse(COMPLETIONS, prompt=["5", "true"]).prompt == b"5"
 
 

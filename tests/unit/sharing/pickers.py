@@ -26,11 +26,6 @@ def endpoints(names: str = "ab", *, incarnation: str = "") -> list[Endpoint]:
     ]
 
 
-def text(name: str, size: int = 8000) -> bytes:
-    """Return another text for every name."""
-    return random.Random(name).randbytes(size // 2).hex().encode()
-
-
 class Replica:
     """One picker and its exchange."""
 

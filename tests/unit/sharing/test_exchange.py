@@ -11,8 +11,8 @@ import pytest
 from epp.config.policy import PolicySpec
 from epp.sharing.batches import Flag, decode_batch
 from epp.types import Address, EndpointName
-from tests.unit.picker_questions import policy_of
-from tests.unit.sharing.pickers import Replica, endpoints, meet, text, two
+from tests.unit.picker_questions import policy_of, text
+from tests.unit.sharing.pickers import Replica, endpoints, meet, two
 
 
 def test_a_pick_is_known_to_the_others_with_its_work() -> None:

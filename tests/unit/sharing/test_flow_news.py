@@ -23,7 +23,8 @@ from epp.request.parse import parse_request
 from epp.sharing.batches import decode_batch
 from epp.sharing.speaker import Speaker
 from epp.types import ApiKind, InferenceRequest
-from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet, text
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet
 
 SLOW = Cost(prefill_tokens_per_second=1.0)
 

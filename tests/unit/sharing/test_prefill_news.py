@@ -9,7 +9,8 @@ import pytest
 from epp.decision import Outcome
 from epp.picker.events import Pick
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
-from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet, text
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet
 
 LONG = 80_000
 ROLES = {"a": Role.DECODE, "b": Role.DECODE, "c": Role.PREFILL, "d": Role.PREFILL}

@@ -9,7 +9,8 @@ import pytest
 
 from epp.sharing.batches import Began, MalformedError, decode_batch, encode
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
-from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text, two
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
 
 
 def test_the_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> None:

@@ -13,7 +13,7 @@ from epp.prefix_index.secret import derived
 from epp.sharing.link import LinkError, Received
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
-from tests.unit.sharing.pickers import text
+from tests.unit.picker_questions import text
 
 SETTINGS = Sharing(flush_interval_seconds=0.02, warmup_seconds=30)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from epp.sharing.batches import Flag, Kept, Over, decode_batch
-from tests.unit.sharing.pickers import Replica, meet, text, two
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import Replica, meet, two
 
 
 def test_only_the_part_of_a_chain_that_was_not_sent_before_is_sent() -> None:

@@ -8,7 +8,8 @@ from epp.sharing.batches import MalformedError, encode_table
 from epp.sharing.exchange import Exchange
 from epp.sharing.storing import table_portions, uses_of
 from epp.types import EndpointMetrics, EndpointName
-from tests.unit.sharing.pickers import Replica, endpoints, text
+from tests.unit.picker_questions import text
+from tests.unit.sharing.pickers import Replica, endpoints
 
 
 def a_used_replica(*, requests: int = 300) -> Replica:

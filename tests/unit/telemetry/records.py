@@ -7,6 +7,9 @@ from typing import Any
 from epp.decision import Candidate, Decision, PickRequest
 from epp.picker.events import Answered, Began, Ended, Pick
 from epp.picker.phases import Phase
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
 from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)
@@ -93,3 +96,8 @@ def answered(of: Pick, *, mismatch: bool = False) -> Answered:
 
 def ended(of: Pick) -> Ended:
     return Ended(0.0, of)
+
+
+def new_metrics() -> Metrics:
+    """Return metrics that have counted nothing and keep no decisions."""
+    return Metrics(decisions=DecisionRing(maxlen=0), state=PickerStatus)

@@ -25,6 +25,7 @@ from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
 from model_server.tiers.events import Tell, TierStored
 from model_server.tiers.status import StoreStatus
+from tests.harness.http_model_server import until
 
 STATUS = StoreStatus(
     used_bytes=0, capacity_bytes=1, tier_bytes=(0, 0), found_chunks=(0, 0, 0), read_bytes=0, written_bytes=0,
@@ -196,12 +197,6 @@ async def test_a_request_that_goes_away_while_it_loads_leaves_nothing(serving: S
     assert (await serving.answer("next", first=200)).num_stored_tokens == 20
     assert gone.stored is None
     assert len(serving.tiers.fetched) == 2, "the second fetch was not begun"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.001)
 
 
 async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:

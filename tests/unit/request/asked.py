@@ -1,0 +1,21 @@
+"""Requests by their paths and bodies, as the picker reads them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from epp.request.parse import parse_request
+from epp.types import InferenceRequest
+
+CHAT = "/v1/chat/completions"
+
+
+def parse(path: str, **body: Any) -> InferenceRequest:
+    """Read a request to the model `base`."""
+    return parse_request(path, json.dumps({"model": "base", **body}).encode())
+
+
+def chat_prompt(content: Any, **more: Any) -> bytes:
+    """Return the canonical prompt of a chat with one message."""
+    return parse(CHAT, messages=[{"role": "user", "content": content, **more}]).prompt
