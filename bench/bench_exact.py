@@ -41,7 +41,7 @@ _ROUNDS = 5
 _PAUSE_S = 0.001
 
 
-def chat(kilobytes: int, seed: int) -> InferenceRequest:
+def chat_of_size(kilobytes: int, seed: int) -> InferenceRequest:
     rng = random.Random(seed)
     words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "pack", "my", "box", "jugs"]
     text = " ".join(rng.choices(words, k=kilobytes * 1024 // 5))[: kilobytes * 1024]
@@ -49,7 +49,7 @@ def chat(kilobytes: int, seed: int) -> InferenceRequest:
     return parse_request("/v1/chat/completions", json.dumps(body).encode())
 
 
-def routed(inference: InferenceRequest) -> RoutedPrompt:
+def routed_prompt(inference: InferenceRequest) -> RoutedPrompt:
     return RoutedPrompt(
         server=EndpointName("s0"),
         process=0,
@@ -75,7 +75,7 @@ def print_prompt_costs(language: FolderLanguage) -> None:
     )
     hasher = BlockHasher("sha256")
     for kilobytes in _SIZES_KB:
-        prompt = routed(chat(kilobytes, 1))
+        prompt = routed_prompt(chat_of_size(kilobytes, 1))
         rounds = max(5, 200 // kilobytes)
         mapped = map_prompt(prompt, language=language, hasher=hasher, block_tokens=16, adapter_path=None)
         whole = median_ms(
@@ -124,7 +124,7 @@ def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> 
     before = sys.getswitchinterval()
     sys.setswitchinterval(switch_s)
     stop = threading.Event()
-    prompts, hasher = [routed(chat(40, n)) for n in range(8)], BlockHasher("sha256")
+    prompts, hasher = [routed_prompt(chat_of_size(40, n)) for n in range(8)], BlockHasher("sha256")
 
     def work() -> None:
         while not stop.is_set():
@@ -136,7 +136,7 @@ def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> 
     picker.set_endpoints(
         [Endpoint(EndpointName(f"s{n}"), Address(f"10.0.0.{n + 1}", 80)) for n in range(8)], now=0.0
     )
-    request = PickRequest("r", chat(4, 99), body_bytes=4096)
+    request = PickRequest("r", chat_of_size(4, 99), body_bytes=4096)
     times = []
     if busy:
         thread.start()

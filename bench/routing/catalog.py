@@ -141,7 +141,7 @@ def is_ours(name: str) -> bool:
     return BY_NAME[name].ours is not None or BY_NAME[name].rule is cost.ExactCost
 
 
-def policy_of(config: Config) -> Policy:
+def policy_of_config(config: Config) -> Policy:
     assert config.ours is not None
     spec = DEFAULT_POLICY.spec
     of_adapters = {name: value for name, value in config.settings.items() if name in Lora.__struct_fields__}
@@ -168,7 +168,7 @@ def router_of(
     config = BY_NAME[name]
     if config.ours is not None:
         return PickerRouter(
-            policy_of(config),
+            policy_of_config(config),
             seed=seed,
             replicas=replicas,
             share_delay_s=share_delay_s,

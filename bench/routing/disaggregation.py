@@ -162,7 +162,7 @@ class Figures:
 
 
 def run(*, prefillers: int, rate_per_s: float, seed: int, count: int, settings: Disaggregation) -> Figures:
-    policy = policy_of(settings)
+    policy = policy_of_prefill(settings)
     workload = OpenLoop(long_prompts(random.Random(f"long {seed}"), count), rate_per_s=rate_per_s)
     shape = EngineShape(
         num_blocks=CACHE_TOKENS // BLOCK_TOKENS,
@@ -176,7 +176,7 @@ def run(*, prefillers: int, rate_per_s: float, seed: int, count: int, settings: 
     return figures_of(fleet.run(), moved=fleet.moved / count)
 
 
-def policy_of(settings: Disaggregation) -> Policy:
+def policy_of_prefill(settings: Disaggregation) -> Policy:
     return with_fields(DEFAULT_POLICY, spec=with_fields(DEFAULT_POLICY.spec, disaggregation=settings))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from xxhash import xxh3_64_intdigest
 
 from bench.routing.bench import GRACE_S, Setting, plan_of, saturation
-from bench.routing.catalog import BY_NAME, policy_of
+from bench.routing.catalog import BY_NAME, policy_of_config
 from bench.routing.more_workloads import MANY_SERVERS, MORE
 from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
@@ -88,7 +88,7 @@ class MeteredRouter(PickerRouter):
     """Routes by several pickers, and times their work."""
 
     def __init__(self, pool: Pool, meter: Meter) -> None:
-        super().__init__(policy_of(BY_NAME[pool.rule]), seed=1, replicas=pool.pickers)
+        super().__init__(policy_of_config(BY_NAME[pool.rule]), seed=1, replicas=pool.pickers)
         self._meter = meter
         self._by_prompt = pool.by_prompt
         if pool.share and pool.pickers > 1:

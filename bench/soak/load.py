@@ -38,7 +38,7 @@ _HOSTILE: Final = (
 
 
 @dataclass(slots=True)
-class Results:
+class RequestCounts:
     """Counts requests by their results. `failed`: usual requests without a complete 200, and hostile requests
     that got a 5xx.
     """
@@ -53,7 +53,9 @@ class Results:
             self.examples.append(f"{kind}: {why}")
 
 
-async def user(client: Client, seen: Results, *, number: int, stop: asyncio.Event, pause_s: float) -> None:
+async def user(
+    client: Client, seen: RequestCounts, *, number: int, stop: asyncio.Event, pause_s: float
+) -> None:
     """Run one client until `stop` is set."""
     rng = random.Random(number)
     kinds = (usual, usual, usual, streamed, abandoned, abandoned, hostile, hostile)

@@ -19,7 +19,7 @@ from typing import Final
 
 import aiohttp
 
-from bench.soak.load import Results, user
+from bench.soak.load import RequestCounts, user
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import RedisServer, running_redis
@@ -49,7 +49,7 @@ class Sample:
 class Report:
     """The results of a run. `faults` lists the faults, and is empty if there were none."""
 
-    seen: Results
+    seen: RequestCounts
     kills: int = 0
     flushes: int = 0
     samples: list[Sample] = field(default_factory=list)
@@ -94,7 +94,7 @@ async def soak(plan: Plan, *, directory: Path, say: Callable[[str], None]) -> Re
 
 
 async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callable[[str], None]) -> Report:
-    report, stop = Report(Results()), asyncio.Event()
+    report, stop = Report(RequestCounts()), asyncio.Event()
     files_before = sum(_files(pid) for pid in gateway.picker.worker_pids())
     tasks_before = await _metric(gateway, "epp_tasks")
     started = time.monotonic()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.load import Results
+from bench.soak.load import RequestCounts
 from bench.soak.run import Plan, Report, Sample, _judge, soak
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -26,8 +26,8 @@ async def test_a_mixed_load_with_faults_fails_nothing_grows_nothing_and_leaves_n
 
 
 def test_memory_that_goes_on_growing_is_a_fault() -> None:
-    flat = Report(Results(), samples=[Sample(n, 1, 80.0, 20) for n in range(10)])
-    growing = Report(Results(), samples=[Sample(n, 1, 80.0 + 10 * n, 20) for n in range(10)])
+    flat = Report(RequestCounts(), samples=[Sample(n, 1, 80.0, 20) for n in range(10)])
+    growing = Report(RequestCounts(), samples=[Sample(n, 1, 80.0 + 10 * n, 20) for n in range(10)])
     for report in (flat, growing):
         _judge(report)
     assert flat.faults == []

@@ -19,7 +19,7 @@ NAME = "prefixroutingpolicies.prefix-gateway.dev"
 SPEC = {"targetRef": {"name": "vllm"}, "gain": {"minMatchTokens": 128}}
 
 
-def serving(storage: str, *, served: tuple[str, ...]) -> dict[str, Any]:
+def crd_with_versions(storage: str, *, served: tuple[str, ...]) -> dict[str, Any]:
     """Return the CRD with both versions, which have the same schema."""
     document: dict[str, Any] = copy.deepcopy(dict(crd()))
     (only,) = document["spec"]["versions"]
@@ -64,17 +64,17 @@ async def test_objects_outlive_the_change_of_version(own_cluster: ControlPlane) 
         "the stored object has the values that were set"
     )
 
-    apply(serving("v1alpha1", served=("v1alpha1", "v1")))
+    apply(crd_with_versions("v1alpha1", served=("v1alpha1", "v1")))
     await applied(policy("v1", "new"))
     assert read("v1", "old")["spec"] == read("v1alpha1", "new")["spec"]
 
-    apply(serving("v1", served=("v1alpha1", "v1")))
+    apply(crd_with_versions("v1", served=("v1alpha1", "v1")))
     for name in ("old", "new"):
         plane.kubectl("annotate", "prefixroutingpolicy", name, "seen=again", "--namespace", "default")
     assert plane.get("crd", NAME)["status"]["storedVersions"] == ["v1alpha1", "v1"]
     cut = json.dumps({"status": {"storedVersions": ["v1"]}})
     plane.kubectl("patch", "crd", NAME, "--subresource=status", "--type=merge", f"--patch={cut}")
-    apply(serving("v1", served=("v1",)))
+    apply(crd_with_versions("v1", served=("v1",)))
     for name in ("old", "new"):
         found = read("v1", name)
         assert (found["apiVersion"], found["spec"]["gain"]) == (

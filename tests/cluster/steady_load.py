@@ -116,7 +116,7 @@ class SteadyLoad:
         rng = random.Random(number)
         streamed = number % 2 == 0
         prompt = f"{prefix(rng.randrange(_TENANTS))} {number}"
-        return await ask(self._session, self._url, prompt, model=self._model, streamed=streamed)
+        return await send_completion(self._session, self._url, prompt, model=self._model, streamed=streamed)
 
     def table(self) -> str:
         head = (
@@ -134,7 +134,7 @@ class SteadyLoad:
         assert not idle, f"no request began while: {idle}"
 
 
-async def ask(
+async def send_completion(
     session: aiohttp.ClientSession, url: str, prompt: str, *, model: str, streamed: bool = False
 ) -> SentRequest:
     """Send one completion request and read the answer to its end."""

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, Installed
-from tests.cluster.steady_load import SteadyLoad, ask, prefix, steady_load
+from tests.cluster.steady_load import SteadyLoad, prefix, send_completion, steady_load
 from tests.cluster.test_whole_story import restarted_once
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.envoy_gateway import IMAGE, EnvoyGateway
@@ -79,7 +79,7 @@ async def test_envoy_gateway_carries_requests_by_prefix_and_loses_none_while_pic
                     print(f"\n{hits}\n{load.table()}\n")
             load.check(at_least=AT_LEAST_IN_FLIGHT)
         await full_duplex_and_closed_without_the_picker(site, node, url)
-        await removed(site)
+        await uninstalled(site)
 
 
 def image_of(gateway: EnvoyGateway) -> Image:
@@ -186,7 +186,7 @@ async def the_picker_is_asked(site: Installed, node: RunningNode, url: str) -> N
 
     async def asked() -> bool:
         async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
-            said.append((await ask(session, url, "is anybody there", model=MODEL)).fault)
+            said.append((await send_completion(session, url, "is anybody there", model=MODEL)).fault)
         return not said[-1] and bool(await decisions(site, node))
 
     try:
@@ -222,7 +222,7 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
     cached = tokens = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for n in range(8 * TENANTS):
-            outcome = await ask(session, url, f"{prefix(100 + n % TENANTS)} {n}", model=MODEL)
+            outcome = await send_completion(session, url, f"{prefix(100 + n % TENANTS)} {n}", model=MODEL)
             assert not outcome.fault, outcome.fault
             cached, tokens = cached + outcome.cached_tokens, tokens + outcome.prompt_tokens
     after = await predicted(site, node)
@@ -288,12 +288,17 @@ async def full_duplex_and_closed_without_the_picker(site: Installed, node: Runni
         it hears of it.
         """
         async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
-            made.append((await ask(session, url, f"{prefix(300)} {len(made)}", model=MODEL)).cached_tokens)
+            made.append(
+                (await send_completion(session, url, f"{prefix(300)} {len(made)}", model=MODEL)).cached_tokens
+            )
         return made[-1] > 0
 
     await wait_until(routed, what="a prompt is found in a cache", timeout_s=120)
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
-        found = [(await ask(session, url, f"{prefix(301)} {n}", model=MODEL)).cached_tokens for n in range(9)]
+        found = [
+            (await send_completion(session, url, f"{prefix(301)} {n}", model=MODEL)).cached_tokens
+            for n in range(9)
+        ]
     assert all(tokens > 0 for tokens in found[1:]), f"not routed by prefix: {found}"
     await site.kubectl("scale", f"deployment/{GATEWAY}", "--replicas=0")
     part = "app.kubernetes.io/instance=gateway,app.kubernetes.io/component=gateway"
@@ -301,7 +306,7 @@ async def full_duplex_and_closed_without_the_picker(site: Installed, node: Runni
 
     async def refused() -> bool:
         async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
-            return bool((await ask(session, url, "is anybody there", model=MODEL)).fault)
+            return bool((await send_completion(session, url, "is anybody there", model=MODEL)).fault)
 
     await wait_until(refused, what="a request fails while no picker is there", timeout_s=120)
     assert all([await refused() for _ in range(6)]), "a request bypassed the picker"
@@ -310,7 +315,7 @@ async def full_duplex_and_closed_without_the_picker(site: Installed, node: Runni
     await wait_until(routed, what="requests are answered again", timeout_s=120)
 
 
-async def removed(site: Installed) -> None:
+async def uninstalled(site: Installed) -> None:
     await site.helm("uninstall", "gateway", "--wait")
     kinds = "envoyextensionpolicy,backendtrafficpolicy,clienttrafficpolicy,backendtlspolicy,httproute"
     assert await site.kubectl("get", kinds, "-o", "name") == ""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.cluster.test_kube_objectives import POLICY, SiteGateway, gateway
+from tests.cluster.test_kube_objectives import POLICY, SiteGateway, site_gateway
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.site import admin
@@ -53,7 +53,7 @@ async def wait_status(asked: SiteGateway, name: str, **wanted: Any) -> None:
 async def test_waiting_requests_outlive_changes_of_policy_and_objective_and_are_answered_once(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
+    async with site_gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
         await asked.set_objective(10)
         await asked.wait_priority(10)
         tasks = await asked.wait_behind_one(stack, named=(True, False, True, False))
@@ -76,7 +76,7 @@ async def test_waiting_requests_outlive_changes_of_policy_and_objective_and_are_
 async def test_a_smaller_bound_refuses_the_requests_over_it_and_keeps_the_rest(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
+    async with site_gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
         tasks = [*(await asked.wait_behind_one(stack, named=(False,) * 4)).values()]
         await change_flow(asked, mode="Hold", inAll={"maxRequests": 3})
         refused = (await tasks[-1]).refused
@@ -88,7 +88,7 @@ async def test_a_smaller_bound_refuses_the_requests_over_it_and_keeps_the_rest(
 async def test_the_status_says_the_saturation_and_what_a_policy_in_dry_run_would_have_done(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
+    async with site_gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
         site = asked.site
         await wait_status(asked, "p", saturation="0.00")
         flow = {"mode": "Hold", "headroomSeconds": 0.1}

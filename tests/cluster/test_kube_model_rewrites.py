@@ -132,7 +132,7 @@ def install_crd(cluster: ControlPlane) -> None:
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{_PLURAL}")
 
 
-def rewrite(name: str, model: str, target: str, *, namespace: str, pool: str = POOL) -> str:
+def rewrite_document(name: str, model: str, target: str, *, namespace: str, pool: str = POOL) -> str:
     return json.dumps(
         {
             "apiVersion": "llm-d.ai/v1alpha2",
@@ -164,9 +164,11 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
     )
     task = asyncio.create_task(Sources(rng=random.Random(1)).keep("kubernetes", reflector.run))
     try:
-        cluster.kubectl("apply", "-f", "-", stdin=rewrite("r", "gpt", "llama", namespace=namespace))
+        cluster.kubectl("apply", "-f", "-", stdin=rewrite_document("r", "gpt", "llama", namespace=namespace))
         await wait_until(lambda: target("gpt") == "llama", what="the new object counts")
-        cluster.kubectl("apply", "-f", "-", stdin=rewrite("r", "gpt", "mistral", namespace=namespace))
+        cluster.kubectl(
+            "apply", "-f", "-", stdin=rewrite_document("r", "gpt", "mistral", namespace=namespace)
+        )
         await wait_until(lambda: target("gpt") == "mistral", what="the changed object counts")
         cluster.kubectl("delete", "-n", namespace, _PLURAL, "r")
         await wait_until(lambda: target("gpt") == "gpt", what="the object is gone")
@@ -184,10 +186,10 @@ async def test_the_status_of_each_object_says_whether_it_is_in_use(
     """
     install_crd(cluster)
     documents = [
-        rewrite("a-first", "gpt", "llama", namespace=namespace),
-        rewrite("b-second", "gpt", "mistral", namespace=namespace),
-        rewrite("no-name", "gpt-2", "", namespace=namespace),
-        rewrite("elsewhere", "gpt", "llama", namespace=namespace, pool="another"),
+        rewrite_document("a-first", "gpt", "llama", namespace=namespace),
+        rewrite_document("b-second", "gpt", "mistral", namespace=namespace),
+        rewrite_document("no-name", "gpt-2", "", namespace=namespace),
+        rewrite_document("elsewhere", "gpt", "llama", namespace=namespace, pool="another"),
     ]
 
     def said(name: str) -> str:

@@ -181,7 +181,7 @@ class SiteGateway:
 
 
 @asynccontextmanager
-async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIterator[SiteGateway]:
+async def site_gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIterator[SiteGateway]:
     for group in HEADERS:
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(crd(group)))
         plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural(group)}")
@@ -202,7 +202,7 @@ async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIte
 async def test_the_priority_of_an_objective_decides_at_once_which_request_goes_first(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    async with gateway(cluster, namespace, tmp_path) as asked:
+    async with site_gateway(cluster, namespace, tmp_path) as asked:
         assert await asked.first_of(named_first=False) == "nameless", "there is no such object"
         await asked.set_objective(10)
         await asked.wait_priority(10)

@@ -63,7 +63,7 @@ def test_the_api_server_refuses_senseless_policies(cluster: ControlPlane, namesp
     assert [p["metadata"]["name"] for p in cluster.get("prp", "-n", namespace)["items"]] == ["good"]
 
 
-async def ask(site: Site, count: int, *, picker: PickerProcess | None = None) -> None:
+async def route_requests(site: Site, count: int, *, picker: PickerProcess | None = None) -> None:
     """Send this many requests through the picker, as Envoy sends them."""
     folder = (picker or site.picker).process.stderr.parent
     async with grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel:
@@ -81,7 +81,7 @@ async def test_a_policy_is_applied_while_it_runs_and_its_status_says_so(
         site.policies.apply("p", rule="affinity")
         await site.wait_policy("p", rule="affinity")
         await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-        await ask(site, 5)
+        await route_requests(site, 5)
         entries = sum(e["table_entries"] for e in (await site.endpoints()).values())
         assert entries > 0
 
@@ -182,7 +182,7 @@ async def test_a_policy_in_dry_run_is_counted_and_does_not_act(
         site.policies.apply("p", rule="round-robin", mode="DryRun")
         await site.policies.wait_conditions("p", "Accepted=True/Accepted@2", "Programmed=False/DryRun@2")
         await site.wait_policy("p", rule="affinity")
-        await ask(site, 30)
+        await route_requests(site, 30)
         decision = await site.picker.decision("r0")
         assert decision is not None
         assert (decision["rule"], decision["dry_run"]["rule"]) == ("affinity", "round-robin")

@@ -50,7 +50,7 @@ def pods(cluster: ControlPlane, namespace: str, node: RunningNode) -> Pods:
     return Pods(cluster, namespace)
 
 
-def serving(name: str, **fields: Any) -> dict[str, Any]:
+def serving_container(name: str, **fields: Any) -> dict[str, Any]:
     return python(
         "main", HTTP_SERVER, env=[POD_NAME], ports=[{"name": "http", "containerPort": 80}], **fields
     )
@@ -193,7 +193,7 @@ def gated(name: str) -> dict[str, Any]:
     mount = [{"name": "shared", "mountPath": "/shared"}]
     return pod(
         name,
-        [serving(name, readinessProbe=probe, volumeMounts=mount)],
+        [serving_container(name, readinessProbe=probe, volumeMounts=mount)],
         labels={"app": "web"},
         volumes=[{"name": "shared", "emptyDir": {}}],
     )
@@ -263,7 +263,9 @@ for name in ("web", "web.{pods.namespace}.svc.cluster.local"):
             time.sleep(0.1)
 time.sleep(1000)
 """
-    pods.apply(web_service(to=80), pod("web", [serving("web")]), pod("client", [python("main", code)]))
+    pods.apply(
+        web_service(to=80), pod("web", [serving_container("web")]), pod("client", [python("main", code)])
+    )
     lines = ["web web", f"web.{pods.namespace}.svc.cluster.local web"]
     log = f"{pods.namespace}/client"
     eventually(lambda: node.log(log, "main").splitlines() == lines, what="the client has its answers")

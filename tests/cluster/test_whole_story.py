@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
 from tests.cluster.pods import container_status
-from tests.cluster.steady_load import SteadyLoad, ask, steady_load
+from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.kubelet.running import RunningNode, running_node
@@ -99,7 +99,7 @@ async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) 
     cold = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for _ in range(count):
-            outcome = await ask(session, url, prompt, model=MODEL)
+            outcome = await send_completion(session, url, prompt, model=MODEL)
             assert not outcome.fault, outcome.fault
             cold += outcome.cached_tokens == 0
     return cold
@@ -146,16 +146,16 @@ async def bad_policies_are_refused(site: Installed) -> None:
     assert "laterSizeBytes is under sizeBytes" in said
     await site.apply(await site.policy("other", rule="random"))
     found = await site.wait_policy("other", "Accepted", status="False", reason="Conflicted")
-    assert "routing" in message(found, "Accepted")
+    assert "routing" in condition_message(found, "Accepted")
     await site.kubectl("delete", "prefixroutingpolicy", "other")
     await site.apply(await site.policy("routing", rule="least-cost", debugHeader="host"))
     found = await site.wait_policy("routing", "Accepted", status="False", reason="Invalid")
-    assert "debugHeader" in message(found, "Accepted")
+    assert "debugHeader" in condition_message(found, "Accepted")
     await site.apply(await site.policy("routing", rule="least-cost", debugHeader="x-explain"))
     await site.wait_policy("routing", "Programmed", status="True")
 
 
-def message(policy: dict[str, Any], condition: str) -> str:
+def condition_message(policy: dict[str, Any], condition: str) -> str:
     return str(next(c["message"] for c in policy["status"]["conditions"] if c["type"] == condition))
 
 

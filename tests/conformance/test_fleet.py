@@ -116,7 +116,7 @@ def prompt(text: str) -> bytes:
     return json.dumps({"model": "m", "prompt": f"{text} and more words. " * 100}).encode()
 
 
-async def in_flight(picker: OwnPicker) -> dict[str, int]:
+async def in_flight_by_address(picker: OwnPicker) -> dict[str, int]:
     """Return the requests in flight by address, for the addresses that have any."""
     listed = (await picker.admin("/endpoints"))["endpoints"]
     return {e["address"]: e["in_flight"] for e in listed if e["in_flight"]}
@@ -135,11 +135,11 @@ async def test_row_07_the_booking_moves_to_who_served(
     async with ours.exchange(mode) as exchange:
         await exchange.send(body)
         first, second = exchange.destinations[:2]
-        assert await in_flight(ours) == {first: 1}
+        assert await in_flight_by_address(ours) == {first: 1}
         await exchange.respond(b"{}", served=second, attribute=attribute)
-        assert await in_flight(ours) == {second: 1}
+        assert await in_flight_by_address(ours) == {second: 1}
         await exchange.finish()
-    assert await in_flight(ours) == {}
+    assert await in_flight_by_address(ours) == {}
     assert await ours.running.metric("epp_served_mismatch_total") == before + 1
     assert [(await ours.route(mode, body)).destinations[0] for _ in range(3)] == [second] * 3
 
@@ -155,7 +155,7 @@ async def test_row_07_the_booking_stays_if_the_picked_endpoint_served(
         await exchange.send(prompt(name), headers=[("x-request-id", name)])
         first = exchange.destinations[0]
         await exchange.respond(b"{}", served=first, attribute=attribute)
-        assert await in_flight(ours) == {first: 1}
+        assert await in_flight_by_address(ours) == {first: 1}
         await exchange.finish()
     assert await ours.running.metric("epp_served_mismatch_total") == before
     decision = await ours.admin(f"/decisions/{name}")
@@ -171,7 +171,7 @@ async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicke
             await exchange.send(prompt(served))
             await exchange.respond(b"{}", served=served)
             await exchange.finish()
-        assert await in_flight(ours) == {}
+        assert await in_flight_by_address(ours) == {}
 
 
 async def test_row_07_the_prompt_is_expected_where_it_was_served(picker: PickerUnderTest) -> None:

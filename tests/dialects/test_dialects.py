@@ -281,7 +281,7 @@ async def test_a_body_that_ends_in_trailers_is_read_and_passed_on(setup: Setup) 
         % (len(body), body)
     )
     await setup.picker.reads_bodies()
-    reply = await raw_http.ask(Address.parse(setup.client.url.removeprefix("http://")), sent)
+    reply = await raw_http.send_raw(Address.parse(setup.client.url.removeprefix("http://")), sent)
     assert reply.status == 200
     decision = await setup.decision("trailing")
     assert (decision["kind"], decision["unread"]) == ("completions", "")

@@ -51,7 +51,7 @@ def engine_around(
     return Engine(config, runner), runner
 
 
-def ask(
+def named_request(
     name: str,
     tokens: Sequence[int],
     *,

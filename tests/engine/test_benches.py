@@ -26,7 +26,7 @@ from tests.engine.tiny_models import VOCABULARY, tiny
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def llama_folder(tmp_path: Path) -> Path:
     tiny("llama").save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
@@ -36,12 +36,14 @@ def prompt(name: int, *, tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_transformers_and_ours_find_and_answer_the_same(folder: Path, *, cache: bool) -> None:
+def test_transformers_and_ours_find_and_answer_the_same(llama_folder: Path, *, cache: bool) -> None:
     prompts = [prompt(n, tokens=70 + 10 * n) for n in range(4)]
     rounds = [Round(prompts, 6), Round(prompts, 6), Round(prompts[:1], 1)]
-    peer = Transformers(folder, cache=cache, num_blocks=64)
+    peer = Transformers(llama_folder, cache=cache, num_blocks=64)
     try:
-        ours, theirs = (worker.run(side, rounds) for side in (Ours(folder, cache=cache, num_blocks=64), peer))
+        ours, theirs = (
+            worker.run(side, rounds) for side in (Ours(llama_folder, cache=cache, num_blocks=64), peer)
+        )
     finally:
         peer.close()
     assert ours.answers == theirs.answers
@@ -49,10 +51,10 @@ def test_transformers_and_ours_find_and_answer_the_same(folder: Path, *, cache: 
     assert (sum(ours.round_hit_tokens) > 0) is cache
 
 
-def test_the_first_layers_of_a_model_compute_as_its_first_layers(folder: Path, tmp_path: Path) -> None:
-    module = AutoModelForCausalLM.from_pretrained(folder)
+def test_the_first_layers_of_a_model_compute_as_its_first_layers(llama_folder: Path, tmp_path: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(llama_folder)
     module.model.layers = module.model.layers[:2]
-    cut = AutoModelForCausalLM.from_pretrained(first_layers(folder, count=2, into=tmp_path / "cut"))
+    cut = AutoModelForCausalLM.from_pretrained(first_layers(llama_folder, count=2, into=tmp_path / "cut"))
     tokens = torch.tensor([prompt(1, tokens=20)])
     with torch.inference_mode():
         assert torch.equal(cut(tokens, use_cache=False).logits, module(tokens, use_cache=False).logits)
@@ -137,7 +139,7 @@ def test_003_one_command_prints_the_three_modes_with_their_throughputs(
 
 @pytest.mark.parametrize(("cache", "hits"), [(True, 0.375), (False, 0.0)])
 def test_001_7_requests_that_come_at_moments_of_the_cpus_clock_hit_37_5_percent(
-    folder: Path, *, cache: bool, hits: float
+    llama_folder: Path, *, cache: bool, hits: float
 ) -> None:
     rounds = arriving(
         lambda name, tokens: prompt(sum(name.encode()), tokens=tokens),
@@ -150,7 +152,7 @@ def test_001_7_requests_that_come_at_moments_of_the_cpus_clock_hit_37_5_percent(
     )
     row = Recorded.of(rounds)
     turns = {
-        f"ours {word}": worker.run(Ours(folder, cache=on, num_blocks=128), rounds)
+        f"ours {word}": worker.run(Ours(llama_folder, cache=on, num_blocks=128), rounds)
         for word, on in (("with", cache), ("without", False))
     }
     row.repeats.append(turns)
@@ -164,8 +166,8 @@ def test_001_7_requests_that_come_at_moments_of_the_cpus_clock_hit_37_5_percent(
     assert turn.elapsed_s >= rounds[1].arrivals_s[-1]
 
 
-def test_an_engine_that_cannot_be_given_requests_while_it_works_is_refused(folder: Path) -> None:
-    peer = Transformers(folder, cache=True, num_blocks=64)
+def test_an_engine_that_cannot_be_given_requests_while_it_works_is_refused(llama_folder: Path) -> None:
+    peer = Transformers(llama_folder, cache=True, num_blocks=64)
     try:
         with pytest.raises(TypeError, match="takes no requests while it works"):
             worker.run(peer, [Round([prompt(1, tokens=8)], 1, [0.0])])

@@ -223,7 +223,7 @@ async def test_a_truncated_segment_is_noticed_at_the_start(serve: Serve, tmp_pat
         assert server.tiers.status().stored_blocks >= 20
 
 
-def serving(folder: Path, store: Path, *flags: str) -> list[str]:
+def serve_command(folder: Path, store: Path, *flags: str) -> list[str]:
     return [
         *(sys.executable, "-m", "model_server", "serve", "--port", "0", "--runner", "hf", "--device", "cpu"),
         *("--threads", "1", "--model", str(folder), "--num-blocks", str(BLOCKS), "--kv-store", str(store), *flags),
@@ -233,7 +233,7 @@ def serving(folder: Path, store: Path, *flags: str) -> list[str]:
 @contextmanager
 def started(folder: Path, store: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Start the server in a process and return its port. A failed test kills the process."""
-    with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(serve_command(folder, store), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             yield process, int(process.stdout.readline().rsplit(":", 1)[1])
@@ -283,7 +283,7 @@ def test_sigterm_waits_for_the_writer_and_another_model_is_refused(
     )
 
     def refusal(*flags: str, model: Path = folder) -> str:
-        assert main(serving(model, store, *flags)[3:]) == 2
+        assert main(serve_command(model, store, *flags)[3:]) == 2
         return capsys.readouterr().err
 
     assert "KV with another dtype" in refusal("--dtype", "bfloat16")

@@ -15,7 +15,7 @@ from model_server.core.request import Adapter
 from model_server.runners.hf.errors import AdapterError
 from model_server.runners.hf.lora import AdapterBank, LowRank
 from model_server.runners.hf.packed import pack
-from tests.engine.harness import ask, check_against_plain, engine_around, tokens
+from tests.engine.harness import check_against_plain, engine_around, named_request, tokens
 from tests.engine.tiny_models import tiny
 from tests.harness.engine_requests import run_to_end
 
@@ -71,7 +71,7 @@ def test_one_batch_serves_the_base_and_two_adapters_each_with_its_own_logits(
         runner.model.adapters.load(adapter)
     prompt = tokens(30, seed=1)
     requests = [
-        ask(f"{name}-{turn}", prompt + tokens(turn * 5, seed=turn), adapter=adapter)
+        named_request(f"{name}-{turn}", prompt + tokens(turn * 5, seed=turn), adapter=adapter)
         for turn in (0, 1)
         for name, adapter in zip(("base", "a", "b"), (None, *adapters), strict=True)
     ]
@@ -95,7 +95,7 @@ def test_an_adapter_that_was_unloaded_stays_for_its_last_requests(tmp_path: Path
     engine, runner = engine_around(module)
     bank = runner.model.adapters
     bank.load(one)
-    request = ask("last", tokens(20, seed=1), adapter=one)
+    request = named_request("last", tokens(20, seed=1), adapter=one)
     engine.add(request)
     engine.step(now=0.0)
     bank.unload(one, in_use={one})
@@ -113,7 +113,7 @@ def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank(tmp_path: P
     plain = merged(module, "llama", adapter, scale=6 / RANK**0.5)
     engine, runner = engine_around(module)
     runner.model.adapters.load(adapter)
-    request = ask("one", tokens(20, seed=1), adapter=adapter)
+    request = named_request("one", tokens(20, seed=1), adapter=adapter)
     engine.add(request)
     run_to_end(engine)
     check_against_plain(runner, plain, [request])

@@ -19,7 +19,7 @@ from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel, load
 from model_server.runners.hf.packed import PackedLinear, pack
 from model_server.runners.hf.views import Context, LongChunk, attention_weights
-from tests.engine.harness import BLOCK_TOKENS, ask, check_against_plain, engine_around, tokens
+from tests.engine.harness import BLOCK_TOKENS, check_against_plain, engine_around, named_request, tokens
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
 from tests.harness.engine_requests import run_to_end
 
@@ -40,7 +40,7 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *,
         shared + tokens(20, seed=5),
         [7],
     ]
-    requests = [ask(str(index), prompt) for index, prompt in enumerate(prompts)]
+    requests = [named_request(str(index), prompt) for index, prompt in enumerate(prompts)]
     for request in requests:
         engine.add(request)
     run_to_end(engine)
@@ -59,7 +59,8 @@ def test_long_and_short_contexts_in_one_step_get_the_logits_of_the_plain_model()
     plain = copy.deepcopy(module)
     engine, runner = engine_around(module, num_blocks=128, budget=1000)
     requests = [
-        ask(str(n), tokens(size, seed=n), max_tokens=8) for n, size in enumerate((300, 9, 252, 261, 5))
+        named_request(str(n), tokens(size, seed=n), max_tokens=8)
+        for n, size in enumerate((300, 9, 252, 261, 5))
     ]
     for request in requests:
         engine.add(request)
@@ -113,10 +114,10 @@ def test_partial_blocks_are_copied_in_every_layer_before_they_are_written(family
     plain = copy.deepcopy(module)
     engine, runner = engine_around(module, partial_blocks=True)
     shared = tokens(13, seed=1)
-    first = ask("first", shared + tokens(4, seed=2))
+    first = named_request("first", shared + tokens(4, seed=2))
     engine.add(first)
     run_to_end(engine)
-    others = [ask(str(seed), shared + tokens(6, seed=seed)) for seed in (3, 4)]
+    others = [named_request(str(seed), shared + tokens(6, seed=seed)) for seed in (3, 4)]
     for request in others:
         engine.add(request)
     run_to_end(engine)
@@ -129,7 +130,7 @@ def test_a_preempted_request_goes_on_with_the_same_logits() -> None:
     module = tiny("llama")
     plain = copy.deepcopy(module)
     engine, runner = engine_around(module, num_blocks=8)
-    requests = [ask(str(seed), tokens(22, seed=seed), max_tokens=20) for seed in (1, 2)]
+    requests = [named_request(str(seed), tokens(22, seed=seed), max_tokens=20) for seed in (1, 2)]
     for request in requests:
         engine.add(request)
     run_to_end(engine)
@@ -141,7 +142,11 @@ def test_a_prompt_with_another_salt_is_computed_again_with_the_same_tokens() -> 
     module = tiny("llama")
     engine, _ = engine_around(module)
     prompt = tokens(40, seed=1)
-    requests = [ask("one", prompt, salt="a"), ask("two", prompt, salt="b"), ask("three", prompt, salt="a")]
+    requests = [
+        named_request("one", prompt, salt="a"),
+        named_request("two", prompt, salt="b"),
+        named_request("three", prompt, salt="a"),
+    ]
     for request in requests:
         engine.add(request)
         run_to_end(engine)
@@ -191,7 +196,7 @@ def test_a_view_decides_in_each_layer_what_a_request_reads() -> None:
     views = {RequestId("windowed"): Window(5)}
     engine, runner = engine_around(module, budget=16)
     runner.model.view_for = lambda request: views.get(request.request_id)
-    requests = [ask(name, tokens(30, seed=1), salt=name) for name in ("windowed", "whole")]
+    requests = [named_request(name, tokens(30, seed=1), salt=name) for name in ("windowed", "whole")]
     for request in requests:
         engine.add(request)
     run_to_end(engine)
@@ -216,7 +221,7 @@ def test_attention_that_is_more_than_causal_is_refused() -> None:
     config.sliding_window = 4
     config.layer_types = ["sliding_attention"] * config.num_hidden_layers
     engine, _ = engine_around(AutoModelForCausalLM.from_config(config))
-    engine.add(ask("one", tokens(10, seed=1)))
+    engine.add(named_request("one", tokens(10, seed=1)))
     with pytest.raises(UnsupportedModelError, match="sliding_window"):
         engine.step(now=0.0)
 

@@ -26,7 +26,7 @@ def paged_engine(*, entries: int) -> Engine:
     return Engine(config, HfRunner(model))
 
 
-def ask(name: str, prompt: list[int], *, temperature: float, seed: int) -> Request:
+def seeded_request(name: str, prompt: list[int], *, temperature: float, seed: int) -> Request:
     sampling = SamplingParams(temperature=temperature, seed=seed, num_logprobs=2)
     return Request(
         RequestId(name), [TokenId(t) for t in prompt], max_tokens=6, arrival_s=0.0, sampling=sampling
@@ -50,12 +50,12 @@ def run_noting_steps(engine: Engine, *requests: Request) -> list[int]:
 def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: float) -> None:
     prompt, other = tokens(21, seed=1), tokens(9, seed=2)
     kept, fresh = paged_engine(entries=4), paged_engine(entries=0)
-    assert run_noting_steps(kept, ask("first", prompt, temperature=temperature, seed=1))[0] == 21
-    again = ask("again", prompt, temperature=temperature, seed=2)
-    beside = ask("beside", other, temperature=temperature, seed=3)
+    assert run_noting_steps(kept, seeded_request("first", prompt, temperature=temperature, seed=1))[0] == 21
+    again = seeded_request("again", prompt, temperature=temperature, seed=2)
+    beside = seeded_request("beside", other, temperature=temperature, seed=3)
     assert run_noting_steps(kept, again, beside)[0] == len(other), "no token of the kept prompt is computed"
     for request, asked, seed in ((again, prompt, 2), (beside, other, 3)):
-        alone = ask("alone", asked, temperature=temperature, seed=seed)
+        alone = seeded_request("alone", asked, temperature=temperature, seed=seed)
         run_noting_steps(fresh, alone)
         assert request.token_ids == alone.token_ids
     if not temperature:
@@ -70,8 +70,8 @@ def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_mode
     """
     prompt = tokens(21, seed=1)
     engine = paged_engine(entries=4)
-    run_noting_steps(engine, ask("first", prompt, temperature=0.0, seed=1))
-    requests = [ask(f"again {seed}", prompt, temperature=1.5, seed=seed) for seed in (2, 3)]
+    run_noting_steps(engine, seeded_request("first", prompt, temperature=0.0, seed=1))
+    requests = [seeded_request(f"again {seed}", prompt, temperature=1.5, seed=seed) for seed in (2, 3)]
     for request in requests:
         engine.add(request)
     told: dict[str, list[TokenOutput]] = {}
@@ -95,10 +95,10 @@ def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_mode
 
 def test_only_one_row_of_a_steps_logits_is_kept() -> None:
     engine = paged_engine(entries=8)
-    asked = [ask(str(n), tokens(10 + n, seed=n), temperature=0.0, seed=0) for n in range(5)]
+    asked = [seeded_request(str(n), tokens(10 + n, seed=n), temperature=0.0, seed=0) for n in range(5)]
     run_noting_steps(engine, *asked)
     assert engine.prompt_cache is not None
-    again = ask("again", tokens(10, seed=0), temperature=0.0, seed=0)
+    again = seeded_request("again", tokens(10, seed=0), temperature=0.0, seed=0)
     entry = engine.prompt_cache.attach(again)
     assert entry is not None
     assert isinstance(entry.last_logits, torch.Tensor)

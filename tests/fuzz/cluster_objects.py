@@ -35,7 +35,7 @@ from epp.types import ApiKind, InferenceRequest
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.kube.objects import pod, policy, pool
-from tests.unit.kube.test_rewrites import rewrite, rule
+from tests.unit.kube.test_rewrites import dated_rewrite, weighted_rule
 
 
 class ClusterObjects:
@@ -70,7 +70,7 @@ class ClusterObjects:
             pool(),
             policy("p"),
             policy("q", mode="DryRun"),
-            rewrite("r", rule("gpt", a=1, b=None), rule(fallback=3)),
+            dated_rewrite("r", weighted_rule("gpt", a=1, b=None), weighted_rule(fallback=3)),
             Objective(ObjectMeta("o"), ObjectiveSpec(7, PoolRef("vllm"))),
         ]
         documents = [json.loads(msgspec.json.encode(each)) for each in objects]

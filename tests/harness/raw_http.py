@@ -51,7 +51,7 @@ async def read_reply(reader: asyncio.StreamReader, *, timeout_s: float = 60.0) -
         return RawReply(int(head.split()[1]), head, body)
 
 
-async def ask(address: Address, request: bytes, *, timeout_s: float = 60.0) -> RawReply:
+async def send_raw(address: Address, request: bytes, *, timeout_s: float = 60.0) -> RawReply:
     """Send `request` on a connection of its own and read one answer."""
     async with connection(address) as (reader, writer):
         writer.write(request)

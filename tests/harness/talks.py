@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 
 from bench.load.prompts import text
-from tests.cluster.steady_load import Phase, SteadyLoad, ask
+from tests.cluster.steady_load import Phase, SteadyLoad, send_completion
 
 TURNS: Final = 6
 _TURN_TOKENS: Final = 300
@@ -41,7 +41,9 @@ class Talks(SteadyLoad):
                 if talk == 0 and turn < user % TURNS:
                     continue
                 phase = self.phases[-1]
-                phase.outcomes.append(await ask(self._session, self._url, prompt, model=self._model))
+                phase.outcomes.append(
+                    await send_completion(self._session, self._url, prompt, model=self._model)
+                )
                 self._finished.set()
                 await asyncio.sleep(_PAUSE_S)
 

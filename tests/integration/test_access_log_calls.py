@@ -13,8 +13,8 @@ import pytest
 from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
 from tests.harness.processes import wait_until
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
-from tests.integration.test_extproc_server import ServerRig, serving
-from tests.unit.extproc.test_extproc_access_log import entry, message
+from tests.integration.test_extproc_server import ServerRig, serving_picker
+from tests.unit.extproc.test_extproc_access_log import entry, log_message
 
 pytestmark = pytest.mark.usefixtures("both_transports")
 E1 = "10.0.0.1"
@@ -31,12 +31,12 @@ def share(rig: ServerRig) -> float:
 
 
 async def test_each_cut_counts_and_the_call_is_answered_at_its_end() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         asked = call(channel)
         for _ in range(3):
-            await asked.write(message(entry(host=E1, port=80)))
+            await asked.write(log_message(entry(host=E1, port=80)))
         await asked.write(b"\xff no protobuf")
-        await asked.write(message(entry(host=E1, port=80)))
+        await asked.write(log_message(entry(host=E1, port=80)))
         await asked.done_writing()
         assert await asked == b""
         assert await asked.code() is grpc.StatusCode.OK
@@ -45,12 +45,12 @@ async def test_each_cut_counts_and_the_call_is_answered_at_its_end() -> None:
 
 
 async def test_calls_over_the_bound_are_refused_and_ended_calls_leave_room() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         first = [call(channel) for _ in range(MOST_CALLS)]
-        await asyncio.gather(*(asked.write(message(entry(host=E1, port=80))) for asked in first))
+        await asyncio.gather(*(asked.write(log_message(entry(host=E1, port=80))) for asked in first))
         await wait_until(lambda: share(rig) > 0.99, what="all calls are open")
         one_more = call(channel)
-        await one_more.write(message())
+        await one_more.write(log_message())
         assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for asked in first:
             asked.cancel()
@@ -64,5 +64,5 @@ async def test_calls_over_the_bound_are_refused_and_ended_calls_leave_room() -> 
 
 
 async def test_other_methods_of_the_service_are_not_implemented() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         assert await call(channel, method="Other").code() is grpc.StatusCode.UNIMPLEMENTED

@@ -21,7 +21,7 @@ from epp.types import Address
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.listening import stop_listening
 from tests.harness.live_page import a_board
-from tests.harness.raw_http import ask, connection
+from tests.harness.raw_http import connection, send_raw
 
 HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 WHOLE = HALF + b"\r\n"
@@ -131,7 +131,7 @@ async def test_ten_megabytes_of_hostile_input_leave_the_pages_as_they_were() -> 
                 with contextlib.suppress(ConnectionError):
                     await reader.read()
             sent += len(text)
-        assert (await ask(address, WHOLE)).status == 200
+        assert (await send_raw(address, WHOLE)).status == 200
 
 
 async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
@@ -140,8 +140,8 @@ async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:
             _, writer = await stack.enter_async_context(connection(address))
             writer.write(HALF)
             if n % 250 == 0:
-                assert (await ask(address, WHOLE)).status == 200
-        assert (await ask(address, WHOLE)).status == 200
+                assert (await send_raw(address, WHOLE)).status == 200
+        assert (await send_raw(address, WHOLE)).status == 200
         async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as response:
             page = await response.text()
         open_fds = next(

@@ -11,7 +11,7 @@ from bench.model_server import bench_calibrated
 from model_server.calibrate.cost_file import cost_document, read_costs
 from model_server.cli import main
 from model_server.runners.cost import CostModel
-from tests.integration.test_model_server_process import serving
+from tests.integration.test_model_server_process import serving_process
 
 FLAGS = ("--max-prompt-tokens", "600", "--max-batch", "4", "--repeats", "1")
 
@@ -23,7 +23,10 @@ def test_a_server_is_measured_over_http_and_serve_reads_the_file(
     figures are.
     """
     file = tmp_path / "costs.yaml"
-    with serving("--prefill-tokens-per-s", "700", "--decode-step-ms", "10", "--model", "m") as (_, port):
+    with serving_process("--prefill-tokens-per-s", "700", "--decode-step-ms", "10", "--model", "m") as (
+        _,
+        port,
+    ):
         assert main(["calibrate", "--url", f"http://127.0.0.1:{port}", "--out", str(file), *FLAGS]) == 0
     costs = read_costs(file)
     assert costs.prefill_tokens_per_s > 0
@@ -32,7 +35,7 @@ def test_a_server_is_measured_over_http_and_serve_reads_the_file(
     assert f"serve --cost {file}" in said.out
     assert "prefill" in said.err
     assert "R²" in said.err
-    with serving("--cost", str(file)) as (_, port):
+    with serving_process("--cost", str(file)) as (_, port):
         assert port
 
 
@@ -43,7 +46,7 @@ def test_the_fit_is_checked_on_requests_that_were_not_in_it(
     file.write_text(
         cost_document(CostModel(prefill_tokens_per_s=20_000, decode_step_s=0.002), fit={}, source={})
     )
-    with serving("--cost", str(file)) as (_, port):
+    with serving_process("--cost", str(file)) as (_, port):
         asked = ["--url", f"http://127.0.0.1:{port}", "--cost", str(file), "--json", str(figures)]
         options = ["--repeats", "1", "--requests-per-s", "20"]
         monkeypatch.setattr("sys.argv", ["bench_calibrated", *asked, *options])
@@ -55,7 +58,7 @@ def test_the_fit_is_checked_on_requests_that_were_not_in_it(
 
 
 def test_tokens_that_come_together_cannot_be_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving("--stream-interval", "4") as (_, port):
+    with serving_process("--stream-interval", "4") as (_, port):
         assert main(["calibrate", "--url", f"http://127.0.0.1:{port}", *FLAGS]) == 1
     assert "--stream-interval 1" in capsys.readouterr().err
 

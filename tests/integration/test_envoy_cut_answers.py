@@ -17,7 +17,7 @@ from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
-from tests.integration.test_faults_sick_servers import POLICY, ask, left_out
+from tests.integration.test_faults_sick_servers import POLICY, complete_anew, left_out
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
@@ -29,13 +29,13 @@ FORMS: dict[str, Literal["chunked", "length"]] = {"http2": "chunked", "grpcio": 
 async def comes_whole(gateway: Gateway) -> bool:
     """Return whether the answer to one request comes whole."""
     try:
-        return (await ask(gateway)).status == 200
+        return (await complete_anew(gateway)).status == 200
     except aiohttp.ClientPayloadError:
         return False
 
 
 async def recovered(gateway: Gateway) -> bool:
-    await asyncio.gather(*(ask(gateway) for _ in range(16)))
+    await asyncio.gather(*(complete_anew(gateway) for _ in range(16)))
     return not await left_out(gateway, "s0")
 
 
@@ -83,7 +83,7 @@ async def test_clients_that_leave_midway_and_answers_that_never_began_are_no_cut
         left.behaviour = Behaviour()
         reset.behaviour.reset = True
         for _ in range(6):
-            assert (await ask(gateway)).status == 200, "Envoy repeats the request at another server"
+            assert (await complete_anew(gateway)).status == 200, "Envoy repeats the request at another server"
         reset.behaviour = Behaviour()
         cuts.behaviour.cuts = "chunked"
         while await comes_whole(gateway):

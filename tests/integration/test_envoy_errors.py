@@ -16,7 +16,7 @@ from epp.types import Address
 from tests.harness.gateway import EnvoyBench, Gateway, running_bootstrap, running_gateway
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
-from tests.harness.raw_http import ask
+from tests.harness.raw_http import send_raw
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -69,7 +69,7 @@ async def test_an_invalid_request_gets_its_error_in_json(
     gateway: Gateway, request_bytes: bytes, status: int, code: str
 ) -> None:
     before = len(gateway.backends[0].prompts)
-    reply = await ask(at(gateway), request_bytes)
+    reply = await send_raw(at(gateway), request_bytes)
     assert reply.status == status
     assert "content-type: application/json" in reply.head
     assert json.loads(reply.body)["type"] == "error", "as Anthropic's clients want it"
@@ -87,7 +87,7 @@ async def test_an_invalid_request_gets_its_error_in_json(
 async def test_a_body_whose_chunks_make_no_sense_gets_400(gateway: Gateway, rest: bytes) -> None:
     """Envoy closes at once, so its 400 must not wait for the picker (`epp.envoy.framing`)."""
     before = len(gateway.backends[0].prompts)
-    reply = await ask(at(gateway), POST + b"transfer-encoding: chunked\r\n\r\n" + rest)
+    reply = await send_raw(at(gateway), POST + b"transfer-encoding: chunked\r\n\r\n" + rest)
     assert (reply.status, reply.error()["code"]) == (400, "malformed_request")
     assert reply.head.lower().count("connection: close") == 1
     assert len(gateway.backends[0].prompts) == before
@@ -101,7 +101,7 @@ async def test_a_body_whose_chunks_make_no_sense_gets_400(gateway: Gateway, rest
 async def test_a_hundred_header_fields_pass_and_more_than_there_is_room_for_get_431(gateway: Gateway) -> None:
     for fields in (92, 93, 96, 100, 118, 120, 121, 124, 128, 129, 200):
         added = b"".join(b"x-%d: y\r\n" % n for n in range(fields - 2))
-        reply = await ask(at(gateway), POST + added + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        reply = await send_raw(at(gateway), POST + added + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
         if fields <= 100:
             assert reply.status == 200, fields
         else:
@@ -117,7 +117,7 @@ async def test_fields_as_long_as_envoy_takes_have_no_room_for_the_pick_and_get_4
         # The model server accepts lines of this length.
         lines = b"".join(b"x-%d: " % n + b"a" * (size // 8) + b"\r\n" for n in range(8))
         head = POST + lines + b"content-length: %d\r\n\r\n" % len(BODY)
-        statuses.append((await ask(at(gateway), head + BODY)).status)
+        statuses.append((await send_raw(at(gateway), head + BODY)).status)
     assert set(statuses) == {200, 431}
 
 

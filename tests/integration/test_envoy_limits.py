@@ -15,7 +15,7 @@ from tests.harness.client import http_client
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
-from tests.harness.raw_http import ask, connection
+from tests.harness.raw_http import connection, send_raw
 
 pytestmark = pytest.mark.envoy
 
@@ -31,7 +31,7 @@ async def test_half_a_head_and_half_a_body_get_408_and_an_answer_may_take_longer
             backend.behaviour.before_headers.shut()
         slow = asyncio.create_task(bench.client.complete())
         for unfinished in (POST, POST + b"content-length: 1000\r\n\r\nabc"):
-            reply = await ask(gateway, unfinished)
+            reply = await send_raw(gateway, unfinished)
             assert (reply.status, reply.error()["code"]) == (408, "request_timeout")
         assert not slow.done(), "this request was sent first, and both limits have passed since then"
         for backend in bench.backends:

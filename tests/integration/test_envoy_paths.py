@@ -22,7 +22,7 @@ pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 
-async def ask(address: Address, path: str) -> int | None:
+async def status_of_path(address: Address, path: str) -> int | None:
     """Send the path byte for byte, which no HTTP client does. Return the status, or None when the answer
     could not be read.
     """
@@ -37,7 +37,7 @@ async def ask(address: Address, path: str) -> int | None:
 
 async def ask_all(address: Address, targets: list[str]) -> None:
     for start in range(0, len(targets), 20):
-        await asyncio.gather(*(ask(address, target) for target in targets[start : start + 20]))
+        await asyncio.gather(*(status_of_path(address, target) for target in targets[start : start + 20]))
 
 
 async def test_paths_for_operators_are_404_in_json_and_reach_no_server(bench: EnvoyBench) -> None:

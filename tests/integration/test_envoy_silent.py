@@ -20,11 +20,11 @@ BODY = json.dumps({"model": "m", "prompt": "hello"}).encode()
 BUFFERED = {"assumedModes": {"requestBody": "BUFFERED", "responseBody": "NONE"}}
 
 
-def message(**parts: Any) -> Any:
+def processing_request(**parts: Any) -> Any:
     return external_processor_pb2.ProcessingRequest(**parts)
 
 
-def headers(**values: str) -> Any:
+def headers_part(**values: str) -> Any:
     listed = [{"key": key.replace("_", ":", 1), "raw_value": value.encode()} for key, value in values.items()]
     return {"headers": {"headers": listed}}
 
@@ -42,12 +42,14 @@ async def answers(directory: Path, streams: dict[str, Any]) -> tuple[Any, Any]:
         grpc.aio.insecure_channel(config.listen.address) as channel,
     ):
         call: Any = external_processor_pb2_grpc.ExternalProcessorStub(channel).Process()
-        await call.write(message(request_headers=headers(_method="POST", _path="/v1/completions")))
-        await call.write(message(request_body={"body": BODY, "end_of_stream": True}))
+        await call.write(
+            processing_request(request_headers=headers_part(_method="POST", _path="/v1/completions"))
+        )
+        await call.write(processing_request(request_body={"body": BODY, "end_of_stream": True}))
         told = await call.read()
         if told.HasField("request_headers"):
             told = await call.read()
-        await call.write(message(response_headers=headers(_status="200")))
+        await call.write(processing_request(response_headers=headers_part(_status="200")))
         at_response = await call.read()
         call.cancel()
         return told, at_response

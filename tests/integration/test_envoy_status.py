@@ -13,7 +13,7 @@ from epp.types import Address
 from tests.harness.client import http_client
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port
-from tests.harness.raw_http import ask
+from tests.harness.raw_http import send_raw
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -67,4 +67,4 @@ async def test_a_failed_health_check_fails_the_probe(tmp_path: Path) -> None:
 async def test_an_unfinished_request_to_the_status_page_gets_408(tmp_path: Path) -> None:
     status = Address("127.0.0.1", free_port())
     async with running_bootstrap(tmp_path, envoy={"status": str(status)}):
-        assert (await ask(status, b"GET /ready HTTP/1.1\r\nhost: a\r\n")).status == 408
+        assert (await send_raw(status, b"GET /ready HTTP/1.1\r\nhost: a\r\n")).status == 408

@@ -130,7 +130,7 @@ class TwoServers:
 
 
 @contextlib.asynccontextmanager
-async def following(algorithm: str = "sha256") -> AsyncIterator[TwoServers]:
+async def following_two(algorithm: str = "sha256") -> AsyncIterator[TwoServers]:
     async with AsyncExitStack() as stack:
         servers, http, endpoints = {}, {}, []
         for name in (EndpointName("a"), EndpointName("b")):
@@ -161,7 +161,7 @@ def text(name: str) -> str:
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
 async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> None:
     a, b = EndpointName("a"), EndpointName("b")
-    async with following(algorithm) as running:
+    async with following_two(algorithm) as running:
         await running.chat(text("first"), only=a)
         await running.chat(text("first"), only=b)
         await wait_until(
@@ -186,7 +186,7 @@ async def test_blocks_from_before_the_pickers_start_count_once_their_prompt_is_r
     blocks stand for.
     """
     a, b = EndpointName("a"), EndpointName("b")
-    async with following() as running:
+    async with following_two() as running:
         body = {"model": "made-up", "messages": [{"role": "system", "content": text("old")}], "max_tokens": 1}
         async with running.http[a].post("/v1/chat/completions", data=json.dumps(body)) as response:
             assert response.status == 200
@@ -202,7 +202,7 @@ async def test_blocks_from_before_the_pickers_start_count_once_their_prompt_is_r
 
 async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
     a = EndpointName("a")
-    async with following() as running:
+    async with following_two() as running:
         await running.chat(text("gone"), only=a)
         await wait_until(lambda: running.held(a) > 0, what="the server reports blocks")
         assert running.believed(text("gone"))
@@ -214,7 +214,7 @@ async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
 
 async def test_exact_mode_is_off_with_a_reason_for_a_server_that_names_blocks_in_another_way() -> None:
     a = EndpointName("a")
-    async with following("xxh3") as running:
+    async with following_two("xxh3") as running:
         await running.chat(text("named"), only=a)
         await wait_until(
             lambda: (s := running.service.status.servers.get(a)) is not None and s.state == "off",

@@ -76,7 +76,7 @@ async def quiet_end(rig: EnvoyRig) -> AsyncIterator[None]:
     assert rig.seen.faults == []
 
 
-def completion(size_bytes: int, *, tag: str) -> bytes:
+def long_completion(size_bytes: int, *, tag: str) -> bytes:
     prompt = (f"{tag} " + "lorem ipsum dolor " * (size_bytes // 18 + 1))[:size_bytes]
     return json.dumps({"model": "m", "prompt": prompt}).encode()
 
@@ -95,7 +95,7 @@ async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_plac
 ) -> None:
     rig.picker.set_rewrites(Rewrites([Rule(("m",), (Target("a-longer-name"),))]))
     try:
-        body = completion(size_bytes, tag=mode)
+        body = long_completion(size_bytes, tag=mode)
         told = await post(rig, mode, body)
     finally:
         rig.picker.set_rewrites(Rewrites())
@@ -109,7 +109,7 @@ async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_plac
 async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
     rig: EnvoyRig, mode: str, size_bytes: int
 ) -> None:
-    body = completion(size_bytes, tag=mode)
+    body = long_completion(size_bytes, tag=mode)
     told = await post(rig, mode, body, **{"x-request-id": f"{mode}-{size_bytes}"})
     pick = rig.seen.picks[-1]
     assert told["size"] == len(body)
@@ -139,7 +139,7 @@ async def test_requests_without_a_body_are_routed_by_load(rig: EnvoyRig, mode: s
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_destination_that_the_client_sends_never_decides(rig: EnvoyRig, mode: str) -> None:
     wrong = {"x-gateway-destination-endpoint": "10.9.9.9:1"}
-    told = await post(rig, mode, completion(100, tag="mine"), **wrong)
+    told = await post(rig, mode, long_completion(100, tag="mine"), **wrong)
     assert told["destination"] == ",".join(map(str, rig.seen.picks[-1].destinations))
     async with rig.client.get(rig.url(mode), headers=wrong) as response:
         assert (await response.json())["destination"] == ",".join(map(str, rig.seen.picks[-1].destinations))
@@ -147,7 +147,7 @@ async def test_a_destination_that_the_client_sends_never_decides(rig: EnvoyRig, 
 
 @pytest.mark.parametrize("mode", READS_BODY)
 async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str) -> None:
-    body = completion(8_000, tag=f"again-{mode}")
+    body = long_completion(8_000, tag=f"again-{mode}")
     first = await post(rig, mode, body)
     assert {(await post(rig, mode, body))["port"] for _ in range(4)} == {first["port"]}
     assert rig.seen.picks[-1].decision.matched_tokens > 1_000
@@ -155,7 +155,7 @@ async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str
 
 @pytest.mark.parametrize("mode", ["buffered", "streamed_early", "full_duplex", "full_duplex_request"])
 async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: EnvoyRig, mode: str) -> None:
-    body = completion(20_000, tag=f"chunks-{mode}")
+    body = long_completion(20_000, tag=f"chunks-{mode}")
     whole = await post(rig, mode, body)
 
     async def trickle() -> AsyncIterator[bytes]:
@@ -183,7 +183,7 @@ async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: EnvoyR
 async def test_large_bodies_arrive_whole_whatever_the_mode_lets_the_picker_read(
     rig: EnvoyRig, mode: str, size_bytes: int, kind: str
 ) -> None:
-    body = completion(size_bytes, tag="large")
+    body = long_completion(size_bytes, tag="large")
     told = await post(rig, mode, body)
     assert (told["size"], told["sum"]) == (len(body), sum(body))
     assert not kind or rig.seen.picks[-1].decision.kind == kind
@@ -192,7 +192,7 @@ async def test_large_bodies_arrive_whole_whatever_the_mode_lets_the_picker_read(
 
 async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind(rig: EnvoyRig) -> None:
     picks = len(rig.seen.picks)
-    body = io.BytesIO(completion(3 * 2**20, tag="over"))
+    body = io.BytesIO(long_completion(3 * 2**20, tag="over"))
     async with rig.client.post(rig.url("buffered"), data=body) as response:
         assert response.status == 413
     assert len(rig.seen.picks) == picks
@@ -200,7 +200,7 @@ async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind
 
 @pytest.mark.parametrize("mode", ["full_duplex", "buffered", "streamed"])
 async def test_a_body_declared_over_the_pickers_limit_gets_413(rig: EnvoyRig, mode: str) -> None:
-    body = io.BytesIO(completion(MAX_BODY_BYTES, tag="over"))
+    body = io.BytesIO(long_completion(MAX_BODY_BYTES, tag="over"))
     async with rig.client.post(rig.url(mode), data=body) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == "body_too_large"
@@ -223,7 +223,7 @@ async def test_no_ready_endpoint_gets_503_with_and_without_a_body(rig: EnvoyRig,
     endpoints = rig.picker.endpoints()
     rig.picker.set_endpoints([], now=time.monotonic())
     try:
-        for method, body in (("POST", completion(100, tag="none")), ("GET", None)):
+        for method, body in (("POST", long_completion(100, tag="none")), ("GET", None)):
             async with rig.client.request(method, rig.url(mode), data=body) as response:
                 assert response.status == 503
                 assert (await response.json())["error"]["code"] == "no_ready_endpoint"
@@ -245,7 +245,7 @@ async def test_a_dead_server_is_reported_as_failed(rig: EnvoyRig, mode: str) -> 
     dead = Endpoint(name=EndpointName("dead"), address=Address("127.0.0.1", 1))
     rig.picker.set_endpoints([dead], now=time.monotonic())
     try:
-        async with rig.client.post(rig.url(mode), data=completion(50, tag="dead")) as response:
+        async with rig.client.post(rig.url(mode), data=long_completion(50, tag="dead")) as response:
             # Envoy does not know the address. So Envoy's fallback policy chooses the server, and Envoy
             # reports which server it was.
             assert response.status == 200
@@ -276,16 +276,16 @@ async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: En
 
 async def test_the_debug_header_brings_the_decision_back(rig: EnvoyRig) -> None:
     async with rig.client.post(
-        rig.url("buffered"), data=completion(100, tag="debug"), headers={"x-debug-pick": "1"}
+        rig.url("buffered"), data=long_completion(100, tag="debug"), headers={"x-debug-pick": "1"}
     ) as response:
         assert "chosen=m" in response.headers["x-prefix-gateway-decision"]
-    async with rig.client.post(rig.url("buffered"), data=completion(100, tag="debug")) as response:
+    async with rig.client.post(rig.url("buffered"), data=long_completion(100, tag="debug")) as response:
         assert "x-prefix-gateway-decision" not in response.headers
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_body_that_ends_in_trailers_arrives_whole(rig: EnvoyRig, mode: str) -> None:
-    body = completion(90_000, tag=f"trailers-{mode}")
+    body = long_completion(90_000, tag=f"trailers-{mode}")
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.ports[mode])
     head = (
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
@@ -349,7 +349,7 @@ def overloaded(rig: EnvoyRig) -> Iterator[None]:
 async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives_whole(
     rig: EnvoyRig, overloaded: None, mode: str, size: int
 ) -> None:
-    body = completion(size, tag=f"overload {mode}")
+    body = long_completion(size, tag=f"overload {mode}")
     told = await post(rig, mode, body)
     assert (told["size"], told["sum"]) == (len(body), sum(body))
     await rig.settled()
@@ -370,7 +370,7 @@ async def test_a_picker_with_too_much_to_do_still_looks_for_a_server_that_has_th
     rig.picker.set_endpoints(differing, now=time.monotonic())
     try:
         for n in range(8):
-            told = await post(rig, "buffered", completion(2_000, tag=f"models {n}"))
+            told = await post(rig, "buffered", long_completion(2_000, tag=f"models {n}"))
             assert told["port"] == differing[0].address.port, rig.seen.picks[-1].decision
             assert rig.seen.picks[-1].decision.reason == "overload"
     finally:

@@ -14,7 +14,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.types import BEGAN
 from tests.harness.transport import VARIABLE
-from tests.integration.test_extproc_server import METHOD, headers, serving
+from tests.integration.test_extproc_server import METHOD, headers, serving_picker
 
 BUFFERED = 2
 
@@ -41,7 +41,7 @@ async def test_late_calls_are_routed_from_their_headers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, "grpcio")
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         for odd in ("", "x", "nan", "-1", "inf", str(time.time() + 1000)):
             assert not await answer_at_headers(channel, began=odd)
         assert not await answer_at_headers(channel, began=str(time.time()))

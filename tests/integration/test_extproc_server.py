@@ -89,7 +89,7 @@ def never_overloaded(rig: ServerRig) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serving_picker(
     *,
     listen: Listen | None = None,
     settings: StreamSettings | None = None,
@@ -146,13 +146,13 @@ def response_headers(status: bytes = b"200") -> Any:
     return message
 
 
-async def check(channel: grpc.aio.Channel, service: str) -> int:
+async def health_of(channel: grpc.aio.Channel, service: str) -> int:
     stub = health_pb2_grpc.HealthStub(channel)
     return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
 
 
 async def test_the_pick_is_in_header_and_metadata_with_equal_values() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         answer = await exchange.route()
         (option,) = answer.request_body.response.header_mutation.set_headers
@@ -170,7 +170,7 @@ async def test_the_pick_is_in_header_and_metadata_with_equal_values() -> None:
 
 
 async def test_hints_and_values_are_read_in_either_spelling() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         message = headers(mode=0)
         message.request_headers.headers.headers.add(key="X-Session-ID", value="plain value field")
         hint = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
@@ -190,7 +190,7 @@ async def test_hints_and_values_are_read_in_either_spelling() -> None:
 
 
 async def test_who_served_is_read_from_the_metadata_too() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.route()
         message = response_headers()
@@ -206,7 +206,7 @@ async def test_who_served_is_read_from_the_metadata_too() -> None:
 async def test_the_picker_tidies_up_once_for_each_pick_after_the_answer() -> None:
     picker = TidyPicker(DEFAULT_POLICY, rng=random.Random(1))
     picker.set_endpoints(picker_of_three().endpoints(), now=time.monotonic())
-    async with serving(picker=picker) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker(picker=picker) as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.ask(headers())
         assert picker.tidied == 0
@@ -218,7 +218,7 @@ async def test_the_picker_tidies_up_once_for_each_pick_after_the_answer() -> Non
 
 
 async def test_who_served_is_read_from_the_attribute_before_the_metadata() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.route()
         message = response_headers()
@@ -235,7 +235,7 @@ async def test_who_served_is_read_from_the_attribute_before_the_metadata() -> No
 
 
 async def test_a_cancelled_stream_releases_its_booking() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.route()
         assert rig.in_flight() == 1
@@ -249,7 +249,7 @@ async def test_a_cancelled_stream_releases_its_booking() -> None:
     ("wire", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message"), (b"\x22\x7f", "undecodable")]
 )
 async def test_an_invalid_message_ends_the_stream_with_a_reason(wire: bytes, reason: str) -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         call: Any = channel.stream_stream(METHOD)()
         await call.write(wire)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -262,7 +262,7 @@ async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
-        serving(picker=picker_of_three(BrokenPicker)) as rig,
+        serving_picker(picker=picker_of_three(BrokenPicker)) as rig,
         grpc.aio.insecure_channel(rig.target) as channel,
     ):
         exchange = Exchange(channel)
@@ -277,7 +277,7 @@ async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
 
 async def test_a_body_larger_than_grpcs_default_limit_is_taken() -> None:
     big = json.dumps({"model": "m", "prompt": "x" * 9_000_000}).encode()
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.ask(headers())
         answer = await exchange.ask(ext_proc.ProcessingRequest(request_body={"body": big}))
@@ -285,16 +285,16 @@ async def test_a_body_larger_than_grpcs_default_limit_is_taken() -> None:
 
 
 async def test_health_follows_readiness_and_knows_its_services() -> None:
-    async with serving(ready=False) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker(ready=False) as rig, grpc.aio.insecure_channel(rig.target) as channel:
         names = ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
-        assert [await check(channel, n) for n in names] == [NOT_SERVING] * 3
-        assert await check(channel, "liveness") == SERVING
-        assert await check(channel, "nobody") == UNKNOWN
+        assert [await health_of(channel, n) for n in names] == [NOT_SERVING] * 3
+        assert await health_of(channel, "liveness") == SERVING
+        assert await health_of(channel, "nobody") == UNKNOWN
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="readiness"))
         assert (await watch.read()).status == NOT_SERVING
         await rig.server.set_ready(ready=True)
         assert (await watch.read()).status == SERVING
-        assert [await check(channel, n) for n in names] == [SERVING] * 3
+        assert [await health_of(channel, n) for n in names] == [SERVING] * 3
         watch.cancel()
         strange = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="nobody"))
         assert (await strange.read()).status == UNKNOWN
@@ -302,7 +302,7 @@ async def test_health_follows_readiness_and_knows_its_services() -> None:
 
 
 async def test_a_drain_lets_go_of_answered_streams_and_still_serves_others() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         answered, waiting = Exchange(channel), Exchange(channel)
         await answered.route()
         await answered.respond()
@@ -310,8 +310,8 @@ async def test_a_drain_lets_go_of_answered_streams_and_still_serves_others() -> 
         drain = asyncio.create_task(rig.server.drain(120))
         assert await asyncio.wait_for(answered.call.read(), 60) is grpc.aio.EOF
         assert await answered.call.code() is grpc.StatusCode.OK
-        assert await check(channel, "readiness") == NOT_SERVING
-        assert await check(channel, "liveness") == SERVING
+        assert await health_of(channel, "readiness") == NOT_SERVING
+        assert await health_of(channel, "liveness") == SERVING
         fresh = Exchange(channel)
         assert (await fresh.route()).HasField("request_body")
         for exchange in (waiting, fresh):
@@ -323,7 +323,7 @@ async def test_a_drain_lets_go_of_answered_streams_and_still_serves_others() -> 
 
 
 async def test_a_drain_ends_in_time_whatever_is_in_flight() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         stuck = Exchange(channel)
         await stuck.route()
         await rig.server.drain(0.1)
@@ -336,7 +336,7 @@ async def test_a_drain_ends_in_time_whatever_is_in_flight() -> None:
 
 async def test_streams_end_after_response_headers_where_they_are_not_held() -> None:
     settings = StreamSettings(hold_streams=False)
-    async with serving(settings=settings) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker(settings=settings) as rig, grpc.aio.insecure_channel(rig.target) as channel:
         exchange = Exchange(channel)
         await exchange.route()
         assert (await exchange.respond()).HasField("response_headers")
@@ -346,7 +346,7 @@ async def test_streams_end_after_response_headers_where_they_are_not_held() -> N
 
 
 async def test_two_thousand_streams_are_held_at_once() -> None:
-    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         never_overloaded(rig)
         held = [Exchange(channel) for _ in range(2000)]
         await asyncio.gather(*(e.ask(headers(mode=0)) for e in held))
@@ -359,7 +359,7 @@ async def test_two_thousand_streams_are_held_at_once() -> None:
 
 async def test_a_unix_socket_serves(tmp_path: Path) -> None:
     listen = Listen(address=f"unix:{tmp_path}/epp.sock")
-    async with serving(listen=listen) as rig, grpc.aio.insecure_channel(rig.target) as channel:
+    async with serving_picker(listen=listen) as rig, grpc.aio.insecure_channel(rig.target) as channel:
         assert (await Exchange(channel).route()).HasField("request_body")
         assert rig.server.port == 0
 
@@ -371,22 +371,22 @@ async def test_a_unix_socket_has_the_permissions_that_were_asked_for(
     path = tmp_path / "epp.sock"
     before = os.umask(0o077)
     try:
-        async with serving(listen=Listen(address=f"unix:{path}", socket_mode=asked)):
+        async with serving_picker(listen=Listen(address=f"unix:{path}", socket_mode=asked)):
             assert path.stat().st_mode & 0o777 == mode
     finally:
         os.umask(before)
 
 
 async def test_a_taken_port_is_a_configuration_error() -> None:
-    async with serving() as rig:
+    async with serving_picker() as rig:
         with pytest.raises(ConfigError, match=f"cannot listen on {rig.target}: Address already in use"):
-            async with serving(listen=Listen(address=rig.target)):
+            async with serving_picker(listen=Listen(address=rig.target)):
                 pass
 
 
 async def test_a_socket_in_a_folder_that_is_not_there_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the folder {tmp_path}/nowhere does not exist; create it"):
-        async with serving(listen=Listen(address=f"unix:{tmp_path}/nowhere/picker.sock")):
+        async with serving_picker(listen=Listen(address=f"unix:{tmp_path}/nowhere/picker.sock")):
             pass
 
 
@@ -421,7 +421,7 @@ async def healthy(target: str, credentials: grpc.ChannelCredentials) -> bool:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
         try:
-            return await asyncio.wait_for(check(channel, "readiness"), 5) == SERVING
+            return await asyncio.wait_for(health_of(channel, "readiness"), 5) == SERVING
         except grpc.aio.AioRpcError:
             return False
 
@@ -435,7 +435,7 @@ async def test_certificates_are_read_again_when_they_change(tmp_path: Path) -> N
     trust_old = grpc.ssl_channel_credentials(old_cert.read_bytes())
     trust_new = grpc.ssl_channel_credentials(new_cert.read_bytes())
     listen = Listen(address="127.0.0.1:0", tls=Tls(cert_file=str(cert), key_file=str(key)))
-    async with serving(listen=listen) as rig:
+    async with serving_picker(listen=listen) as rig:
         assert await healthy(rig.target, trust_old)
         assert not await healthy(rig.target, trust_new)
         key.unlink()
@@ -451,7 +451,7 @@ async def test_mutual_tls_lets_in_only_clients_that_the_ca_signed(tmp_path: Path
     client_cert, client_key = make_certificate(tmp_path, "client")
     tls = Tls(cert_file=str(cert), key_file=str(key), client_ca_file=str(client_cert))
     root = cert.read_bytes()
-    async with serving(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
+    async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
         known = grpc.ssl_channel_credentials(root, client_key.read_bytes(), client_cert.read_bytes())
         assert await healthy(rig.target, known)
         assert not await healthy(rig.target, grpc.ssl_channel_credentials(root))
@@ -462,5 +462,5 @@ async def test_mutual_tls_lets_in_only_clients_that_the_ca_signed(tmp_path: Path
 async def test_a_missing_certificate_is_a_configuration_error(tmp_path: Path) -> None:
     tls = Tls(cert_file=str(tmp_path / "no.crt"), key_file=str(tmp_path / "no.key"))
     with pytest.raises(ConfigError, match=r"no\.crt"):
-        async with serving(listen=Listen(address="127.0.0.1:0", tls=tls)):
+        async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=tls)):
             pass

@@ -27,7 +27,7 @@ POLICY = {"scrape": {"intervalSeconds": 0.2, "timeoutSeconds": 1}, "failures": {
 NUMBERS = count()
 
 
-async def ask(gateway: Gateway, **fields: Any) -> Reply:
+async def complete_anew(gateway: Gateway, **fields: Any) -> Reply:
     return await gateway.client.complete(f"prompt {next(NUMBERS)} " + "x" * 400, **fields)
 
 
@@ -39,7 +39,7 @@ async def back(gateway: Gateway, name: str) -> None:
     """Wait until a recovered server gets requests again."""
 
     async def serves() -> bool:
-        replies = await asyncio.gather(*(ask(gateway) for _ in range(16)))
+        replies = await asyncio.gather(*(complete_anew(gateway) for _ in range(16)))
         return name in {reply.served_by for reply in replies if reply.status == 200}
 
     await wait_until(serves, what=f"{name} serves again")
@@ -55,14 +55,14 @@ async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_com
             await wait_until(partial(in_force, gateway, rule), what=f"{rule} is in force")
             answers = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
             sick.behaviour.status = 500
-            statuses = [(await ask(gateway)).status for _ in range(50)]
+            statuses = [(await complete_anew(gateway)).status for _ in range(50)]
             assert statuses.count(500) <= 20, (
                 f"{rule}: ten requests before the fault is known, then its share"
             )
             while 500 not in statuses:  # the rule may prefer other servers of an idle fleet for a while
-                statuses.append((await ask(gateway)).status)
+                statuses.append((await complete_anew(gateway)).status)
             await wait_until(lambda: left_out(gateway, "s0"), what=f"{rule} leaves s0 out")
-            after = [(await ask(gateway)).status for _ in range(50)]
+            after = [(await complete_anew(gateway)).status for _ in range(50)]
             assert after.count(500) <= 1, f"{rule}: trials only"
             failed = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
             assert failed - answers == statuses.count(500) + after.count(500)
@@ -84,17 +84,17 @@ async def test_one_failed_request_is_enough_where_requests_are_few_and_a_probe_f
         sick = gateway.backends[0]
         sick.behaviour = Behaviour(**fault)
         for _ in range(4):
-            await ask(gateway)
+            await complete_anew(gateway)
         assert len(sick.prompts) == 1
         await wait_until(lambda: left_out(gateway, "s0"), what="probes find out that it fails")
         for _ in range(40):
-            assert (await ask(gateway)).status == 200
+            assert (await complete_anew(gateway)).status == 200
         assert len(sick.prompts) == 1, "a trial is owed after 64 requests, or once a probe has succeeded"
         assert await gateway.picker.metric("epp_probes_total", verdict="ill") >= 3
         sick.behaviour = Behaviour()
         await wait_until(lambda: well(gateway), what="a probe succeeds")
         for _ in range(8):
-            assert (await ask(gateway)).status == 200
+            assert (await complete_anew(gateway)).status == 200
         assert len(sick.prompts) >= 3, "two trials at once, then its share"
         assert not await left_out(gateway, "s0")
 
@@ -106,24 +106,24 @@ async def well(gateway: Gateway) -> bool:
 async def test_requests_for_a_model_that_one_server_lacks_go_to_those_that_have_it(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=3, policy={**POLICY, "rule": "round-robin"}) as gateway:
         gateway.backends[0].behaviour.lacks = "adapter"
-        statuses = [(await ask(gateway, model="adapter")).status for _ in range(12)]
+        statuses = [(await complete_anew(gateway, model="adapter")).status for _ in range(12)]
         assert 404 in statuses
 
         async def kept_away() -> bool:
-            return [(await ask(gateway, model="adapter")).status for _ in range(6)] == [200] * 6
+            return [(await complete_anew(gateway, model="adapter")).status for _ in range(6)] == [200] * 6
 
         await wait_until(kept_away, what="requests for it go elsewhere")
         said = "s0, for the model 'adapter', gets only trial requests: it answers 404"
         await wait_until(
             lambda: said in gateway.picker.process.stderr.read_text(), what="the log names server and model"
         )
-        assert "s0" in {(await ask(gateway)).served_by for _ in range(6)}, (
+        assert "s0" in {(await complete_anew(gateway)).served_by for _ in range(6)}, (
             "requests for other models still go there"
         )
         gateway.backends[0].behaviour.lacks = ""
 
         async def comes_back() -> bool:
-            return "s0" in {(await ask(gateway, model="adapter")).served_by for _ in range(6)}
+            return "s0" in {(await complete_anew(gateway, model="adapter")).served_by for _ in range(6)}
 
         await wait_until(comes_back, what="the server gets requests for the adapter again")
 
@@ -132,7 +132,7 @@ async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tm
     async with running_gateway(tmp_path, backends=6, policy=POLICY) as gateway:
         for backend in gateway.backends[:3]:
             backend.behaviour.status = 503
-        first = [(await ask(gateway)).status for _ in range(20)]
+        first = [(await complete_anew(gateway)).status for _ in range(20)]
         assert first.count(503) <= 2, "before the picker knows which servers fail"
         names = {"s0", "s1", "s2"}
 
@@ -140,9 +140,9 @@ async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tm
             return {name for name in names if await left_out(gateway, name)} == names
 
         while not await known():
-            await asyncio.gather(*(ask(gateway) for _ in range(12)))
+            await asyncio.gather(*(complete_anew(gateway) for _ in range(12)))
         bypassed = await gateway.envoy.bypassed()
-        statuses = [(await ask(gateway)).status for _ in range(60)]
+        statuses = [(await complete_anew(gateway)).status for _ in range(60)]
         assert await gateway.envoy.bypassed() == bypassed
         assert set(statuses) == {200}
 
@@ -189,7 +189,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
         pending: set[asyncio.Task[Reply]] = set()
 
         async def noticed() -> bool:
-            pending.update(asyncio.create_task(ask(gateway)) for _ in range(4))
+            pending.update(asyncio.create_task(complete_anew(gateway)) for _ in range(4))
             return await left_out(gateway, "s0")
 
         await wait_until(noticed, what="the server is left out")
@@ -200,14 +200,14 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
             what="the log names it",
         )
         held = gate.waiting
-        replies = [asyncio.create_task(ask(gateway)) for _ in range(60)]
+        replies = [asyncio.create_task(complete_anew(gateway)) for _ in range(60)]
         await wait_until(lambda: sum(r.done() for r in replies) >= 55, what="the others serve nearly all")
         assert gate.waiting - held <= 5, "trials only"
         gate.open()
         assert {r.status for r in await asyncio.gather(*pending, *replies)} == {200}
 
         async def back() -> bool:
-            await asyncio.gather(*(ask(gateway) for _ in range(4)))
+            await asyncio.gather(*(complete_anew(gateway) for _ in range(4)))
             return not await left_out(gateway, "s0")
 
         await wait_until(back, what="the server gets requests again")
@@ -226,12 +226,12 @@ async def test_a_server_that_gives_headers_and_then_nothing_is_left_out_and_come
         pending: set[asyncio.Task[Reply]] = set()
 
         async def noticed() -> bool:
-            pending.update(asyncio.create_task(ask(gateway, stream=True)) for _ in range(4))
+            pending.update(asyncio.create_task(complete_anew(gateway, stream=True)) for _ in range(4))
             return await left_out(gateway, "s0")
 
         await wait_until(noticed, what="the server is left out")
         seen = len(sick.prompts)
-        replies = [await ask(gateway, stream=True) for _ in range(60)]
+        replies = [await complete_anew(gateway, stream=True) for _ in range(60)]
         assert {reply.status for reply in replies} == {200}
         assert len(sick.prompts) == seen, "while probes hang there are no trials: their headers prove nothing"
         gate.open()

@@ -28,7 +28,7 @@ from tests.harness.seen import Seen
 from tests.harness.slow_server import picker_of_slow_server, say_running
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
-from tests.integration.test_extproc_envoy import completion, post
+from tests.integration.test_extproc_envoy import long_completion, post
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 PATIENCE_S = 3.0
@@ -54,10 +54,12 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
         config = bootstrap(ports, upstreams, server.port)
         async with running_envoy(config, tmp_path, port=ports[mode]), aiohttp.ClientSession() as client:
             rig = EnvoyRig(ports, upstreams, server, picker, seen, client)
-            hanging = asyncio.create_task(client.post(rig.url(mode, "/hang"), data=completion(4000, tag="a")))
+            hanging = asyncio.create_task(
+                client.post(rig.url(mode, "/hang"), data=long_completion(4000, tag="a"))
+            )
             await wait_until(lambda: len(seen.picks) == 1, what="the first request keeps the server busy")
             say_running(picker, 1)
-            body = completion(150_000, tag="b")
+            body = long_completion(150_000, tag="b")
             task = asyncio.create_task(post(rig, mode, body))
             await wait_until(lambda: gate.waiting == 1, what="the second request waits")
             await asyncio.sleep(1.3 * PATIENCE_S)  # The test is that nothing happens in this time.

@@ -39,7 +39,7 @@ class HastyGate(Gate):
 
 
 @asynccontextmanager
-async def serving(gate: type[Gate]) -> AsyncIterator[tuple[ExtProcServer, Gate, grpc.aio.Channel]]:
+async def serving_held(gate: type[Gate]) -> AsyncIterator[tuple[ExtProcServer, Gate, grpc.aio.Channel]]:
     """Run a server whose requests wait, except the first one."""
     picker = picker_of_slow_server(Address("10.0.0.1", 80))
     say_running(picker, 1)
@@ -59,7 +59,7 @@ async def serving(gate: type[Gate]) -> AsyncIterator[tuple[ExtProcServer, Gate, 
         await server.stop()
 
 
-async def begin(channel: grpc.aio.Channel) -> Exchange:
+async def begin_waiting(channel: grpc.aio.Channel) -> Exchange:
     """Send a request that waits."""
     exchange = Exchange(channel)
     await exchange.ask(headers())
@@ -70,8 +70,8 @@ async def begin(channel: grpc.aio.Channel) -> Exchange:
 
 
 async def test_a_pick_that_is_made_while_the_delay_is_written_follows_it() -> None:
-    async with serving(HastyGate) as (_, _, channel):
-        exchange = await begin(channel)
+    async with serving_held(HastyGate) as (_, _, channel):
+        exchange = await begin_waiting(channel)
         pick = await asyncio.wait_for(exchange.call.read(), 10)
         assert pick.HasField("request_body")
 
@@ -80,8 +80,8 @@ async def test_a_drain_without_time_ends_only_when_every_waiting_request_is_answ
     """The gate sends 50 requests in one turn of the event loop, so 120 requests need three turns. A server
     takes its time for an answer, and the picker stays for that.
     """
-    async with serving(Gate) as (server, gate, channel):
-        exchanges = [await begin(channel) for _ in range(120)]
+    async with serving_held(Gate) as (server, gate, channel):
+        exchanges = [await begin_waiting(channel) for _ in range(120)]
         assert gate.waiting == 120
         drain = asyncio.create_task(server.drain(0.0))
         picks = [await asyncio.wait_for(exchange.call.read(), 10) for exchange in exchanges]

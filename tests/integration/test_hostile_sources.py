@@ -54,7 +54,7 @@ async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> As
         yield picker
 
 
-async def scraped(picker: PickerProcess) -> None:
+async def until_scraped(picker: PickerProcess) -> None:
     """Wait until the picker has read the endpoint's page."""
 
     async def page_read() -> bool:
@@ -76,7 +76,7 @@ async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_the_
     async with running_redis(tmp_path) as redis, running_backend("s0") as backend:
         backend.more_metrics = HUGE_CACHE
         async with picker_on(tmp_path, backend, redis) as picker:
-            await scraped(picker)
+            await until_scraped(picker)
             await counted(picker, "epp_sharing_tables_total", what="stored")
             assert "epp_endpoint_capacity_tokens{" not in await picker.metrics()
             assert await picker.metric("epp_source_failures_total") == 0
@@ -111,7 +111,7 @@ async def test_a_file_that_no_parser_can_read_is_refused_and_the_picker_goes_on(
         running_backend("s0") as backend,
         picker_on(tmp_path, backend, redis) as picker,
     ):
-        await scraped(picker)
+        await until_scraped(picker)
         for n, text in enumerate(
             ("endpoints: [{model: !!bool x}]", "", "[" * 10**5 + "]" * 10**5, "!!int ''"), start=1
         ):

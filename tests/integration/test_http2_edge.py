@@ -26,10 +26,10 @@ from tests.harness.pipe import Pipe
 from tests.integration.test_extproc_server import (
     Exchange,
     ServerRig,
-    check,
+    health_of,
     never_overloaded,
     response_headers,
-    serving,
+    serving_picker,
 )
 from tests.integration.test_extproc_server import headers as request_headers
 
@@ -48,7 +48,7 @@ async def connected(
         writer.transport.abort()
 
 
-async def until(rig: ServerRig, fault: str) -> None:
+async def until_fault(rig: ServerRig, fault: str) -> None:
     async with asyncio.timeout(60):
         while fault not in rig.seen.faults:  # noqa: ASYNC110 - the list is in the product
             await asyncio.sleep(0.01)
@@ -72,10 +72,10 @@ async def last_words(reader: asyncio.StreamReader) -> int:
     ],
 )
 async def test_a_peer_that_breaks_a_rule_gets_the_right_code(wire: bytes, code: Code, reason: str) -> None:
-    async with serving() as rig, connected(rig) as (reader, writer):
+    async with serving_picker() as rig, connected(rig) as (reader, writer):
         writer.write(wire)
         assert await last_words(reader) == code
-        await until(rig, reason)
+        await until_fault(rig, reason)
         async with grpc.aio.insecure_channel(rig.target) as channel:
             assert (await Exchange(channel).route()).HasField("request_body"), "others are served"
 
@@ -83,7 +83,7 @@ async def test_a_peer_that_breaks_a_rule_gets_the_right_code(wire: bytes, code: 
 async def test_a_connection_with_half_a_preface_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(http2_server, "_TICK_S", 0.01)
-    async with serving() as rig, connected(rig) as (reader, writer):
+    async with serving_picker() as rig, connected(rig) as (reader, writer):
         transport = rig.server.transport
         server = transport.server  # type: ignore[attr-defined]
         server.now = lambda: now[0]
@@ -99,19 +99,19 @@ async def test_a_connection_with_half_a_preface_is_closed_in_time(monkeypatch: p
 async def test_tls_without_h2_is_refused(tmp_path: Path) -> None:
     tls = write_tls(tmp_path)
     context = ssl.create_default_context(cafile=tls.cert_file)
-    async with serving(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
+    async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
         async with connected(rig, context) as (reader, _):
             assert await asyncio.wait_for(reader.read(), 60) == b""
-        await until(rig, "no_alpn_h2")
+        await until_fault(rig, "no_alpn_h2")
 
 
 async def test_a_peer_that_never_speaks_tls_is_counted(tmp_path: Path) -> None:
-    async with serving(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig:
+    async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig:
         async with connected(rig) as (reader, writer):
             writer.write(hello())
             with contextlib.suppress(ConnectionError):
                 await asyncio.wait_for(reader.read(), 60)
-        await until(rig, "tls_handshake")
+        await until_fault(rig, "tls_handshake")
 
 
 async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
@@ -122,7 +122,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
     """
     monkeypatch.setattr(http2_server, "_TICK_S", 0.02)
     monkeypatch.setattr(closing, "_UNREAD_S", 0.2)
-    async with serving() as rig, connected(rig) as (_, writer):
+    async with serving_picker() as rig, connected(rig) as (_, writer):
         transport = rig.server.transport
         (peer,) = await peers(transport)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # every asyncio transport has it
@@ -156,12 +156,12 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
     handled.
     """
     async with (
-        serving() as rig,
+        serving_picker() as rig,
         connected(rig) as (_, writer),
         grpc.aio.insecure_channel(rig.target) as channel,
     ):
         never_overloaded(rig)
-        assert await check(channel, "") == 1
+        assert await health_of(channel, "") == 1
         first_message = message(request_headers(0).SerializeToString())
         wire = hello() + b"".join(headers(n) + data(n, first_message) for n in range(1, 6001, 2))
         mine = writer.get_extra_info("sockname")
@@ -174,7 +174,7 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
         assert target.connection.pending, "the rest of the flood waits for later turns of the loop"
         served = rig.server.streams
         assert 0 < served < 3000
-        await asyncio.wait_for(check(channel, ""), 60)
+        await asyncio.wait_for(health_of(channel, ""), 60)
         async with asyncio.timeout(60):
             while rig.server.streams < 3000:  # noqa: ASYNC110 - the streams are in the product
                 await asyncio.sleep(0.01)
@@ -182,7 +182,7 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
 
 
 async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
-    async with serving() as rig:
+    async with serving_picker() as rig:
         rig.server.transport.server.max_peers = 1  # type: ignore[attr-defined]
         async with connected(rig):
             await peers(rig.server.transport)
@@ -193,7 +193,7 @@ async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
 
 
 async def test_five_thousand_streams_are_held_on_one_connection() -> None:
-    async with serving() as rig, connected(rig) as (reader, writer):
+    async with serving_picker() as rig, connected(rig) as (reader, writer):
         never_overloaded(rig)
         writer.write(hello(window=2**20) + window_update(0, 2**30))
         first = message(request_headers(0).SerializeToString())
@@ -216,7 +216,7 @@ async def test_five_thousand_streams_are_held_on_one_connection() -> None:
 async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     # This is one turn of the loop, however busy this machine is.
     monkeypatch.setattr(peer_module, "_TURN_S", 60.0)
-    async with serving() as rig, connected(rig):
+    async with serving_picker() as rig, connected(rig):
         (peer,) = await peers(rig.server.transport)
         pipe = Pipe()
         kept, peer.transport = peer.transport, pipe

@@ -60,7 +60,7 @@ def publisher() -> Iterator[Publisher]:
     context.term()
 
 
-def removed(block: int) -> dict[str, object]:
+def block_removed(block: int) -> dict[str, object]:
     return {"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU"}
 
 
@@ -105,7 +105,7 @@ class FollowedAddresses:
 
 
 @contextlib.asynccontextmanager
-async def following(
+async def following_addresses(
     exact: Callable[[], Exact], *, topic: str = "kv", pause_s: float = 600.0, **addresses: str
 ) -> AsyncIterator[FollowedAddresses]:
     parts = FollowedAddresses(exact, topic=topic, **addresses)
@@ -143,11 +143,11 @@ class FailingExact(Exact):
 async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
     publisher: Publisher, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    async with following(lambda: FailingExact(error), a=publisher.address) as parts:
+    async with following_addresses(lambda: FailingExact(error), a=publisher.address) as parts:
         parts.pick("kept until the thread looks at it " * 20)
 
         def is_off() -> bool:
-            publisher.send(removed(1))
+            publisher.send(block_removed(1))
             return any(model.state == "off" for model in parts.service.status.models.values())
 
         await wait_until(is_off, what="exact mode is off")
@@ -176,10 +176,12 @@ async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
 
 async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Publisher) -> None:
     made = iter([FailingExact(ZeroDivisionError("by zero"))])
-    async with following(lambda: next(made, None) or an_exact(), pause_s=0.01, a=publisher.address) as parts:
+    async with following_addresses(
+        lambda: next(made, None) or an_exact(), pause_s=0.01, a=publisher.address
+    ) as parts:
 
         def follows_again() -> bool:
-            publisher.send(removed(1))
+            publisher.send(block_removed(1))
             return next(made, None) is None and parts.events(A) > 0 and parts.state(A) != "off"
 
         await wait_until(follows_again, what="exact mode follows the server again")
@@ -199,7 +201,7 @@ async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(
     def lying() -> Exact:
         return Lying({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
 
-    async with following(lying, a=publisher.address) as parts:
+    async with following_addresses(lying, a=publisher.address) as parts:
         await wait_until(
             lambda: any(m.reason.startswith("failed") for m in parts.service.status.models.values()),
             what="exact mode is off",
@@ -208,10 +210,10 @@ async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(
 
 
 async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(publisher: Publisher) -> None:
-    async with following(an_exact, a=publisher.address, b="tcp://127.0.0.1") as parts:
+    async with following_addresses(an_exact, a=publisher.address, b="tcp://127.0.0.1") as parts:
 
         def a_is_heard() -> bool:
-            publisher.send(removed(1))
+            publisher.send(block_removed(1))
             return parts.events(A) > 0
 
         await wait_until(a_is_heard, what="the other server is followed")
@@ -225,10 +227,10 @@ async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(pu
 async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_counted(
     publisher: Publisher,
 ) -> None:
-    async with following(an_exact, a=publisher.address) as parts:
+    async with following_addresses(an_exact, a=publisher.address) as parts:
 
         def a_is_heard() -> bool:
-            publisher.send(removed(1))
+            publisher.send(block_removed(1))
             return parts.events(A) > 0
 
         await wait_until(a_is_heard, what="the server is followed")
@@ -240,7 +242,7 @@ async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_
         heard = parts.events(A)
 
         def more_is_heard() -> bool:
-            publisher.send(removed(1))
+            publisher.send(block_removed(1))
             return parts.events(A) > heard + 1 and parts.service.status.malformed >= 3
 
         await wait_until(more_is_heard, what="later messages are received")
@@ -251,10 +253,10 @@ async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_
 async def test_a_message_over_the_limit_is_not_received_and_its_server_is_still_followed(
     publisher: Publisher,
 ) -> None:
-    async with following(an_exact, a=publisher.address) as parts:
+    async with following_addresses(an_exact, a=publisher.address) as parts:
 
         def a_is_heard(after: int) -> bool:
-            publisher.send(removed(1))
+            publisher.send(block_removed(1))
             return parts.events(A) > after
 
         await wait_until(lambda: a_is_heard(0), what="the server is followed")

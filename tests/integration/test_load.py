@@ -210,7 +210,7 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def serving(handle: Any) -> AsyncIterator[tuple[str, asyncio.Server]]:
+async def serving_bytes(handle: Any) -> AsyncIterator[tuple[str, asyncio.Server]]:
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if (await read_request(reader)).startswith(b"GET"):
@@ -246,7 +246,7 @@ async def test_every_kind_of_failure_has_its_class_and_fails_the_command(tmp_pat
         left -= 1
         return left == 0
 
-    async with serving(handle) as (url, server):
+    async with serving_bytes(handle) as (url, server):
         ended = await load(
             *("chat", "--host", url, "--users", "1", "--think", "0", "--requests", str(len(ANSWERS) + 2)),
             *("--out", str(tmp_path / "out")),
@@ -269,7 +269,7 @@ async def test_a_server_that_says_nothing_fails_the_request_as_silent(tmp_path: 
         await writer.drain()
         await writer.wait_closed()  # until the client gives up
 
-    async with serving(handle) as (url, _):
+    async with serving_bytes(handle) as (url, _):
         out = tmp_path / "out"
         ended = await load(
             *("chat", "--host", url, "--users", "1", "--requests", "1", "--silence", "0.3", "--out", str(out))
@@ -294,7 +294,7 @@ async def test_a_replay_does_not_wait_for_answers(tmp_path: Path) -> None:
 
     made = await load("make-trace", str(tmp_path / "trace.jsonl"), "--requests", "12", "--seed", "5")
     assert made.status == 0, made.said
-    async with serving(handle) as (url, _):
+    async with serving_bytes(handle) as (url, _):
         out = tmp_path / "out"
         options = ["--trace", str(tmp_path / "trace.jsonl"), "--trace-speed", "10", "--trace-scale", "0.05"]
         ended = await load("replay", "--host", url, *options, "--out", str(out))
@@ -318,7 +318,7 @@ async def test_a_load_that_cannot_run_ends_with_advice(tmp_path: Path) -> None:
     async def handle(writer: asyncio.StreamWriter) -> None:
         writer.write(whole(GOOD))
 
-    async with serving(handle) as (url, _):
+    async with serving_bytes(handle) as (url, _):
         ended = await load("replay", "--host", url, "--trace", str(broken))
         assert (ended.status, "line 2" in ended.said) == (3, True), ended.said
         ended = await load("lora", "--host", url)

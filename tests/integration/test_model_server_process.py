@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "model_server", "serve", "--port", "0"]
 
 
 @contextmanager
-def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving_process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -33,7 +33,7 @@ def serving(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def test_a_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
-    with serving("--port-file", str(port_file), "--decode-step-ms", "5") as (process, port):
+    with serving_process("--port-file", str(port_file), "--decode-step-ms", "5") as (process, port):
         assert port_file.read_text() == f"{port}\n"
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         body = {"prompt": "Hello", "stream": True, "max_tokens": 60, "ignore_eos": True}
@@ -54,7 +54,7 @@ def test_a_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
 def test_a_second_signal_ends_the_drain_at_once(number: signal.Signals, status: int) -> None:
-    with serving("--drain-timeout-s", "10000", "--decode-step-ms", "5") as (process, port):
+    with serving_process("--drain-timeout-s", "10000", "--decode-step-ms", "5") as (process, port):
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         body = {"prompt": "Hello", "stream": True, "max_tokens": 60_000, "ignore_eos": True}
         client.request("POST", "/v1/completions", json.dumps(body))
@@ -71,7 +71,7 @@ def test_a_second_signal_ends_the_drain_at_once(number: signal.Signals, status: 
 
 
 def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
-    with serving("--model", "base", "--served-model-name", "b", "--lora", "x=/x", "--lora", "y") as (
+    with serving_process("--model", "base", "--served-model-name", "b", "--lora", "x=/x", "--lora", "y") as (
         process,
         port,
     ):
@@ -119,7 +119,7 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(
 
 
 def test_a_taken_port_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving() as (_, port):
+    with serving_process() as (_, port):
         assert main(["serve", "--port", str(port)]) == 1
     assert str(port) in capsys.readouterr().err
 

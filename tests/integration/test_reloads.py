@@ -37,7 +37,7 @@ async def reload_ok(gateway: Gateway, source: str, expected: float) -> None:
     await wait_until(told, what=f"the {source} file is {'taken' if expected else 'refused'}")
 
 
-async def running(gateway: Gateway, *, policy: str, rule: str) -> None:
+async def policy_in_use(gateway: Gateway, *, policy: str, rule: str) -> None:
     """Wait until this policy is in use."""
 
     async def told() -> bool:
@@ -51,14 +51,14 @@ async def test_a_picker_whose_policy_is_refused_starts_on_the_default_says_so_an
     tmp_path: Path,
 ) -> None:
     async with running_gateway(tmp_path, policy={"rule": "fastest"}) as gateway:
-        await running(gateway, policy="default", rule="least-cost")
+        await policy_in_use(gateway, policy="default", rule="least-cost")
         await reload_ok(gateway, "policy", 0.0)
         assert (await gateway.client.complete(PROMPT)).status == 200
         said = gateway.picker.process.tail()
         assert "the default policy is used until this policy file is corrected" in said
         assert "fastest" in said
         write_policy(gateway.config, {"rule": "affinity"}, name="mended")
-        await running(gateway, policy="mended", rule="affinity")
+        await policy_in_use(gateway, policy="mended", rule="affinity")
         await reload_ok(gateway, "policy", 1.0)
 
 
@@ -69,7 +69,7 @@ async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_pa
         assert entries > 0
 
         write_policy(gateway.config, {"rule": "affinity"}, name="second")
-        await running(gateway, policy="second", rule="affinity")
+        await policy_in_use(gateway, policy="second", rule="affinity")
         assert await gateway.picker.metric("epp_table_size_entries") == entries
         second = await decided(gateway, "second")
         assert (second["policy"], second["rule"], second["reason"]) == ("second", "affinity", "prefix")

@@ -125,13 +125,13 @@ class WatchedScraper:
         return self.scraper.ages(time.monotonic())[EndpointName(name)].error
 
 
-def endpoint(name: str, address: Address, *, incarnation: str = "") -> Endpoint:
+def scraped_endpoint(name: str, address: Address, *, incarnation: str = "") -> Endpoint:
     return Endpoint(name=EndpointName(name), address=address, incarnation=incarnation)
 
 
 async def test_pages_are_read_again_and_again_over_one_connection() -> None:
     async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
-        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
         await watched.until(lambda: len(watched.seen["a"]) >= 4)
         metrics = watched.seen["a"][-1]
         assert metrics is not None
@@ -142,7 +142,7 @@ async def test_pages_are_read_again_and_again_over_one_connection() -> None:
         assert (age.age_s, age.error) == (3.0, "")
 
 
-async def hang(head: str, reader: Reader, writer: Writer) -> None:
+async def hang_after_head(head: str, reader: Reader, writer: Writer) -> None:
     await reader.read()
 
 
@@ -187,7 +187,7 @@ async def end_at_once(head: str, reader: Reader, writer: Writer) -> None:
 
 
 MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
-    "hangs": (hang, "no answer within"),
+    "hangs": (hang_after_head, "no answer within"),
     "drips": (drip, "no answer within"),
     "floods": (flood, "page has more than 65536 bytes"),
     "huge": (http(b"vllm:x 1\n" * 20_000), "page has more than 65536 bytes"),
@@ -215,9 +215,13 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
         }
         good = await stack.enter_async_context(BareServer(http(PAGE)).running())
         watched = await stack.enter_async_context(WatchedScraper().running())
-        endpoints = [endpoint(name, server.address) for name, server in servers.items()]
+        endpoints = [scraped_endpoint(name, server.address) for name, server in servers.items()]
         watched.scraper.set_endpoints(
-            [*endpoints, endpoint("good", good.address), endpoint("dead", Address("127.0.0.1", 1))]
+            [
+                *endpoints,
+                scraped_endpoint("good", good.address),
+                scraped_endpoint("dead", Address("127.0.0.1", 1)),
+            ]
         )
         await watched.until(lambda: all(len(watched.seen[n]) >= 2 for n in (*MISBEHAVING, "dead")))
         await watched.until(lambda: len(watched.seen["good"]) >= 5)
@@ -235,7 +239,7 @@ async def test_a_server_that_comes_back_is_read_again_and_both_changes_are_logge
     caplog.set_level(logging.INFO, logger="epp.scraping.scraper")
     async with WatchedScraper().running() as watched:
         async with BareServer(http(PAGE)).running() as server:
-            watched.scraper.set_endpoints([endpoint("a", server.address)])
+            watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
             await watched.until(lambda: bool(watched.seen["a"]))
         await watched.until(lambda: watched.seen["a"][-2:] == [None, None])
         async with BareServer(http(PAGE)).running(port=server.address.port):
@@ -252,9 +256,11 @@ async def test_an_endpoint_taken_off_the_list_is_not_read_any_more() -> None:
         BareServer(http(PAGE)).running() as kept,
         WatchedScraper().running() as watched,
     ):
-        watched.scraper.set_endpoints([endpoint("gone", gone.address), endpoint("kept", kept.address)])
+        watched.scraper.set_endpoints(
+            [scraped_endpoint("gone", gone.address), scraped_endpoint("kept", kept.address)]
+        )
         await watched.until(lambda: len(watched.seen["gone"]) >= 1)
-        watched.scraper.set_endpoints([endpoint("kept", kept.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("kept", kept.address)])
         count, reports = len(gone.heads), len(watched.seen["gone"])
         goal = len(watched.seen["kept"]) + 5
         await watched.until(lambda: len(watched.seen["kept"]) >= goal)
@@ -268,9 +274,9 @@ async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
         BareServer(http(PAGE)).running() as second,
         WatchedScraper().running() as watched,
     ):
-        watched.scraper.set_endpoints([endpoint("a", first.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("a", first.address)])
         await watched.until(lambda: bool(watched.seen["a"]))
-        watched.scraper.set_endpoints([endpoint("a", second.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("a", second.address)])
         assert watched.scraper.ages(time.monotonic())[EndpointName("a")].age_s is None
         await watched.until(lambda: bool(second.heads))
 
@@ -278,7 +284,7 @@ async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
 async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
     watched = WatchedScraper(Scrape(interval_seconds=60))
     async with BareServer(http(PAGE)).running() as server, watched.running():
-        watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(3)])
+        watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(3)])
         for _ in range(5):
             await asyncio.sleep(0)  # the tasks start and then wait
         watched.settings = Scrape(interval_seconds=0.05, path="/other")
@@ -293,7 +299,9 @@ async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it()
         BareServer(http(IDLE_PAGE)).running() as free,
         WatchedScraper(settings).running() as watched,
     ):
-        watched.scraper.set_endpoints([endpoint("busy", busy.address), endpoint("free", free.address)])
+        watched.scraper.set_endpoints(
+            [scraped_endpoint("busy", busy.address), scraped_endpoint("free", free.address)]
+        )
         await watched.until(lambda: len(watched.seen["busy"]) >= 20)
         assert len(watched.seen["free"]) == 1
         watched.in_use.add("free")
@@ -304,7 +312,7 @@ async def test_servers_that_become_idle_together_are_spread_over_the_idle_interv
     """Jitter alone would leave them in one burst: the first of them would be read after 54 s."""
     settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)
     async with BareServer(http(IDLE_PAGE)).running() as server, WatchedScraper(settings).running() as watched:
-        watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(100)])
+        watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(100)])
         await watched.until(lambda: any(len(seen) >= 2 for seen in watched.seen.values()))
 
 
@@ -313,8 +321,8 @@ async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
         serving = Address("127.0.0.1", 1)
         places = {"port": f":{server.address.port}", "both": f":{server.address.port}/prometheus/metrics"}
         watched.scraper.set_endpoints(
-            [replace(endpoint(name, serving), metrics=place) for name, place in places.items()]
-            + [replace(endpoint("path", server.address), metrics="/stats")]
+            [replace(scraped_endpoint(name, serving), metrics=place) for name, place in places.items()]
+            + [replace(scraped_endpoint("path", server.address), metrics="/stats")]
         )
         await watched.until(lambda: all(watched.seen[name] for name in ("port", "both", "path")))
         assert all(watched.error(name) == "" for name in ("port", "both", "path"))
@@ -325,7 +333,7 @@ async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
 async def test_endpoints_set_before_the_start_are_read() -> None:
     watched = WatchedScraper()
     async with BareServer(http(PAGE)).running() as server:
-        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
         async with watched.running():
             await watched.until(lambda: bool(watched.seen["a"]))
 
@@ -338,7 +346,7 @@ async def test_a_server_that_closes_its_connection_between_two_pages_has_no_fail
         raise ConnectionResetError
 
     async with BareServer(answer_and_leave).running() as server, WatchedScraper().running() as watched:
-        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
         await watched.until(lambda: len(watched.seen["a"]) >= 3)
         assert None not in watched.seen["a"]
         assert server.connections >= 3
@@ -348,7 +356,7 @@ async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
     async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
-        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
         await watched.until(lambda: bool(watched.seen["a"]))
         assert None not in watched.seen["a"]
 
@@ -371,7 +379,7 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
         rng=Random(7),
     )
     async with BareServer(http(PAGE)).running() as server:
-        scraper.set_endpoints([endpoint("a", server.address), endpoint("b", server.address)])
+        scraper.set_endpoints([scraped_endpoint("a", server.address), scraped_endpoint("b", server.address)])
         task = asyncio.create_task(scraper.run())
         try:
             await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped again and again")

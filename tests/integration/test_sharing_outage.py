@@ -63,7 +63,7 @@ async def usual(site: OutageSite) -> Phase:
     return phase
 
 
-async def through(site: OutageSite, fault: Fault, *, seconds: float, usual_hits: float) -> None:
+async def hold_through(site: OutageSite, fault: Fault, *, seconds: float, usual_hits: float) -> None:
     """Cause the fault, and check the requests and the hits until hits are as before."""
     async with faulty(site.redis, fault, site.stack, directory=site.directory):
         with site.load.phase(fault) as meanwhile:
@@ -96,7 +96,7 @@ async def hits_again(after: Phase, *, usual_hits: float) -> None:
 async def test_with_redis_killed_for_a_minute_no_request_fails_and_hits_come_back(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
         before = await usual(site)
-        await through(site, "killed", seconds=OUTAGE_S, usual_hits=before.hit_ratio)
+        await hold_through(site, "killed", seconds=OUTAGE_S, usual_hits=before.hit_ratio)
         assert site.load.faults == []
         assert await site.replicas.total("epp_sharing_dropped_events_total") == 0
 
@@ -109,7 +109,7 @@ async def test_with_redis_stalled_full_or_refusing_no_request_fails_and_hits_com
     async with running_site(tmp_path) as site:
         before = await usual(site)
         for fault in faults:
-            await through(site, fault, seconds=0.0, usual_hits=before.hit_ratio)
+            await hold_through(site, fault, seconds=0.0, usual_hits=before.hit_ratio)
         assert site.load.faults == []
 
 

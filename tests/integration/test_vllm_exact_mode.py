@@ -72,7 +72,7 @@ class FollowedServers:
 
 
 @contextlib.asynccontextmanager
-async def following(
+async def following_vllm(
     servers: tuple[VllmServer, VllmServer], environment: VllmEnvironment
 ) -> AsyncIterator[FollowedServers]:
     named = {EndpointName(server.name): server for server in servers}
@@ -107,7 +107,7 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
     vllm_servers: tuple[VllmServer, VllmServer], vllm_environment: VllmEnvironment
 ) -> None:
     first = EndpointName(vllm_servers[0].name)
-    async with following(vllm_servers, vllm_environment) as here:
+    async with following_vllm(vllm_servers, vllm_environment) as here:
         asked: list[tuple[str, dict[str, Any]]] = [
             (CHAT, {"messages": messages("plain")}),
             (CHAT, {"messages": messages("salted"), "cache_salt": "tenant-7"}),
@@ -143,7 +143,7 @@ async def test_a_picker_that_starts_late_learns_what_the_other_server_holds_with
     fields = {"messages": messages("held before")}
     answer = vllm_servers[0].post(CHAT, {"model": MODEL_NAME, "max_tokens": 2, **fields})
     assert answer.status == 200, answer.body
-    async with following(vllm_servers, vllm_environment) as here:
+    async with following_vllm(vllm_servers, vllm_environment) as here:
         assert here.believed(CHAT, **fields) == {}
         await here.ask(CHAT, only=second, **fields)
         await here.until(lambda: here.believed(CHAT, **fields).keys() == {first, second})

@@ -151,8 +151,8 @@ async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_doe
     vocabulary = whole_word_tokens(vllm_servers[0])
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
         for n in range(10):
-            await gateway.complete(said(vocabulary, f"sampled {n}", words=600), stream=n % 2 == 0)
-        messages = [{"role": "user", "content": said(vocabulary, "first turn", words=600)}]
+            await gateway.complete(words_of(vocabulary, f"sampled {n}", words=600), stream=n % 2 == 0)
+        messages = [{"role": "user", "content": words_of(vocabulary, "first turn", words=600)}]
         turns: list[Routed] = []
         hits = await gateway.counted(HITS)
         for n in range(4):
@@ -168,7 +168,7 @@ async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_doe
             turns.append(answer)
             messages += [
                 {"role": "assistant", "content": answer.text},
-                {"role": "user", "content": said(vocabulary, f"turn {n}", words=10)},
+                {"role": "user", "content": words_of(vocabulary, f"turn {n}", words=10)},
             ]
         assert await gateway.counted(HITS) - hits == sum(turn.cached_tokens for turn in turns)
         assert [t.decision["cached_tokens"] for t in turns] == [t.cached_tokens for t in turns]
@@ -186,7 +186,7 @@ async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_doe
             assert abs(off) <= 0.1
 
 
-def said(vocabulary: Mapping[str, int], seed: str, *, words: int) -> str:
+def words_of(vocabulary: Mapping[str, int], seed: str, *, words: int) -> str:
     return " " + " ".join(random.Random(seed).choices(list(vocabulary), k=words))
 
 

@@ -167,7 +167,7 @@ def server(
         yield running
 
 
-def ask(server: vllm.VllmServer, name: str, *, important: object) -> str:
+def answer_of_chunks(server: vllm.VllmServer, name: str, *, important: object) -> str:
     """Return the answer to a prompt of whole chunks and one token more. `important` names the tokens that are
     important.
     """
@@ -185,14 +185,14 @@ def ask(server: vllm.VllmServer, name: str, *, important: object) -> str:
 def test_a_real_server_keeps_tokens_that_its_requests_call_important_and_gives_the_same_answers(
     server: vllm.VllmServer,
 ) -> None:
-    first = ask(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]])
+    first = answer_of_chunks(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]])
     for number in range(8):  # twice as much as either cache holds
-        ask(server, f"other {number}", important=[])
+        answer_of_chunks(server, f"other {number}", important=[])
     assert server.counter(LOADED_TOKENS) == 0
 
-    assert ask(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]]) == first
+    assert answer_of_chunks(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]]) == first
     assert server.counter(LOADED_TOKENS) == PROMPT_CHUNKS * vllm.BLOCK_TOKENS
-    ask(server, "other 0", important=[])
+    answer_of_chunks(server, "other 0", important=[])
     assert server.counter(LOADED_TOKENS) == PROMPT_CHUNKS * vllm.BLOCK_TOKENS
     assert "Loading out-of-tree cache policy" in server.log_path.read_text()
 
@@ -200,5 +200,5 @@ def test_a_real_server_keeps_tokens_that_its_requests_call_important_and_gives_t
 def test_a_request_with_senseless_importance_is_logged_and_answered(
     server: vllm.VllmServer,
 ) -> None:
-    assert ask(server, "nonsense", important="all of them")
+    assert answer_of_chunks(server, "nonsense", important="all of them")
     assert "important_tokens must be a list" in server.log_path.read_text()

@@ -89,7 +89,7 @@ def started(vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPath
         yield Started(server, profile, adapters)
 
 
-def ask(started: Started, prompt: str, *, model: str = vllm.MODEL_NAME) -> dict[str, object]:
+def first_token(started: Started, prompt: str, *, model: str = vllm.MODEL_NAME) -> dict[str, object]:
     body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     answer = started.server.post("/v1/completions", body | {"return_token_ids": True})
     assert answer.status == 200, answer.body
@@ -116,7 +116,7 @@ def test_the_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(star
     hasher = make_hasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
     expected: set[int] = set()
     for model, prompt in asked:
-        choices = ask(started, prompt, model=model)["choices"]
+        choices = first_token(started, prompt, model=model)["choices"]
         assert isinstance(choices, list)
         tokens = choices[0]["prompt_token_ids"]
         scope = PrefixScope(ALPHA, str(started.adapters / ALPHA)) if model == ALPHA else PrefixScope()
@@ -124,7 +124,7 @@ def test_the_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(star
         hasher.extend(chain, tokens, num_blocks=len(tokens) // vllm.BLOCK_TOKENS, scope=scope)
         expected.update(map(event_hash, chain))
     assert len(expected) > 8
-    ask(started, prose("one more, whose step sends what is left", words=40))
+    first_token(started, prose("one more, whose step sends what is left", words=40))
     assert started.profile.kv_events is not None
     assert started.profile.kv_events.replay_endpoint is not None
     events = [e for batch in replayed(started.profile.kv_events.replay_endpoint) for e in batch.events]
@@ -144,8 +144,8 @@ def test_its_metrics_and_answers_say_what_the_picker_reads(started: Started) -> 
     assert info["prefix_caching_hash_algo"] == "sha256_cbor"
     assert info["enable_prefix_caching"] == "True"
     prompt = prose("asked twice", words=120)
-    ask(started, prompt)
-    usage = ask(started, prompt)["usage"]
+    first_token(started, prompt)
+    usage = first_token(started, prompt)["usage"]
     assert isinstance(usage, dict)
     assert usage["prompt_tokens_details"]["cached_tokens"] >= vllm.BLOCK_TOKENS
 
@@ -177,7 +177,7 @@ async def test_lora_sync_makes_its_adapters_equal_a_file_and_keeps_those_from_it
         await sync.sync()
         assert states() == {BETA: "loaded", "gamma": "failed", ALPHA: "foreign"}
         assert started.served() == {ALPHA: str(started.adapters / ALPHA), BETA: beta}
-        assert ask(started, "served by the new adapter", model=BETA)["model"] == BETA
+        assert first_token(started, "served by the new adapter", model=BETA)["model"] == BETA
         now = 1.0
         want((BETA, beta), ("gamma", beta))  # the files are there now, at another path
         await sync.sync()

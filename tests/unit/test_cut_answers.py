@@ -10,7 +10,7 @@ from epp.config.policy import RuleName
 from epp.config.routing import Failures
 from epp.picker.events import Cut, PickerEvent
 from epp.types import Address, EndpointName
-from tests.unit.endpoints.test_failures import ask
+from tests.unit.endpoints.test_failures import chat_request
 from tests.unit.picker_questions import A, a_picker
 from tests.unit.sick_servers import RULES, SICK, Traffic, begins
 
@@ -60,7 +60,9 @@ def test_answers_that_end_without_a_cut_lower_the_failure_share() -> None:
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
     assert picker.left_out(now=1.0)[state] == "its answers break off midway"
-    pick = next(p for p in (picker.pick(ask(), now=60.0) for _ in range(4)) if p.decision.chosen == "a")
+    pick = next(
+        p for p in (picker.pick(chat_request(), now=60.0) for _ in range(4)) if p.decision.chosen == "a"
+    )
     picker.on_response_headers(pick, status=200, served=A, now=60.1)
     assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), (
         "the answers have only begun"

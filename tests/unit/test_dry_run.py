@@ -34,14 +34,14 @@ def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: in
     return picker
 
 
-def ask(n: int) -> PickRequest:
+def numbered_request(n: int) -> PickRequest:
     prompt = random.Random(n % 5).randbytes(4000).hex().encode()
     inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
     return PickRequest(request_id=f"r{n}", inference=inference)
 
 
 def chosen(picker: Picker, *, picks: int = 60) -> list[str]:
-    made = [picker.pick(ask(n), now=n * 0.01) for n in range(picks)]
+    made = [picker.pick(numbered_request(n), now=n * 0.01) for n in range(picks)]
     if picker.dry_run is not None:
         picker.dry_run.check_integrity()
     return [pick.decision.chosen for pick in made]
@@ -64,7 +64,7 @@ def test_an_equal_policy_agrees_on_every_pick() -> None:
 
 def test_the_decision_shows_what_another_policy_would_have_picked() -> None:
     picker = picker_trying(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
-    picks = [picker.pick(ask(0), now=0.0) for _ in range(3)]
+    picks = [picker.pick(numbered_request(0), now=0.0) for _ in range(3)]
     assert len({pick.decision.chosen for pick in picks}) == 1, (
         "the request goes to the server that holds the prompt"
     )
@@ -81,7 +81,7 @@ def test_rules_without_memory_can_be_tried_beside_another() -> None:
         picker = picker_trying(PolicySpec(), tried)
         would = []
         for n in range(20):
-            pick = picker.pick(replace(ask(n), session=f"session-{n % 5}"), now=0.0)
+            pick = picker.pick(replace(numbered_request(n), session=f"session-{n % 5}"), now=0.0)
             would.append(pick.decision.dry_run)
             picker.end(pick, outcome="ended", now=0.0)
         assert {(w.rule, w.reason) for w in would if w is not None} == {(tried.rule, reason)}
@@ -93,7 +93,7 @@ def test_a_policy_that_would_refuse_picks_no_server() -> None:
     picker = picker_trying(PolicySpec(), PolicySpec(load=Load(max_waiting=0, when_saturated="Reject")))
     for name in NAMES:
         picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
-    would = picker.pick(ask(0), now=0.1).decision.dry_run
+    would = picker.pick(numbered_request(0), now=0.1).decision.dry_run
     assert would is not None
     assert (would.chosen, would.reason, would.agrees) == ("", "saturated", False)
     assert (would.more_cached_tokens, would.more_s) == (0, 0.0)
@@ -103,7 +103,7 @@ def test_a_policy_that_would_refuse_picks_no_server() -> None:
 
 def test_the_change_that_a_dry_run_would_have_made_is_predicted_in_tokens_and_seconds() -> None:
     picker = picker_trying(PolicySpec(rule="round-robin"), PolicySpec(rule="affinity"))
-    first, second = (picker.pick(ask(0), now=0.0) for _ in range(2))
+    first, second = (picker.pick(numbered_request(0), now=0.0) for _ in range(2))
     tried, would = picker.dry_run, second.decision.dry_run
     assert first.decision.chosen != second.decision.chosen
     assert tried is not None
@@ -123,7 +123,7 @@ def test_the_change_that_a_dry_run_would_have_made_is_predicted_in_tokens_and_se
 def test_without_a_dry_run_the_decision_says_nothing() -> None:
     picker = picker_trying(PolicySpec(), PolicySpec(rule="random"))
     picker.set_dry_run(None)
-    assert picker.pick(ask(0), now=0.0).decision.dry_run is None
+    assert picker.pick(numbered_request(0), now=0.0).decision.dry_run is None
 
 
 def test_the_decision_and_a_counter_show_the_dry_run() -> None:
@@ -132,7 +132,7 @@ def test_the_decision_and_a_counter_show_the_dry_run() -> None:
     picker = picker_trying(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
     picker.subscribe(metrics.on_event)
     for n in range(3):
-        picker.pick(ask(n), now=0.0)
+        picker.pick(numbered_request(n), now=0.0)
     assert b'epp_dry_run_picks_total{agrees="true",policy="tried"} 3.0' in b"".join(metrics.pieces())
     record = ring.get("r0")
     assert record is not None

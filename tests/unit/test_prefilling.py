@@ -59,14 +59,14 @@ def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
     picker.observe(EndpointName(name), page, now=now)
 
 
-def a_long_one(picker: Picker, name: str = "p", *, now: float = 1.0, stream: bool = True) -> Pick:
+def long_pick(picker: Picker, name: str = "p", *, now: float = 1.0, stream: bool = True) -> Pick:
     for decoder in "ab":
         busy(picker, decoder, running=8, now=now)
     return picker.pick(ask(text(name, LONG), stream=stream), now=now)
 
 
 def test_a_long_prompt_is_computed_by_a_prefill_endpoint_that_the_request_names() -> None:
-    pick = a_long_one(split())
+    pick = long_pick(split())
     chosen = pick.decision.prefill
     assert chosen is not None
     assert chosen.name in ("c", "d")
@@ -95,14 +95,14 @@ def test_an_idle_endpoint_computes_a_long_prompt_itself_since_moving_it_costs_mo
 def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
     # the prompt takes 26 s
     slow = PolicySpec(disaggregation=Disaggregation(transfer_bytes_per_second=1e8))
-    assert a_long_one(split(slow)).decision.prefill is None
+    assert long_pick(split(slow)).decision.prefill is None
 
 
 def test_a_prompt_that_the_answering_endpoint_holds_is_not_computed_elsewhere() -> None:
     picker = split()
-    first = a_long_one(picker)
+    first = long_pick(picker)
     picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
-    again = a_long_one(picker, now=2.0)
+    again = long_pick(picker, now=2.0)
     assert again.decision.chosen == first.decision.chosen
     assert again.decision.matched_tokens > 19_000
     assert again.decision.prefill is None
@@ -110,7 +110,7 @@ def test_a_prompt_that_the_answering_endpoint_holds_is_not_computed_elsewhere() 
 
 def test_the_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> None:
     picker = split()
-    pick = a_long_one(picker)
+    pick = long_pick(picker)
     helper = pick.decision.prefill
     assert helper is not None
     assert undone(picker, helper.name, now=1.0) == 20_000
@@ -128,7 +128,7 @@ def test_the_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() ->
 
 def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
     picker = split()
-    first = a_long_one(picker)
+    first = long_pick(picker)
     assert first.decision.prefill is not None
     picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
     for decoder in "ab":
@@ -143,7 +143,7 @@ def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
 @pytest.mark.parametrize("status", [500, 503, 404])
 def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
     picker = split()
-    pick = a_long_one(picker)
+    pick = long_pick(picker)
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
     picker.end(pick, outcome="ended", now=2.0)
     assert in_flight(picker) == {}
@@ -154,7 +154,7 @@ def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
 @pytest.mark.parametrize("outcome", ["aborted", "failed"])
 def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either_endpoint(outcome: str) -> None:
     picker = split()
-    pick = a_long_one(picker)
+    pick = long_pick(picker)
     picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
     assert in_flight(picker) == {}
     assert picker.table.entries == 0
@@ -162,7 +162,7 @@ def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either_e
 
 def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> None:
     picker = split()
-    pick = a_long_one(picker)
+    pick = long_pick(picker)
     picker.detach(pick, now=1.0)
     assert in_flight(picker) == {}
     assert pick.decision.prefill is not None
@@ -173,7 +173,7 @@ def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> N
 def test_an_error_counts_against_the_prefill_endpoint_and_not_against_the_answering_endpoint() -> None:
     picker = split()
     for n in range(6):
-        pick = a_long_one(picker, f"p{n}", now=1.0 + n)
+        pick = long_pick(picker, f"p{n}", now=1.0 + n)
         helper = pick.decision.prefill
         picker.on_response_headers(
             pick, status=500 if helper else 200, served=pick.destinations[0], now=1.0 + n
@@ -187,7 +187,7 @@ def test_an_error_counts_against_the_prefill_endpoint_and_not_against_the_answer
 
 def test_another_endpoint_that_serves_the_request_has_no_booked_prompt_either() -> None:
     picker = split()
-    pick = a_long_one(picker)
+    pick = long_pick(picker)
     other = pick.destinations[1]
     picker.on_response_headers(pick, status=200, served=other, now=2.0)
     names = {address: name for name, address in ADDRESSES.items()}
@@ -251,7 +251,7 @@ def test_listeners_hear_of_the_work_of_the_prefill_endpoint_from_its_start_to_it
     picker = split()
     heard: list[PickerEvent] = []
     picker.subscribe(heard.append)
-    pick = a_long_one(picker)
+    pick = long_pick(picker)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
     picker.end(pick, outcome="ended", now=5.0)
     (began,) = [event for event in heard if isinstance(event, PrefillBegan)]

@@ -30,7 +30,7 @@ iTpDyVF3n5b7hIoaV9CM2D9hryzVqbW36vDCTA/dVN5m8KhnVoq2y6Itf8gC00U=
 """
 
 
-def check(folder: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def preflight(folder: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return the exit status and the text on stderr."""
     (folder / "endpoints.yaml").write_text('endpoints: [{name: a, address: "10.0.0.1:8000"}]')
     path = folder / "config.yaml"
@@ -52,9 +52,9 @@ def test_a_valid_configuration_passes_without_a_message(
 ) -> None:
     files = tls(tmp_path, clientCaFile=str(tmp_path / "tls.crt"), caFile=str(tmp_path / "tls.crt"))
     envoy = {"edsFile": str(tmp_path / "made later" / "eds.json"), "tls": files}
-    assert check(tmp_path, {"listen": {"tls": files}, "envoy": envoy}, capsys) == (0, "")
+    assert preflight(tmp_path, {"listen": {"tls": files}, "envoy": envoy}, capsys) == (0, "")
     picker = {"address": f"unix:{tmp_path}/picker.sock"}
-    assert check(tmp_path, {"listen": picker, "workers": 2}, capsys) == (0, "")
+    assert preflight(tmp_path, {"listen": picker, "workers": 2}, capsys) == (0, "")
 
 
 @pytest.mark.parametrize("section", ["listen", "envoy"])
@@ -62,7 +62,7 @@ def test_a_valid_configuration_passes_without_a_message(
 def test_a_key_that_does_not_fit_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, key: str
 ) -> None:
-    status, said = check(tmp_path, {section: {"tls": tls(tmp_path, key=key)}}, capsys)
+    status, said = preflight(tmp_path, {section: {"tls": tls(tmp_path, key=key)}}, capsys)
     assert status == 2
     assert f"{section}.tls.keyFile: {tmp_path}/tls.key: this key does not belong to certFile" in said
     assert "name the matching key, in PEM and without a passphrase" in said
@@ -75,7 +75,7 @@ def test_a_file_that_is_not_a_certificate_is_refused(
 ) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text(text)
-    status, said = check(tmp_path, {"listen": {"tls": tls(tmp_path) | {field: str(bad)}}}, capsys)
+    status, said = preflight(tmp_path, {"listen": {"tls": tls(tmp_path) | {field: str(bad)}}}, capsys)
     assert status == 2
     assert (
         f"listen.tls.{field}: {bad}: this file holds no certificate that can be read; it must be PEM" in said
@@ -86,13 +86,13 @@ def test_a_missing_file_of_the_picker_is_an_error_and_of_envoy_a_remark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = tls(tmp_path) | {"keyFile": "/nowhere/tls.key"}
-    status, said = check(tmp_path, {"listen": {"tls": missing}}, capsys)
+    status, said = preflight(tmp_path, {"listen": {"tls": missing}}, capsys)
     assert status == 2
     assert (
         "listen.tls.keyFile: /nowhere/tls.key: No such file or directory; create it, or correct the path"
         in said
     )
-    status, said = check(tmp_path, {"envoy": {"tls": missing}}, capsys)
+    status, said = preflight(tmp_path, {"envoy": {"tls": missing}}, capsys)
     assert status == 0
     assert said == (
         "epp: envoy.tls.keyFile: /nowhere/tls.key: this machine has no such file; Envoy needs the file on the machine where Envoy runs\n"
@@ -102,12 +102,12 @@ def test_a_missing_file_of_the_picker_is_an_error_and_of_envoy_a_remark(
 def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = check(tmp_path, {"envoy": {"edsFile": "/proc/eds.json"}}, capsys)
+    status, said = preflight(tmp_path, {"envoy": {"edsFile": "/proc/eds.json"}}, capsys)
     assert status == 2
     assert "envoy.edsFile: cannot write in /proc: " in said
     (tmp_path / "file").touch()
     for path in (f"{tmp_path}/file/eds.json", f"{tmp_path}/file/below/eds.json"):
-        status, said = check(tmp_path, {"envoy": {"edsFile": path}}, capsys)
+        status, said = preflight(tmp_path, {"envoy": {"edsFile": path}}, capsys)
         assert status == 2
         assert "Not a directory; one part of this path is a file and not a folder: correct the path" in said
 
@@ -115,14 +115,14 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
 def test_a_socket_needs_an_existing_folder_a_short_path_and_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
+    status, said = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/none/p.sock"}}, capsys)
     assert status == 2
     assert f"listen.address: cannot write in {tmp_path}/none: No such file" in said
-    status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/{'p' * 100}"}}, capsys)
+    status, said = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/{'p' * 100}"}}, capsys)
     assert status == 2
     assert "the path of a unix socket has at most 107 bytes; choose a shorter path" in said
     (tmp_path / "p.sock").touch()
-    status, said = check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys)
+    status, said = preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys)
     assert status == 2
     assert "this file exists and is not a socket; remove it, or choose another path" in said
 
@@ -133,4 +133,4 @@ def test_the_socket_of_a_running_picker_is_accepted(
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as running:
         running.bind("p.sock")
-        assert check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys) == (0, "")
+        assert preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys) == (0, "")

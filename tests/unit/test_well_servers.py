@@ -17,7 +17,7 @@ HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=1)
 MISSING = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=2)
 
 
-def chat(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest:
+def chat_to_path(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest:
     prompt = text(name)
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt, stream=stream)
     return PickRequest("r", inference, body_bytes=len(prompt), path_hash=path_hash)
@@ -36,7 +36,7 @@ def answer_at(server: str, request: PickRequest, picker: Picker, *, status: int,
 
 def price(picker: Picker, server: str) -> float:
     """Return the seconds that the server's failures add to its score for a request for the model."""
-    pick = picker.pick(chat(path_hash=1), now=1.0)
+    pick = picker.pick(chat_to_path(path_hash=1), now=1.0)
     picker.end(pick, outcome="aborted", now=1.0)
     found = next(each for each in pick.decision.candidates if each.name == server)
     return found.parts_s["failing"]
@@ -44,11 +44,11 @@ def price(picker: Picker, server: str) -> float:
 
 def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
-    answer_at("a", chat(path_hash=1), picker, status=200, now=1.0)
+    answer_at("a", chat_to_path(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
-        answer_at("b", chat(path_hash=2), picker, status=404, now=1.0)
+        answer_at("b", chat_to_path(path_hash=2), picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
-    answer_at("b", chat(path_hash=1), picker, status=404, now=1.0)
+    answer_at("b", chat_to_path(path_hash=1), picker, status=404, now=1.0)
     assert price(picker, "b") > 0.0
 
 
@@ -77,7 +77,7 @@ def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() ->
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
     unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
     picker = a_picker(on=endpoints("ab"))
-    answer_at("a", chat(path_hash=1), picker, status=200, now=1.0)
+    answer_at("a", chat_to_path(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
         answer_at("b", unread, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
@@ -86,14 +86,14 @@ def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() ->
 def test_an_api_that_a_model_does_not_have_is_the_clients_fault() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(8):
-        answer_at("b", chat(path_hash=1), picker, status=501, now=1.0)
+        answer_at("b", chat_to_path(path_hash=1), picker, status=501, now=1.0)
     assert price(picker, "b") == 0.0
 
 
 def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
-        answer_at("b", chat(path_hash=1), picker, status=500, now=1.0)
+        answer_at("b", chat_to_path(path_hash=1), picker, status=500, now=1.0)
     assert picker.left_out(now=1.0)
     before = price(picker, "b")
     for _ in range(6):
@@ -102,7 +102,7 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     assert picker.left_out(now=3.0)
     assert price(picker, "b") == before
     for _ in range(3):
-        answer_at("b", chat(path_hash=1), picker, status=200, now=1.0)
+        answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
     assert not picker.left_out(now=1.0)
 
 
@@ -118,13 +118,13 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
             picker.observe(EndpointName(name), page, now=now)
 
     scrape(0.0)
-    longest: list[Pick] = [picker.pick(chat(path_hash=1, stream=False), now=0.1) for _ in range(2)]
+    longest: list[Pick] = [picker.pick(chat_to_path(path_hash=1, stream=False), now=0.1) for _ in range(2)]
     busy = longest[0].decision.chosen
     assert busy == longest[1].decision.chosen
     other = "ab".replace(busy, "")
     for tenth in range(1, 100):
         now = tenth / 10
-        answer_at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
         if tenth % 10 == 5:
             counted[other] += 10.0
             counted[busy] += 0.0 if stands_still else 50.0
@@ -157,11 +157,11 @@ def test_sglang_counts_tokens_at_the_end_of_an_answer_so_long_answers_are_no_sta
             picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
 
     scrape(0.0)
-    long = picker.pick(chat(path_hash=1), now=0.1)
+    long = picker.pick(chat_to_path(path_hash=1), now=0.1)
     picker.on_response_headers(long, status=200, served=long.destinations[0], now=0.2)
     other = "ab".replace(long.decision.chosen, "")
     for second in range(1, 20):
-        answer_at(other, chat(path_hash=1, name=f"{second}"), picker, status=200, now=float(second))
+        answer_at(other, chat_to_path(path_hash=1, name=f"{second}"), picker, status=200, now=float(second))
         finished[other] += 1
         scrape(second + 0.5)
         picker.housekeep(now=second + 0.6)
@@ -174,13 +174,13 @@ def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(
     short ones.
     """
     picker = a_picker(on=endpoints("ab"))
-    longest = [picker.pick(chat(path_hash=1, stream=False), now=0.1 * n) for n in range(10)]
+    longest = [picker.pick(chat_to_path(path_hash=1, stream=False), now=0.1 * n) for n in range(10)]
     busy = longest[0].decision.chosen
     other = "ab".replace(busy, "")
     probes = 0
     for tenth in range(10, 100):
         now = tenth / 10
-        answer_at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
         for name in "ab":
             picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
         picker.housekeep(now=now)
@@ -211,11 +211,11 @@ def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Ve
             )
             picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
         if tenth < 10:
-            longest.append(picker.pick(chat(path_hash=1, stream=False), now=now))
+            longest.append(picker.pick(chat_to_path(path_hash=1, stream=False), now=now))
             busy = longest[0].decision.chosen
             other = "ab".replace(busy, "")
         else:
-            answer_at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+            answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
             finished[other] += 1
         picker.housekeep(now=now)
         for probe in picker.probes_due(now=now):

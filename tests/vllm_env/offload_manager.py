@@ -48,7 +48,7 @@ def manager_with(policy: str, *, num_chunks: int) -> CPUOffloadingManager:
     return CPUOffloadingManager(num_chunks, cache_policy=policy, cache_policy_module_path=MODULE)
 
 
-def policy_of(manager: CPUOffloadingManager) -> Any:
+def eviction_policy_of(manager: CPUOffloadingManager) -> Any:
     return manager._policy  # noqa: SLF001 - vLLM has no public name for it
 
 
@@ -156,7 +156,7 @@ def score_after_a_reset() -> float:
     for _ in range(2):
         manager.prepare_store([key], context)
         manager.complete_store([key], context)
-        score: float = policy_of(manager).ranking.score(key)
+        score: float = eviction_policy_of(manager).ranking.score(key)
         manager.reset_cache()
     return score
 
@@ -208,9 +208,9 @@ def random_history(*, seed: int, steps: int = 1500) -> int:
             case "reset" if rng.random() < 0.02:
                 manager.reset_cache()
                 storing, reading = [], []
-        policy_of(manager).check_integrity()
+        eviction_policy_of(manager).check_integrity()
         for busy, _ in storing + reading:
-            assert all(policy_of(manager).get(key) is not None for key in busy)
+            assert all(eviction_policy_of(manager).get(key) is not None for key in busy)
     return evicted
 
 
@@ -240,7 +240,7 @@ def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
     tokens = [[rng.choice((1, 1, 2, 3, 12, 16)) for _ in range(length)] for length in lengths]
     manager = manager_with(OURS if policy == BARE else policy, num_chunks=sum(lengths) // 10)
     if policy == BARE:
-        policy_of(manager).ranking = BareRanking(capacity_chunks=sum(lengths) // 10)
+        eviction_policy_of(manager).ranking = BareRanking(capacity_chunks=sum(lengths) // 10)
     found = asked = found_tokens = asked_tokens = 0
     started = time.process_time()
     for prefix, question in zipf(seed=11, prefixes=prefixes, requests=3000, drift=drift):

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from bench.routing.catalog import BY_NAME, Config, policy_of, router_of
+from bench.routing.catalog import BY_NAME, Config, policy_of_config, router_of
 from bench.routing.live.small import SHAPE
 from bench.routing.picker_router import PickerRouter
 from epp.config.policy import RuleName
@@ -74,7 +74,7 @@ def simulated_router(name: str, *, seed: int, adapters: frozenset[str]) -> Route
     if product is None:
         return router_of(name, shape=SHAPE, seed=seed, adapters=adapters)
     return PickerRouter(
-        policy_of(Config(name, ours=product.rule)),
+        policy_of_config(Config(name, ours=product.rule)),
         seed=seed,
         replicas=product.replicas,
         share_delay_s=SHARE_DELAY_S if product.shared else None,

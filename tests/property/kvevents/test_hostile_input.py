@@ -109,11 +109,11 @@ BODIES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def language(tmp_path_factory: pytest.TempPathFactory) -> FolderLanguage:
+def templated_language(tmp_path_factory: pytest.TempPathFactory) -> FolderLanguage:
     return FolderLanguage(write_language(Path(tmp_path_factory.mktemp("model")), template=TEMPLATE))
 
 
-def routed(path: str, raw: bytes, *, server: EndpointName) -> RoutedPrompt | None:
+def routed_or_refused(path: str, raw: bytes, *, server: EndpointName) -> RoutedPrompt | None:
     """Return None if the picker would have refused the prompt or if it has no whole chunk."""
     try:
         inference = parse_request(path, raw)
@@ -185,10 +185,10 @@ def events_of(rng: random.Random) -> list[Any]:
 
 @given(prompts=st.lists(BODIES, min_size=1, max_size=4), seed=st.integers(0, 2**32))
 def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
-    language: FolderLanguage, prompts: list[tuple[str, dict[str, Any]]], seed: int
+    templated_language: FolderLanguage, prompts: list[tuple[str, dict[str, Any]]], seed: int
 ) -> None:
     rng = random.Random(seed)
-    exact = Exact({"": ModelSettings(language=language)}, max_blocks=60, max_chunks=30)
+    exact = Exact({"": ModelSettings(language=templated_language)}, max_blocks=60, max_chunks=30)
     for name in SERVERS:
         exact.add(name, model="")
     good = list(range(BLOCK))
@@ -198,7 +198,9 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
     errors = 0
     for now, (path, body) in enumerate(prompts, 1):
         raw = json.dumps({"model": "m", **body}).encode()
-        prompt = routed(path, spoiled(raw, rng) if rng.random() < 0.2 else raw, server=rng.choice(SERVERS))
+        prompt = routed_or_refused(
+            path, spoiled(raw, rng) if rng.random() < 0.2 else raw, server=rng.choice(SERVERS)
+        )
         if prompt is not None:
             exact.routed(prompt, now=float(now))
         payload = msgspec.msgpack.encode([0.0, events_of(rng), 0])

@@ -70,7 +70,7 @@ def read_or_error(read: Callable[[bytes], Job], raw: bytes) -> Job | ApiError:
         return error
 
 
-def check(raw: bytes) -> None:
+def check_body(raw: bytes) -> None:
     for read in (READER.completion, READER.chat):
         job = read_or_error(read, raw)
         if isinstance(job, ApiError):
@@ -87,15 +87,15 @@ def check(raw: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(content=body)
 def test_any_json_is_a_job_or_a_typed_error(content: dict[str, Any]) -> None:
-    check(json.dumps(content).encode())
+    check_body(json.dumps(content).encode())
 
 
 @settings(max_examples=200, deadline=None)
 @given(content=body, data=st.data())
 def test_damaged_bytes_are_a_job_or_a_typed_error(content: dict[str, Any], data: st.DataObject) -> None:
-    check(mutated(data, json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")))
+    check_body(mutated(data, json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")))
 
 
 @given(raw=st.binary(max_size=60))
 def test_any_bytes_are_a_job_or_a_typed_error(raw: bytes) -> None:
-    check(raw)
+    check_body(raw)

@@ -40,7 +40,7 @@ def cost_engine(num_blocks: int, seqs: int, budget: int) -> Engine:
     return Engine(config, CostRunner(CostModel(), max_loras=1, next_token=ANSWERS.next_token))
 
 
-def alone(request: Request) -> list[TokenId]:
+def answer_of_twin(request: Request) -> list[TokenId]:
     """Return the answer that a request gets when the server serves nothing else."""
     twin = Request(
         request_id=request.request_id,
@@ -91,7 +91,7 @@ def test_every_request_gets_the_tokens_that_it_would_get_alone(
 
     assert engine.kv_cache.pool.num_free == num_blocks
     for request in requests:
-        expected = alone(request)
+        expected = answer_of_twin(request)
         if request.finish_reason is FinishReason.ABORT:
             assert request.token_ids == expected[: len(request.token_ids)]
         else:

@@ -192,13 +192,13 @@ def test_answers_equal_those_of_a_model_that_computes_everything(
     run(coming, num_blocks=num_blocks, seqs=seqs, budget=budget)
 
 
-def alone(prefix: int, *, outside: bool, at_most: int) -> LoadingArrival:
+def arrival_alone(prefix: int, *, outside: bool, at_most: int) -> LoadingArrival:
     """Return the answer of a request that comes long after the one before it."""
     return LoadingArrival(prefix, 25, 3, 30, 2, outside, None, at_most)
 
 
 def test_prefixes_are_loaded_or_read_outside_the_blocks() -> None:
-    coming = [alone(number % 3, outside=number % 2 == 0, at_most=6) for number in range(12)]
+    coming = [arrival_alone(number % 3, outside=number % 2 == 0, at_most=6) for number in range(12)]
     model, _ = run(coming, num_blocks=10, seqs=2, budget=8)
     assert model.loaded_blocks > 10
     assert model.outside_reads > 10
@@ -206,8 +206,8 @@ def test_prefixes_are_loaded_or_read_outside_the_blocks() -> None:
 
 def test_blocks_after_a_prefix_that_is_read_outside_are_found_by_requests_of_the_same_kind() -> None:
     """The blocks are in their places, after blocks that stay empty."""
-    coming = [alone(prefix, outside=False, at_most=6) for prefix in (0, 1, 2)]
-    coming += [alone(0, outside=True, at_most=2), alone(0, outside=True, at_most=2)]
+    coming = [arrival_alone(prefix, outside=False, at_most=6) for prefix in (0, 1, 2)]
+    coming += [arrival_alone(0, outside=True, at_most=2), arrival_alone(0, outside=True, at_most=2)]
     _, requests = run(coming, num_blocks=10, seqs=2, budget=8)
     found = [(request.num_cached_tokens, request.num_stored_tokens) for request in requests[3:]]
     assert found == [(8, 8), (24, 8)]

@@ -245,14 +245,14 @@ def outcome(path: str, body: bytes) -> str:
     except BadRequestError as error:
         refused = error
     else:
-        check(request)
+        check_request(request)
         return request.kind
     assert refused.reason in {"bad_json", "bad_field", "no_model", "no_messages", "no_prompt", "no_input"}
     assert 0 < len(str(refused)) < 6000
     return refused.reason
 
 
-def check(request: InferenceRequest) -> None:
+def check_request(request: InferenceRequest) -> None:
     assert isinstance(request.model, str)
     assert request.more_prompt_bytes >= 0
     assert request.max_tokens is None or request.max_tokens >= 0

@@ -38,7 +38,7 @@ vllm:request_success_total{finished_reason="length"} 3.0
 
 
 @asynccontextmanager
-async def gateway(body: bytes, *, status: int = 200, cut: bool = False) -> AsyncIterator[str]:
+async def gateway_answering(body: bytes, *, status: int = 200, cut: bool = False) -> AsyncIterator[str]:
     """A gateway that gives every request the same answer. `cut`: it closes the connection before the end."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -58,7 +58,7 @@ async def gateway(body: bytes, *, status: int = 200, cut: bool = False) -> Async
 
 
 async def asked(body: bytes, *, status: int = 200, cut: bool = False) -> Answer:
-    async with gateway(body, status=status, cut=cut) as url, aiohttp.ClientSession() as session:
+    async with gateway_answering(body, status=status, cut=cut) as url, aiohttp.ClientSession() as session:
         return await ask(session, f"{url}/v1/chat/completions", b"{}")
 
 
@@ -93,9 +93,9 @@ async def test_each_users_first_request_is_not_timed_and_a_user_goes_on_after_a_
     workload = make_workload(shape, seed=1)
     good, failing = Run(total=9, started_at=0.0), Run(total=9, started_at=0.0)
     async with aiohttp.ClientSession() as session:
-        async with gateway(EVENTS + DONE) as url:
+        async with gateway_answering(EVENTS + DONE) as url:
             await drive(workload, good, url=url, nonce="n", session=session)
-        async with gateway(b"no", status=500) as url:
+        async with gateway_answering(b"no", status=500) as url:
             await drive(workload, failing, url=url, nonce="n", session=session)
     assert (good.sent, good.done, len(good.ttfts_s), good.failures) == (9, 9, 6, [])
     assert good.last_request_id == "r-1"

@@ -15,7 +15,7 @@ def booked(backlog: Backlog, tokens: int, *, now: float) -> Booking:
     return booking
 
 
-def undone(backlog: Backlog, *, now: float) -> float:
+def undone_at(backlog: Backlog, *, now: float) -> float:
     backlog.check_integrity()
     return backlog.undone_tokens(now=now, rate=RATE)
 

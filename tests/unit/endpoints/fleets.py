@@ -15,7 +15,7 @@ def a_fleet(*endpoints: Endpoint) -> Fleet:
     return fleet
 
 
-def fail(fleet: Fleet, *names: str, times: int = 3) -> None:
+def fail_scrapes(fleet: Fleet, *names: str, times: int = 3) -> None:
     for name in names:
         state = fleet.get(EndpointName(name))
         assert state is not None

@@ -15,7 +15,7 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
 from epp.errors import NoEndpointError
 from epp.types import Address, EndpointMetrics, EndpointName, Role
-from tests.unit.endpoints.fleets import SPEC, a_fleet, fail, ready
+from tests.unit.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.endpoints.lettered import endpoint
 
 
@@ -31,9 +31,9 @@ def holds(fleet: Fleet, name: str, adapter: str) -> None:
 
 def test_an_endpoint_whose_scrapes_fail_leaves_and_comes_back_when_they_succeed() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
-    fail(fleet, "a", times=2)
+    fail_scrapes(fleet, "a", times=2)
     assert ready(fleet) == ["a", "b"]
-    fail(fleet, "a", times=1)
+    fail_scrapes(fleet, "a", times=1)
     assert ready(fleet) == ["b"]
     state = fleet.get(EndpointName("a"))
     assert state is not None
@@ -43,13 +43,13 @@ def test_an_endpoint_whose_scrapes_fail_leaves_and_comes_back_when_they_succeed(
 
 def test_when_every_scrape_fails_the_scrapes_are_doubted_and_all_stay() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
-    fail(fleet, "a", "b")
+    fail_scrapes(fleet, "a", "b")
     assert ready(fleet) == ["a", "b"]
 
 
 def test_a_models_only_server_that_is_down_is_not_replaced_by_servers_of_another_model() -> None:
     fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="n"))
-    fail(fleet, "a")
+    fail_scrapes(fleet, "a")
     assert fleet.healthy(fleet.serving("m")) == []
 
 
@@ -156,7 +156,7 @@ def test_endpoints_that_answer_are_candidates_and_prefill_endpoints_compute_prom
     )
     assert fleet.disaggregated
     assert (fleet.candidates("m", subset=None), fleet.prefillers("m", subset=None)) == ([1, 2], [0, 2])
-    fail(fleet, "p")
+    fail_scrapes(fleet, "p")
     assert fleet.prefillers("m", subset=None) == [2]
     assert fleet.prefillers("m", subset={endpoint("d").address}) == []
     assert not a_fleet(endpoint("a")).disaggregated

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking
 from epp.types import Endpoint, EndpointName
-from tests.unit.endpoints.fleets import SPEC, a_fleet, fail, ready
+from tests.unit.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.endpoints.lettered import endpoint
 
 
@@ -61,7 +61,7 @@ def test_an_address_leads_to_the_endpoint_that_has_it_now() -> None:
 
 def test_a_restarted_server_starts_without_failures() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
-    fail(fleet, "a")
+    fail_scrapes(fleet, "a")
     fleet.set_endpoints([endpoint("a", incarnation="2"), endpoint("b")], now=1.0)
     assert ready(fleet) == ["a", "b"]
 

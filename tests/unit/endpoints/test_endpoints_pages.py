@@ -11,7 +11,7 @@ from epp.endpoints.pages import baseline, begun, confirm, settle
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import Backlog, Booking, EndpointState
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
-from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone
+from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 
 def test_a_quarter_of_a_prompt_that_a_page_does_not_count_stays_undone_and_drains_from_then() -> None:
@@ -19,15 +19,15 @@ def test_a_quarter_of_a_prompt_that_a_page_does_not_count_stays_undone_and_drain
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
     begun(backlog, 0, now=99.0, rate=RATE)
-    assert undone(backlog, now=99.0) == 1100
+    assert undone_at(backlog, now=99.0) == 1100
     begun(backlog, 1, now=99.0, rate=RATE)
-    assert undone(backlog, now=99.0) == 1000
+    assert undone_at(backlog, now=99.0) == 1000
     begun(backlog, 0, now=199.0, rate=RATE)
-    assert undone(backlog, now=199.0) == 250
-    assert undone(backlog, now=201.0) == 50
-    assert undone(backlog, now=299.0) == 0
+    assert undone_at(backlog, now=199.0) == 250
+    assert undone_at(backlog, now=201.0) == 50
+    assert undone_at(backlog, now=299.0) == 0
     begun(backlog, 1, now=299.0, rate=RATE)
-    assert undone(backlog, now=299.0) == 0
+    assert undone_at(backlog, now=299.0) == 0
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -51,16 +51,16 @@ def test_counters_replace_the_estimate_except_for_a_prompt_that_may_be_partly_do
     # The estimate says that 500 tokens are done, and the server counted 100. Of the rest only the next 200
     # tokens can be under way.
     confirm(backlog, 100, now=5.0, rate=RATE)
-    assert undone(backlog, now=5.0) == 450
+    assert undone_at(backlog, now=5.0) == 450
 
 
 def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 50, now=0.0)
     booked(backlog, 400, now=0.0)
-    assert undone(backlog, now=4.0) == 50
+    assert undone_at(backlog, now=4.0) == 50
     confirm(backlog, 0, now=4.0, rate=RATE)
-    assert undone(backlog, now=4.0) == 412.5
+    assert undone_at(backlog, now=4.0) == 412.5
 
 
 def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others() -> None:
@@ -69,9 +69,9 @@ def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others()
     booked(backlog, 5000, now=0.0)
     backlog.release(short, computed=True, now=1.0, rate=RATE)
     confirm(backlog, 100, now=1.0, rate=RATE)  # the counters show the short request
-    assert undone(backlog, now=1.0) == 5000
+    assert undone_at(backlog, now=1.0) == 5000
     confirm(backlog, 100, now=1.0, rate=RATE)  # the next growth belongs to another request
-    assert undone(backlog, now=1.0) == 4900
+    assert undone_at(backlog, now=1.0) == 4900
 
 
 def test_the_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
@@ -80,7 +80,7 @@ def test_the_counters_are_not_expected_to_show_the_work_of_an_aborted_request() 
     booked(backlog, 5000, now=0.0)
     backlog.release(aborted, computed=False, now=0.0, rate=RATE)
     confirm(backlog, 100, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 4900
+    assert undone_at(backlog, now=0.0) == 4900
 
 
 def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
@@ -88,7 +88,7 @@ def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
     for tokens in (5000, 10, 300):
         booked(backlog, tokens, now=0.0)
     begun(backlog, 2, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 300
+    assert undone_at(backlog, now=0.0) == 300
 
 
 def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
@@ -98,7 +98,7 @@ def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
     # The estimate says that 500 tokens are done, and the server began one answer. Of the rest only the next
     # 200 tokens can be under way.
     begun(backlog, 1, now=5.0, rate=RATE)
-    assert undone(backlog, now=5.0) == 450
+    assert undone_at(backlog, now=5.0) == 450
 
 
 def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_booking() -> None:
@@ -107,7 +107,7 @@ def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_b
     booked(backlog, 5000, now=0.0)
     backlog.release(short, computed=True, now=0.0, rate=RATE)
     begun(backlog, 1, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 5000
+    assert undone_at(backlog, now=0.0) == 5000
 
 
 def test_the_first_token_of_a_request_that_ended_after_the_page_counts_for_the_next_page() -> None:
@@ -117,7 +117,7 @@ def test_the_first_token_of_a_request_that_ended_after_the_page_counts_for_the_n
     backlog.release(short, computed=True, now=0.0, rate=RATE)
     begun(backlog, 0, now=0.0, rate=RATE)
     begun(backlog, 1, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 5000
+    assert undone_at(backlog, now=0.0) == 5000
 
 
 def test_first_tokens_of_unknown_requests_do_not_end_later_bookings() -> None:
@@ -125,7 +125,7 @@ def test_first_tokens_of_unknown_requests_do_not_end_later_bookings() -> None:
     begun(backlog, 7, now=0.0, rate=RATE)
     booked(backlog, 300, now=0.0)
     begun(backlog, 0, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 300
+    assert undone_at(backlog, now=0.0) == 300
 
 
 def test_first_tokens_are_compared_with_the_tokens_that_waited_only_if_all_requests_are_known() -> None:
@@ -147,7 +147,7 @@ def test_the_first_counters_include_the_work_that_was_released_before() -> None:
     booked(backlog, 500, now=0.0)
     baseline(backlog)
     confirm(backlog, 100, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 400
+    assert undone_at(backlog, now=0.0) == 400
 
 
 def test_without_counters_the_estimate_is_used() -> None:
@@ -156,7 +156,7 @@ def test_without_counters_the_estimate_is_used() -> None:
     booked(backlog, 100, now=0.0)
     settle(backlog, now=1.5, rate=RATE)
     assert len(backlog.bookings) == 1
-    assert undone(backlog, now=1.5) == 50
+    assert undone_at(backlog, now=1.5) == 50
 
 
 def test_an_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:

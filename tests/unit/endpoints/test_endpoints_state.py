@@ -14,7 +14,7 @@ from epp.endpoints import pages
 from epp.endpoints.adapters import loaded_adapters, use_adapter
 from epp.endpoints.state import Backlog, Booking
 from epp.types import EndpointMetrics
-from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone
+from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
 
@@ -149,16 +149,16 @@ def test_work_drains_at_the_servers_rate() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
-    assert undone(backlog, now=1.0) == 1300
-    assert undone(backlog, now=13.5) == 50
-    assert undone(backlog, now=99.0) == 0
+    assert undone_at(backlog, now=1.0) == 1300
+    assert undone_at(backlog, now=13.5) == 50
+    assert undone_at(backlog, now=99.0) == 0
 
 
 def test_idle_time_does_not_drain_later_work() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=50.0)
-    assert undone(backlog, now=50.0) == 300
+    assert undone_at(backlog, now=50.0) == 300
 
 
 def test_a_released_request_removes_its_own_work_and_no_more() -> None:
@@ -166,7 +166,7 @@ def test_a_released_request_removes_its_own_work_and_no_more() -> None:
     first = booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.0)
     backlog.release(first, computed=True, now=0.5, rate=RATE)
-    assert undone(backlog, now=0.5) == 300  # the server worked on the first request in this half second
+    assert undone_at(backlog, now=0.5) == 300  # the server worked on the first request in this half second
 
 
 def test_an_abort_of_the_last_request_leaves_the_estimate_for_the_first() -> None:
@@ -174,7 +174,7 @@ def test_an_abort_of_the_last_request_leaves_the_estimate_for_the_first() -> Non
     booked(backlog, 300, now=0.0)
     last = booked(backlog, 500, now=0.0)
     backlog.release(last, computed=False, now=1.0, rate=RATE)
-    assert undone(backlog, now=1.0) == 200
+    assert undone_at(backlog, now=1.0) == 200
 
 
 def test_release_is_idempotent() -> None:
@@ -183,7 +183,7 @@ def test_release_is_idempotent() -> None:
     booked(backlog, 100, now=0.0)
     for _ in range(3):
         backlog.release(first, computed=True, now=0.0, rate=RATE)
-    assert undone(backlog, now=0.0) == 100
+    assert undone_at(backlog, now=0.0) == 100
     assert len(backlog.bookings) == 1
 
 
@@ -193,10 +193,10 @@ def test_a_prompt_known_to_be_done_is_removed_with_its_part_of_the_estimate() ->
     booked(backlog, 400, now=0.5)
     # the estimate had 80 tokens of the first done, and none of the second
     backlog.clear_before(0.5, now=0.8, rate=RATE)
-    assert undone(backlog, now=0.8) == 400
+    assert undone_at(backlog, now=0.8) == 400
 
 
 def test_time_that_runs_backwards_changes_nothing() -> None:
     backlog = Backlog(now=10.0)
     booked(backlog, 100, now=10.0)
-    assert undone(backlog, now=9.0) == 100
+    assert undone_at(backlog, now=9.0) == 100

@@ -18,11 +18,11 @@ from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName,
 from tests.unit.picker_questions import policy_of
 
 
-def ask() -> PickRequest:
+def chat_request() -> PickRequest:
     return PickRequest("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
 
 
-def fail(picker: Picker, name: str, *, times: int, now: float) -> None:
+def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
     state = picker.fleet.get(EndpointName(name))
     assert state is not None
     for _ in range(times):
@@ -50,8 +50,8 @@ def test_the_fallback_list_names_failing_servers_last() -> None:
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
     )
-    fail(picker, "a", times=4, now=1.0)
-    pick = picker.pick(ask(), now=1.1)
+    fail_answers(picker, "a", times=4, now=1.0)
+    pick = picker.pick(chat_request(), now=1.1)
     assert pick.destinations[-1] == Address("10.0.0.1", 1)
     assert pick.decision.candidates[-1].excluded == "failing"
 
@@ -62,8 +62,8 @@ def test_no_server_is_left_out_if_all_fail_alike() -> None:
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
     )
     for name in "abcd":
-        fail(picker, name, times=10, now=1.0)
-    assert [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates] == [""] * 4
+        fail_answers(picker, name, times=10, now=1.0)
+    assert [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates] == [""] * 4
 
 
 def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_back() -> None:
@@ -71,14 +71,14 @@ def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_ba
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
     )
-    fail(picker, "a", times=4, now=1.0)
+    fail_answers(picker, "a", times=4, now=1.0)
     for name in "bc":
-        fail(picker, name, times=40, now=1.0)
-    excluded = {c.name: c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates}
+        fail_answers(picker, name, times=40, now=1.0)
+    excluded = {c.name: c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates}
     assert excluded == {"a": "", "b": "failing", "c": "failing", "d": ""}
     tried = {
         (pick.decision.chosen, pick.decision.reason)
-        for pick in [picker.pick(ask(), now=10.0) for _ in range(3)]
+        for pick in [picker.pick(chat_request(), now=10.0) for _ in range(3)]
     }
     assert ("a", "trial") in tried
 
@@ -89,8 +89,8 @@ def test_at_most_a_share_of_the_servers_is_left_out() -> None:
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcdef", 1)], now=0.0
     )
     for name in "abcd":
-        fail(picker, name, times=20, now=1.0)
-    excluded = [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates]
+        fail_answers(picker, name, times=20, now=1.0)
+    excluded = [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates]
     assert excluded.count("failing") == 3
 
 
@@ -99,11 +99,11 @@ def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("ab", 1)], now=0.0
     )
-    fail(picker, "a", times=1, now=1.0)
-    priced = {c.name: c for c in picker.pick(ask(), now=1.0).decision.candidates}
+    fail_answers(picker, "a", times=1, now=1.0)
+    priced = {c.name: c for c in picker.pick(chat_request(), now=1.0).decision.candidates}
     assert priced[EndpointName("a")].parts_s["failing"] == pytest.approx(0.2)  # a fifth of a second
     assert priced[EndpointName("a")].score_s == pytest.approx(sum(priced[EndpointName("a")].parts_s.values()))
-    later = {c.name: c for c in picker.pick(ask(), now=60.0).decision.candidates}
+    later = {c.name: c for c in picker.pick(chat_request(), now=60.0).decision.candidates}
     assert later[EndpointName("a")].parts_s["failing"] == pytest.approx(0.0, abs=0.01)
 
 
@@ -111,7 +111,7 @@ def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
 def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int | None) -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
-    fail(picker, "a", times=1, now=1.0)
+    fail_answers(picker, "a", times=1, now=1.0)
     page = EndpointMetrics(scraped_at=1.0, waiting=waiting)
     picker.observe(EndpointName("a"), page, now=1.0)
     failures = picker.fleet.failures
@@ -125,7 +125,7 @@ def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int
 def test_a_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
-    pick = picker.pick(ask(), now=0.5)
+    pick = picker.pick(chat_request(), now=0.5)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=0.6)
     for at in (1.0, 2.0, 3.0, 4.0):
         page = EndpointMetrics(scraped_at=at, generated_tokens=1.0, waiting=5)
@@ -139,7 +139,7 @@ def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
     )
-    fail(picker, "a", times=4, now=1.0)
+    fail_answers(picker, "a", times=4, now=1.0)
     states = list(picker.fleet.states())
     why = picker.fleet.failures.why(states, now=1.0)
     assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its answers fail"}
@@ -161,7 +161,7 @@ def test_a_request_with_an_absurd_forecast_is_forgotten_after_a_while() -> None:
 
 def test_requests_that_break_with_a_removed_server_are_held_against_no_server() -> None:
     picker = started()
-    picks = [picker.pick(ask(), now=0.1) for _ in range(24)]
+    picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
     picker.set_endpoints(four()[1:], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
@@ -170,7 +170,7 @@ def test_requests_that_break_with_a_removed_server_are_held_against_no_server() 
     chosen: Counter[tuple[str, str]] = Counter()
     for n in range(300):
         now = 60.0 + n
-        pick = picker.pick(ask(), now=now)
+        pick = picker.pick(chat_request(), now=now)
         chosen[pick.decision.chosen, pick.decision.reason] += 1
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
         picker.end(pick, outcome="ended", now=now)
@@ -180,7 +180,7 @@ def test_requests_that_break_with_a_removed_server_are_held_against_no_server() 
 
 def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_one() -> None:
     picker = started("1")
-    picks = [picker.pick(ask(), now=0.1) for _ in range(24)]
+    picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
     picker.set_endpoints(four("2"), now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
@@ -205,7 +205,7 @@ def test_a_probe_of_the_old_process_does_not_change_the_failure_share_of_the_new
 
 def test_a_server_whose_client_reads_slowly_does_not_hang() -> None:
     picker = started()
-    held = picker.pick(ask(), now=0.1)
+    held = picker.pick(chat_request(), now=0.1)
     picker.on_response_headers(held, status=200, served=held.destinations[0], now=0.2)
     for n in range(300):
         now = 1.0 + 0.2 * n
@@ -225,7 +225,7 @@ def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     servers = [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("ab", 1)]
     picker.set_endpoints(servers, now=0.0)
-    picks = [picker.pick(ask(), now=0.01 * n) for n in range(20)]
+    picks = [picker.pick(chat_request(), now=0.01 * n) for n in range(20)]
     for pick in picks:
         if pick.decision.chosen == "b":
             picker.on_response_headers(pick, status=200, served=None, now=0.5)

@@ -8,7 +8,7 @@ from epp.endpoints.growth import computed_growth, growth, restarted
 from epp.types import EndpointMetrics
 
 
-def page(at: float, **values: float) -> EndpointMetrics:
+def counted_page(at: float, **values: float) -> EndpointMetrics:
     return EndpointMetrics(scraped_at=at, **values)  # type: ignore[arg-type]  # counts given as float or int alike
 
 
@@ -23,22 +23,22 @@ def test_growth_is_never_negative_and_unknown_is_none(
 
 
 def test_computed_tokens_are_those_not_cached() -> None:
-    before = page(0, prompt_tokens=100, cached_prompt_tokens=50)
-    after = page(1, prompt_tokens=400, cached_prompt_tokens=150)
+    before = counted_page(0, prompt_tokens=100, cached_prompt_tokens=50)
+    after = counted_page(1, prompt_tokens=400, cached_prompt_tokens=150)
     assert computed_growth(before, after) == 200
 
 
 def test_all_prompt_tokens_count_as_computed_if_the_server_does_not_report_cached_ones() -> None:
-    assert computed_growth(page(0, prompt_tokens=100), page(1, prompt_tokens=400)) == 300
+    assert computed_growth(counted_page(0, prompt_tokens=100), counted_page(1, prompt_tokens=400)) == 300
 
 
 def test_counters_read_at_different_moments_never_give_negative_work() -> None:
-    before = page(0, prompt_tokens=100, cached_prompt_tokens=50)
-    assert computed_growth(before, page(1, prompt_tokens=110, cached_prompt_tokens=90)) == 0
+    before = counted_page(0, prompt_tokens=100, cached_prompt_tokens=50)
+    assert computed_growth(before, counted_page(1, prompt_tokens=110, cached_prompt_tokens=90)) == 0
 
 
 def test_a_counter_that_fell_shows_a_restart() -> None:
-    assert restarted(page(0, prompt_tokens=10), page(1, prompt_tokens=9))
-    assert restarted(page(0, prefix_queries=10), page(1, prefix_queries=0))
-    assert not restarted(page(0, prompt_tokens=10), page(1, prompt_tokens=10))
-    assert not restarted(page(0, prompt_tokens=10), page(1))
+    assert restarted(counted_page(0, prompt_tokens=10), counted_page(1, prompt_tokens=9))
+    assert restarted(counted_page(0, prefix_queries=10), counted_page(1, prefix_queries=0))
+    assert not restarted(counted_page(0, prompt_tokens=10), counted_page(1, prompt_tokens=10))
+    assert not restarted(counted_page(0, prompt_tokens=10), counted_page(1))

@@ -15,7 +15,7 @@ from epp.picker.server_caches import count_prediction, estimated_tokens
 from epp.types import EndpointMetrics, PromptSize
 
 
-def ended(window: CounterWindow, size: PromptSize) -> None:
+def one_more_ended(window: CounterWindow, size: PromptSize) -> None:
     window.own, window.size = window.own + 1, window.size + size
 
 
@@ -50,7 +50,7 @@ pictures.
 CHINESE, PICTURE = 0.9, 1100
 
 
-def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
+def sized_prompt(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
     """Return one prompt of this kind, and the number of tokens that a tokenizer would make of it. The number
     varies by a twentieth.
     """
@@ -65,7 +65,7 @@ def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
 
 def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float:
     """Return the mean error over prompts of the kind, as a share."""
-    asked = [a_request(kind, rng) for _ in range(200)]
+    asked = [sized_prompt(kind, rng) for _ in range(200)]
     return sum(abs(estimated_tokens(size, estimate.terms) / tokens - 1) for size, tokens in asked) / len(
         asked
     )
@@ -80,7 +80,7 @@ def test_any_kind_of_traffic_is_estimated_within_a_tenth_after_a_hundred_request
 ) -> None:
     estimate, rng = TokenEstimate(start=4.0), random.Random(seed)
     for _ in range(100):
-        estimate.learn(*a_request(rng.choice(kinds), rng))
+        estimate.learn(*sized_prompt(rng.choice(kinds), rng))
     for kind in kinds:
         assert worst_error(estimate, kind, rng) < 0.1
 
@@ -106,7 +106,7 @@ def test_a_window_with_only_our_requests_gives_a_sample() -> None:
     window = CounterWindow()
     assert sample_of(window, idle(0, finished=7, prompt_tokens=100)) is None
     for _ in range(20):
-        ended(window, PromptSize(400))
+        one_more_ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
 
 
@@ -114,10 +114,10 @@ def test_a_window_with_unknown_requests_gives_no_sample_and_a_new_window_starts(
     window = CounterWindow()
     sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
-        ended(window, PromptSize(400))
+        one_more_ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=21, prompt_tokens=9999)) is None
     for _ in range(20):
-        ended(window, PromptSize(400))
+        one_more_ended(window, PromptSize(400))
     assert sample_of(window, idle(2, finished=41, prompt_tokens=9999 + 1600)) == (PromptSize(8000), 1600.0)
 
 
@@ -125,7 +125,7 @@ def test_a_window_waits_until_nothing_is_in_flight() -> None:
     window = CounterWindow()
     sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
-        ended(window, PromptSize(400))
+        one_more_ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=20, prompt_tokens=2500, running=1)) is None
     assert sample_of(window, idle(2, finished=20, prompt_tokens=2500)) == (PromptSize(8000), 2500.0)
 
@@ -134,10 +134,10 @@ def test_a_window_survives_a_restart_of_its_server() -> None:
     window = CounterWindow()
     sample_of(window, idle(0, finished=50, prompt_tokens=5000))
     for _ in range(20):
-        ended(window, PromptSize(400))
+        one_more_ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=3, prompt_tokens=30)) is None
     for _ in range(20):
-        ended(window, PromptSize(400))
+        one_more_ended(window, PromptSize(400))
     assert sample_of(window, idle(2, finished=23, prompt_tokens=2030)) == (PromptSize(8000), 2000.0)
 
 
@@ -145,7 +145,7 @@ def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
     window = CounterWindow()
     for second in range(5):
         for _ in range(20):
-            ended(window, PromptSize(400))
+            one_more_ended(window, PromptSize(400))
         assert sample_of(window, EndpointMetrics(scraped_at=second, prompt_tokens=1000.0 * second)) is None
 
 

@@ -17,7 +17,7 @@ from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName,
 A = EndpointName("a:8000")
 
 
-def endpoint(*, incarnation: str = "uid/1", host: str = "10.0.0.1", model: str = "") -> Endpoint:
+def process_of_a(*, incarnation: str = "uid/1", host: str = "10.0.0.1", model: str = "") -> Endpoint:
     return Endpoint(A, Address(host, 8000), model=model, incarnation=incarnation)
 
 
@@ -48,7 +48,7 @@ def leave_and_return(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tup
 
 
 def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> None:
-    picker, entries = leave_and_return(endpoint(), as_=endpoint())
+    picker, entries = leave_and_return(process_of_a(), as_=process_of_a())
     assert picker.table.mirrors[A].entries == entries
     picker.housekeep(now=1000.0)
     assert picker.table.mirrors[A].entries == entries, "the endpoint is back, so nobody waits for it"
@@ -56,18 +56,18 @@ def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> Non
 
 @pytest.mark.parametrize(
     "other",
-    [endpoint(incarnation="uid/2"), endpoint(host="10.0.0.2"), endpoint(model="another")],
+    [process_of_a(incarnation="uid/2"), process_of_a(host="10.0.0.2"), process_of_a(model="another")],
     ids=["restarted", "moved", "another model"],
 )
 def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
-    picker, _ = leave_and_return(endpoint(), as_=other)
+    picker, _ = leave_and_return(process_of_a(), as_=other)
     assert picker.table.mirrors[A].entries == 0
 
 
 def test_an_endpoint_that_stays_away_is_forgotten() -> None:
-    picker, _ = leave_and_return(endpoint(), as_=endpoint(), away_s=KEPT_S)
+    picker, _ = leave_and_return(process_of_a(), as_=process_of_a(), away_s=KEPT_S)
     assert picker.table.mirrors[A].entries == 0
-    picker, _ = warm_picker(endpoint())
+    picker, _ = warm_picker(process_of_a())
     picker.set_endpoints([], now=0.0)
     picker.housekeep(now=KEPT_S)
     assert picker.table.entries == 0
@@ -75,28 +75,28 @@ def test_an_endpoint_that_stays_away_is_forgotten() -> None:
 
 
 def test_an_endpoint_without_an_incarnation_comes_back_cold() -> None:
-    picker, _ = leave_and_return(endpoint(incarnation=""), as_=endpoint(incarnation=""))
+    picker, _ = leave_and_return(process_of_a(incarnation=""), as_=process_of_a(incarnation=""))
     assert picker.table.mirrors[A].entries == 0
 
 
 def test_an_endpoint_that_left_is_forgotten_if_the_policy_cuts_chunks_differently() -> None:
-    picker, _ = warm_picker(endpoint())
+    picker, _ = warm_picker(process_of_a())
     picker.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
     picker.set_policy(
         Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec), now=1.0
     )
-    picker.set_endpoints([endpoint()], now=2.0)
+    picker.set_endpoints([process_of_a()], now=2.0)
     assert picker.table.mirrors[A].entries == 0
     check_integrity(picker.table)
 
 
 def test_an_endpoint_that_left_is_remembered_until_it_returns_or_its_time_ends() -> None:
     absent = RecentlyLeft()
-    assert absent.leave(endpoint(), now=0.0)
-    assert absent.come_back(endpoint()) is True
-    assert absent.come_back(endpoint()) is None
-    absent.leave(endpoint(), now=0.0)
+    assert absent.leave(process_of_a(), now=0.0)
+    assert absent.come_back(process_of_a()) is True
+    assert absent.come_back(process_of_a()) is None
+    absent.leave(process_of_a(), now=0.0)
     assert absent.give_up(now=KEPT_S - 1) == []
     assert absent.give_up(now=KEPT_S) == [A]
     assert absent.names() == set()

@@ -45,7 +45,7 @@ def take(fleet: Fleet, **lists: ModelList | None) -> Sequence[str]:
     return restarted
 
 
-def serving(fleet: Fleet, model: str) -> str:
+def names_that_serve(fleet: Fleet, model: str) -> str:
     return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.serving(model)))
 
 
@@ -57,53 +57,53 @@ def picked_from(fleet: Fleet, model: str, subset: str) -> str:
 
 def test_a_model_goes_to_the_servers_that_list_it() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n", adapters=["sql"]), c=listing("n", "alias"))
-    assert [serving(fleet, model) for model in ("m", "n", "sql", "alias")] == ["a", "bc", "b", "c"]
+    assert [names_that_serve(fleet, model) for model in ("m", "n", "sql", "alias")] == ["a", "bc", "b", "c"]
     assert [fleet.adapter(model) for model in ("m", "n", "sql", "alias")] == ["", "", "sql", ""]
     assert not fleet.one_model
 
 
 def test_an_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
-    assert serving(fleet, "ghost") == "c", "only this server may have the model"
-    assert serving(fleet, "m") == "ac"
+    assert names_that_serve(fleet, "ghost") == "c", "only this server may have the model"
+    assert names_that_serve(fleet, "m") == "ac"
     take(fleet, c=listing("n"))
     with pytest.raises(UnknownModelError, match="'ghost' does not exist") as raised:
         fleet.serving("ghost")
     assert (raised.value.status, raised.value.reason) == (404, "model_not_found")
     assert fleet.unknown_asked == 1
-    assert serving(fleet, "m") == "a"
+    assert names_that_serve(fleet, "m") == "a"
 
 
 def test_unknown_models_go_to_any_server_if_they_are_not_refused() -> None:
     fleet = fleet_of("ab", refuses=False, a=listing("m"), b=listing("n"))
-    assert serving(fleet, "ghost") == "ab"
-    assert serving(fleet, "n") == "b"
+    assert names_that_serve(fleet, "ghost") == "ab"
+    assert names_that_serve(fleet, "n") == "b"
 
 
 def test_a_server_without_a_known_list_may_have_the_models_of_others() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=None)
-    assert serving(fleet, "m") == "ab", "the picker asks c at once"
+    assert names_that_serve(fleet, "m") == "ab", "the picker asks c at once"
 
 
 def test_a_server_without_a_known_list_may_have_the_models_of_its_own_pool_only() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
     take(fleet, a=listing("llama"), b=None, c=listing("mistral"), d=None)
-    assert [serving(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
-    assert serving(fleet, "ghost") == "bd", "nobody lists the model, and one of these may have it"
+    assert [names_that_serve(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
+    assert names_that_serve(fleet, "ghost") == "bd", "nobody lists the model, and one of these may have it"
 
 
 def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
-    assert serving(fleet, "mistral") == "abcd"
+    assert names_that_serve(fleet, "mistral") == "abcd"
     take(fleet, a=listing("llama"), b=None)
-    assert serving(fleet, "mistral") == "cd"
-    assert serving(fleet, "llama") == "ab"
+    assert names_that_serve(fleet, "mistral") == "cd"
+    assert names_that_serve(fleet, "llama") == "ab"
 
 
 def test_two_pools_that_serve_one_model_share_its_requests() -> None:
     fleet = pools_of(old="a", new="b", other="c")
     take(fleet, a=listing("m"), b=listing("m"), c=listing("n"))
-    assert [serving(fleet, model) for model in ("m", "n")] == ["ab", "c"]
+    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["ab", "c"]
 
 
 def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
@@ -112,18 +112,20 @@ def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     state = fleet.get(EndpointName("a"))
     assert state is not None
     pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
-    assert serving(fleet, "fresh") == "ab"
+    assert names_that_serve(fleet, "fresh") == "ab"
 
 
 def test_a_new_server_gets_no_model_of_others_until_it_was_asked() -> None:
     fleet = fleet_of("abcd", a=listing("m"), b=listing("n"))
-    assert [serving(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
+    assert [names_that_serve(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
     take(fleet, c=None, d=listing("n"))
-    assert [serving(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], "c has not listed its models"
+    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], (
+        "c has not listed its models"
+    )
     anew = [endpoint(name) for name in "abd"]
     fleet.set_endpoints([*anew, endpoint("c", model="k")], now=2.0)
     fleet.set_endpoints([*anew, endpoint("c")], now=3.0)
-    assert [serving(fleet, model) for model in ("m", "n")] == ["a", "bd"], (
+    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["a", "bd"], (
         "this is another process than before"
     )
 
@@ -166,10 +168,10 @@ def test_a_model_whose_server_left_a_pool_with_others_is_first_not_ready_and_the
 def test_a_declared_model_goes_only_to_the_endpoints_that_declare_it() -> None:
     fleet = Fleet(SPEC)
     fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], now=0.0)
-    assert serving(fleet, "m") == "a"
+    assert names_that_serve(fleet, "m") == "a"
     take(fleet, a=listing("served-name"), b=None)
-    assert serving(fleet, "m") == "a"
-    assert serving(fleet, "served-name") == "ab"
+    assert names_that_serve(fleet, "m") == "a"
+    assert names_that_serve(fleet, "served-name") == "ab"
 
 
 def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() -> None:
@@ -177,7 +179,7 @@ def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() 
     state = fleet.get(EndpointName("a"))
     assert state is not None
     pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
-    assert serving(fleet, "fresh") == "ab"
+    assert names_that_serve(fleet, "fresh") == "ab"
 
 
 def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
@@ -212,10 +214,12 @@ def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
     fleet = fleet_of("ab", a=listing("m"), b=listing("n"))
     again = [endpoint("a"), Endpoint(EndpointName("b"), endpoint("b").address, incarnation="2")]
     fleet.set_endpoints(again, now=2.0)
-    assert serving(fleet, "m") == "a"
-    assert [serving(fleet, model) for model in ("n", "ghost")] == ["b", "b"], "no other server has the model"
+    assert names_that_serve(fleet, "m") == "a"
+    assert [names_that_serve(fleet, model) for model in ("n", "ghost")] == ["b", "b"], (
+        "no other server has the model"
+    )
     take(fleet, b=None)
-    assert serving(fleet, "m") == "ab"
+    assert names_that_serve(fleet, "m") == "ab"
     fleet.check_integrity()
 
 
@@ -242,9 +246,9 @@ def test_the_union_has_every_model_once_by_name() -> None:
 def test_the_servers_of_a_model_are_looked_up_on_request_and_kept_for_a_bounded_number() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=None, c=None)
     for n in range(5000):
-        assert serving(fleet, f"ghost {n}") == "bc"
+        assert names_that_serve(fleet, f"ghost {n}") == "bc"
     fleet.check_integrity()
-    assert serving(fleet, "m") == "abc"
+    assert names_that_serve(fleet, "m") == "abc"
 
 
 def test_a_change_of_one_list_does_not_read_the_cards_of_the_others_again() -> None:
@@ -258,9 +262,9 @@ def test_a_change_of_one_list_does_not_read_the_cards_of_the_others_again() -> N
 
     a, b, c = (ModelList(Cards(ModelCard(f"{name}{n}") for n in range(512))) for name in "abc")
     fleet = fleet_of("abc", a=a, b=b, c=c)
-    assert serving(fleet, "b511") == "b"
+    assert names_that_serve(fleet, "b511") == "b"
     before = Cards.read
     assert before > 0
     take(fleet, a=listing("m"))
-    assert serving(fleet, "b511") == "b"
+    assert names_that_serve(fleet, "b511") == "b"
     assert before == Cards.read

@@ -18,7 +18,7 @@ from epp.envoy.eds import render, write
 from epp.types import Address, Endpoint, EndpointName, Role
 
 
-def endpoint(text: str, *, name: str = "") -> Endpoint:
+def endpoint_at(text: str, *, name: str = "") -> Endpoint:
     return Endpoint(name=EndpointName(name or text), address=Address.parse(text))
 
 
@@ -80,17 +80,17 @@ def test_the_version_follows_the_content_and_no_other_file_is_left(history: list
 
 def test_an_unchanged_set_does_not_rewrite_the_file(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
-    assert write(path, [endpoint("10.0.0.1:8000"), endpoint("10.0.0.2:8000")])
+    assert write(path, [endpoint_at("10.0.0.1:8000"), endpoint_at("10.0.0.2:8000")])
     inode = path.stat().st_ino
-    assert not write(path, [endpoint("10.0.0.2:8000"), endpoint("10.0.0.1:8000", name="renamed")])
+    assert not write(path, [endpoint_at("10.0.0.2:8000"), endpoint_at("10.0.0.1:8000", name="renamed")])
     assert path.stat().st_ino == inode
 
 
 def test_a_change_is_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
-    write(path, [endpoint("10.0.0.1:8000")])
+    write(path, [endpoint_at("10.0.0.1:8000")])
     with path.open("rb") as old:
-        assert write(path, [endpoint("[fd00::1]:8000")])
+        assert write(path, [endpoint_at("[fd00::1]:8000")])
         assert addresses_in(old.read()) == [("10.0.0.1", 8000)]
     assert addresses_in(path.read_bytes()) == [("fd00::1", 8000)]
 
@@ -105,8 +105,8 @@ def test_a_file_is_written_without_endpoints_and_without_its_directory(tmp_path:
 def test_a_file_that_somebody_else_changed_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     path.write_text("not json")
-    assert write(path, [endpoint("10.0.0.1:8000")])
-    assert path.read_bytes() == render([endpoint("10.0.0.1:8000")])
+    assert write(path, [endpoint_at("10.0.0.1:8000")])
+    assert path.read_bytes() == render([endpoint_at("10.0.0.1:8000")])
 
 
 def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
 def test_endpoints_that_only_compute_prompts_are_not_in_the_file() -> None:
     """When the picker is away, Envoy goes round robin over the endpoints of the file."""
     helper = Endpoint(EndpointName("p"), Address("10.0.0.2", 8000), role=Role.PREFILL)
-    assert addresses_in(render([endpoint("10.0.0.1:8000"), helper])) == [("10.0.0.1", 8000)]
+    assert addresses_in(render([endpoint_at("10.0.0.1:8000"), helper])) == [("10.0.0.1", 8000)]

@@ -49,7 +49,7 @@ def entry(
     return made
 
 
-def message(*entries: Any) -> bytes:
+def log_message(*entries: Any) -> bytes:
     made = StreamAccessLogsMessage()
     made.http_logs.log_entry.extend(entries)
     return bytes(made.SerializeToString())
@@ -60,7 +60,7 @@ def message(*entries: Any) -> bytes:
 )
 def test_an_answer_that_its_server_ended_midway_is_reported_as_cut(flag: str) -> None:
     rig = CutRig()
-    rig.log.receive(message(entry(flag)), now=1.0)
+    rig.log.receive(log_message(entry(flag)), now=1.0)
     assert (rig.cut, rig.faults) == (["a"], [])
 
 
@@ -78,7 +78,7 @@ def test_an_answer_that_its_server_ended_midway_is_reported_as_cut(flag: str) ->
 )
 def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
     rig = CutRig()
-    rig.log.receive(message(other), now=1.0)
+    rig.log.receive(log_message(other), now=1.0)
     assert (rig.cut, rig.faults) == ([], [])
     assert not rig.picker.fleet.failures.marks
 
@@ -93,13 +93,13 @@ def test_a_cut_at_an_unknown_address_is_only_counted(
     stranger: HTTPAccessLogEntry,
 ) -> None:
     rig = CutRig()
-    rig.log.receive(message(stranger), now=1.0)
+    rig.log.receive(log_message(stranger), now=1.0)
     assert (rig.cut, rig.faults) == ([], ["cut_by_unknown_server"])
 
 
 def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> None:
     rig = CutRig()
-    rig.log.receive(message(*[entry() for _ in range(MOST_ENTRIES + 5)]), now=1.0)
+    rig.log.receive(log_message(*[entry() for _ in range(MOST_ENTRIES + 5)]), now=1.0)
     assert len(rig.cut) == MOST_ENTRIES
     rig.log.receive(b"\x12" * (MOST_MESSAGE_BYTES + 1), now=1.0)
     assert rig.faults == ["access_log_too_large"] * 2

@@ -42,7 +42,7 @@ def with_headers(part: str, *headers: tuple[str, bytes]) -> ext_proc.ProcessingR
     return message
 
 
-def decoded(message: ext_proc.ProcessingRequest) -> Event:
+def event_of(message: ext_proc.ProcessingRequest) -> Event:
     return decode(
         message.SerializeToString(), names=frozenset({":path", "x-a"}), response_names=frozenset({":status"})
     )
@@ -66,7 +66,7 @@ def decoded(message: ext_proc.ProcessingRequest) -> Event:
     ],
 )
 def test_each_part_of_a_request_becomes_its_event(message: ext_proc.ProcessingRequest, event: Event) -> None:
-    assert decoded(message) == event
+    assert event_of(message) == event
 
 
 def test_modes_come_with_headers_and_bodies() -> None:
@@ -77,7 +77,7 @@ def test_modes_come_with_headers_and_bodies() -> None:
     }
     modes = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, early_body=True)
     for part in ("request_headers", "request_body", "response_headers", "response_body"):
-        event = decoded(asked(**{part: {}, "protocol_config": config}))
+        event = event_of(asked(**{part: {}, "protocol_config": config}))
         assert isinstance(event, RequestHeaders | RequestBody | ResponseHeaders | ResponseBody)
         assert event.modes == modes
 

@@ -30,7 +30,7 @@ CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 LOG = f"/{SERVICE}/{METHOD}"
 
 
-def question(service: str) -> bytes:
+def health_question(service: str) -> bytes:
     return bytes(health_pb2.HealthCheckRequest(service=service).SerializeToString())
 
 
@@ -79,7 +79,7 @@ class DataPlane:
             if frame.kind == Kind.DATA:
                 self.received[frame.number] += frame.payload
             elif frame.kind == Kind.HEADERS:
-                fields = dict(self._decoder.decode(frame.payload))
+                fields = {str(name): str(value) for name, value in self._decoder.decode(frame.payload)}
                 if frame.ends:
                     self.ends[frame.number] = int(fields["grpc-status"])
         self._pipe.writes.clear()
@@ -94,15 +94,15 @@ class DataPlane:
 async def test_a_check_is_answered_once_for_its_service() -> None:
     data_plane = DataPlane()
     for number, service in ((1, "readiness"), (3, "liveness"), (5, "nobody")):
-        await data_plane.call(number, CHECK, question(service), ends=True)
+        await data_plane.call(number, CHECK, health_question(service), ends=True)
     assert [data_plane.statuses(n) for n in (1, 3, 5)] == [[NOT_SERVING], [SERVING], [SERVICE_UNKNOWN]]
     assert data_plane.ends == {1: OK, 3: OK, 5: OK}
 
 
 async def test_a_watch_gets_each_change_until_its_caller_leaves() -> None:
     data_plane = DataPlane()
-    await data_plane.call(1, WATCH, question("readiness"))
-    await data_plane.call(3, WATCH, question("liveness"))
+    await data_plane.call(1, WATCH, health_question("readiness"))
+    await data_plane.call(3, WATCH, health_question("liveness"))
     data_plane.health.set_ready(ready=True)
     await data_plane.send()
     assert data_plane.statuses(1) == [NOT_SERVING, SERVING]
@@ -126,7 +126,7 @@ async def test_bytes_that_are_no_question_and_no_question_at_all_end_the_call(pa
 
 async def test_a_second_question_ends_a_watch() -> None:
     data_plane = DataPlane()
-    await data_plane.call(1, WATCH, question("readiness"), question("liveness"))
+    await data_plane.call(1, WATCH, health_question("readiness"), health_question("liveness"))
     data_plane.health.set_ready(ready=True)
     await data_plane.send()
     assert (data_plane.statuses(1), data_plane.ends) == ([NOT_SERVING], {1: INTERNAL})

@@ -67,7 +67,7 @@ def peer_of(server: PeerServer) -> tuple[Peer, Pipe]:
     return peer, wire
 
 
-def begins(number: int, text: bytes = b"first") -> bytes:
+def opens_call(number: int, text: bytes = b"first") -> bytes:
     return headers(number) + data(number, grpc(text))
 
 
@@ -82,8 +82,8 @@ async def turns(peer: Peer, server: PeerServer) -> None:
 async def test_messages_of_open_calls_are_handled_before_new_calls() -> None:
     server = PeerServer()
     peer, _ = peer_of(server)
-    peer.data_received(begins(1))
-    peer.data_received(begins(3) + begins(5) + data(1, grpc(b"second")))
+    peer.data_received(opens_call(1))
+    peer.data_received(opens_call(3) + opens_call(5) + data(1, grpc(b"second")))
     assert server.handled == [(1, b"first"), (1, b"second"), (3, b"first"), (5, b"first")]
 
 
@@ -93,9 +93,9 @@ async def test_new_calls_get_as_much_time_as_open_calls_and_their_waits_are_know
     """
     server = PeerServer(takes_s=0.001)
     peer, wire = peer_of(server)
-    peer.data_received(begins(1))
+    peer.data_received(opens_call(1))
     await turns(peer, server)
-    peer.data_received(b"".join(begins(n) for n in range(3, 41, 2)))
+    peer.data_received(b"".join(opens_call(n) for n in range(3, 41, 2)))
     at_first = len(server.handled)
     assert 1 < at_first < 10, "the rest waits for later turns of the loop"
     assert wire.reads, "messages of open calls must not wait for new calls"
@@ -134,7 +134,7 @@ async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
     server = PeerServer(takes_s=0.01)
     server.services = {PATH: lambda call: Echoing(call, server)}
     peer, wire = peer_of(server)
-    peer.data_received(begins(1) + data(1, grpc(b"waits")))
+    peer.data_received(opens_call(1) + data(1, grpc(b"waits")))
     assert server.handled == [(1, b"first")], "a turn is over, and the second message is still in the line"
     peer.data_received(data(1, grpc(b"last")))
     await turns(peer, server)
@@ -147,7 +147,7 @@ async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
 async def test_1500_messages_in_one_frame_take_several_turns() -> None:
     server = PeerServer(takes_s=1e-5)
     peer, _ = peer_of(server)
-    peer.data_received(begins(1))
+    peer.data_received(opens_call(1))
     texts = [str(n).encode() for n in range(1500)]
     peer.data_received(data(1, b"".join(grpc(text) for text in texts), ends=True))
     assert len(server.handled) < 500
@@ -159,7 +159,7 @@ async def test_1500_messages_in_one_frame_take_several_turns() -> None:
 async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
     server = PeerServer(takes_s=0.01)
     peer, _ = peer_of(server)
-    peer.data_received(begins(1) + begins(3) + begins(5))
+    peer.data_received(opens_call(1) + opens_call(3) + opens_call(5))
     peer.data_received(reset(3))
     await turns(peer, server)
     assert [number for number, _ in server.handled] == [1, 5]
@@ -190,9 +190,9 @@ async def test_nothing_is_read_while_new_calls_hold_too_many_bytes(monkeypatch: 
     monkeypatch.setattr(peer_module, "_MOST_WAITING_BYTES", 50_000)
     server = PeerServer(takes_s=0.01)
     peer, wire = peer_of(server)
-    peer.data_received(begins(1) + begins(3) + begins(5, bytes(10_000)))
+    peer.data_received(opens_call(1) + opens_call(3) + opens_call(5, bytes(10_000)))
     assert wire.reads
-    peer.data_received(b"".join(begins(n, bytes(10_000)) for n in range(7, 20, 2)))
+    peer.data_received(b"".join(opens_call(n, bytes(10_000)) for n in range(7, 20, 2)))
     assert not wire.reads
     await turns(peer, server)
     assert wire.reads

@@ -31,7 +31,7 @@ SETTINGS = StreamSettings(blocked=BlockedPaths(("/metrics",)), max_body_bytes=10
 USUAL = {":path": "/v1/completions", "x-request-id": "r1", "content-length": "4000"}
 
 
-def picker_of_models(*models: str) -> Picker:
+def picker_of_servers(*models: str) -> Picker:
     picker = Picker(POLICY, rng=random.Random(1))
     listed = [
         Endpoint(EndpointName(f"e{n}"), Address(f"10.0.0.{n + 1}", 80), model=model)
@@ -41,7 +41,9 @@ def picker_of_models(*models: str) -> Picker:
     return picker
 
 
-def message(*, mode: int = 2, ends: bool = False, **changed: str | None) -> ext_proc.ProcessingRequest:
+def headers_message(
+    *, mode: int = 2, ends: bool = False, **changed: str | None
+) -> ext_proc.ProcessingRequest:
     made = ext_proc.ProcessingRequest()
     names = {"path": ":path", "request_id": "x-request-id", "size": "content-length"}
     wanted: dict[str, str | None] = {**USUAL, **{names[name]: value for name, value in changed.items()}}
@@ -74,11 +76,11 @@ def called(data: bytes, picker: Picker) -> tuple[NotingCaller, Streams]:
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
 def test_the_usual_request_gets_the_answer_of_a_stream_and_holds_nothing(mode: int) -> None:
-    picker, data = picker_of_models("m"), message(mode=mode).SerializeToString()
+    picker, data = picker_of_servers("m"), headers_message(mode=mode).SerializeToString()
     seen = Seen.of(picker)
     found = answer(data, picker)
     stream = HttpStream(
-        StreamContext(picker_of_models("m"), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
+        StreamContext(picker_of_servers("m"), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
         unread=True,
     )
     event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
@@ -90,16 +92,16 @@ def test_the_usual_request_gets_the_answer_of_a_stream_and_holds_nothing(mode: i
 
 
 def test_unread_requests_are_counted_and_spread_over_the_servers() -> None:
-    picker = picker_of_models("m", "m", "m")
+    picker = picker_of_servers("m", "m", "m")
     for _ in range(300):
-        answer(message().SerializeToString(), picker)
+        answer(headers_message().SerializeToString(), picker)
     sent = [state.picks_since_scrape for state in picker.fleet.states()]
     assert sum(sent) == 300
     assert min(sent) > 50
 
 
 def with_subset() -> ext_proc.ProcessingRequest:
-    made = message()
+    made = headers_message()
     made.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields[
         f"{DESTINATION}-subset"
     ].string_value = "10.0.0.1:80"
@@ -109,39 +111,39 @@ def with_subset() -> ext_proc.ProcessingRequest:
 @pytest.mark.parametrize(
     "unusual",
     [
-        pytest.param(message(path="/metrics"), id="blocked"),
-        pytest.param(message(request_id=None), id="without an id"),
-        pytest.param(message(size="20000"), id="too large"),
-        pytest.param(message(ends=True), id="without a body"),
-        pytest.param(message(mode=4), id="echoed"),
-        pytest.param(message(mode=0), id="body not sent"),
-        pytest.param(message(mode=-1), id="mode not told"),
+        pytest.param(headers_message(path="/metrics"), id="blocked"),
+        pytest.param(headers_message(request_id=None), id="without an id"),
+        pytest.param(headers_message(size="20000"), id="too large"),
+        pytest.param(headers_message(ends=True), id="without a body"),
+        pytest.param(headers_message(mode=4), id="echoed"),
+        pytest.param(headers_message(mode=0), id="body not sent"),
+        pytest.param(headers_message(mode=-1), id="mode not told"),
         pytest.param(with_subset(), id="subset"),
     ],
 )
 def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) -> None:
-    picker = picker_of_models("m")
+    picker = picker_of_servers("m")
     seen = Seen.of(picker)
     assert answer(unusual.SerializeToString(), picker) is None
     assert not seen.picks
 
 
 def test_every_request_gets_a_stream_if_models_differ_or_there_is_no_endpoint() -> None:
-    for picker in (picker_of_models("m", "n"), picker_of_models()):
-        assert answer(message().SerializeToString(), picker) is None
+    for picker in (picker_of_servers("m", "n"), picker_of_servers()):
+        assert answer(headers_message().SerializeToString(), picker) is None
 
 
 def test_an_unread_request_ends_its_call_with_the_answer() -> None:
-    data = message().SerializeToString()
-    call, streams = called(data, picker_of_models("m"))
-    found = answer(data, picker_of_models("m"))
+    data = headers_message().SerializeToString()
+    call, streams = called(data, picker_of_servers("m"))
+    found = answer(data, picker_of_servers("m"))
     assert found is not None
     assert (call.sent, call.ended, streams.live) == ([encode(found)], [(OK, "")], {})
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message")])
 def test_bytes_that_are_not_a_message_end_the_call_with_an_error(data: bytes, reason: str) -> None:
-    picker = picker_of_models("m")
+    picker = picker_of_servers("m")
     seen = Seen.of(picker)
     call, streams = called(data, picker)
     assert (call.sent, call.ended, streams.live) == ([], [(INVALID_ARGUMENT, reason)], {})

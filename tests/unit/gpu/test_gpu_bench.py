@@ -84,10 +84,10 @@ time.sleep(600)
         status, told = command.run(slow, [sys.executable, "-c", program])
         assert status is None
     assert told == "asked to end\n"
-    assert ended(int(pid_file.read_text()))
+    assert process_ended(int(pid_file.read_text()))
 
 
-def ended(pid: int) -> bool:
+def process_ended(pid: int) -> bool:
     """Return whether the process ends within half a minute."""
     try:
         handle = os.pidfd_open(pid)

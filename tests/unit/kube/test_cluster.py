@@ -85,7 +85,7 @@ class News:
 
 
 @asynccontextmanager
-async def following(
+async def following_cluster(
     server: ApiServer, folder: Path, *, writes: bool = False, **settings: Any
 ) -> AsyncIterator[tuple[News, Cluster]]:
     app = web.Application()
@@ -138,7 +138,7 @@ async def test_endpoints_policy_priorities_and_names_come_from_the_cluster(tmp_p
         inferenceobjectives=[objective("urgent", 7)],
         inferencemodelrewrites=[rewrite("r", rule("gpt", target="llama"))],
     )
-    async with following(server, tmp_path, objectives=(GROUP,), rewrites=(GROUP,)) as (news, _):
+    async with following_cluster(server, tmp_path, objectives=(GROUP,), rewrites=(GROUP,)) as (news, _):
         await wait_until(lambda: news.endpoints == ["a:8000"], what="the endpoints")
         await wait_until(lambda: news.tried is not None, what="the policies")
         assert (news.acting.spec.rule, news.acting.metadata.name) == ("random", "p")
@@ -155,7 +155,7 @@ async def test_an_api_group_that_the_cluster_lacks_is_reported_and_everything_el
     tmp_path: Path,
 ) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[])
-    async with following(server, tmp_path, objectives=(GROUP,)) as (news, _):
+    async with following_cluster(server, tmp_path, objectives=(GROUP,)) as (news, _):
         await wait_until(lambda: news.endpoints == ["a:8000"], what="the endpoints")
         await wait_until(lambda: "objectives of llm-d.ai" in news.followed, what="the answer 404")
         await wait_until(lambda: "policies" in news.followed, what="the policies")
@@ -164,14 +164,14 @@ async def test_an_api_group_that_the_cluster_lacks_is_reported_and_everything_el
 
 async def test_the_default_policy_can_change_while_no_object_routes(tmp_path: Path) -> None:
     other = Policy(DEFAULT_POLICY.api_version, DEFAULT_POLICY.kind, Metadata(name="other"))
-    async with following(ApiServer(pods=[], prefixroutingpolicies=[]), tmp_path) as (news, cluster):
+    async with following_cluster(ApiServer(pods=[], prefixroutingpolicies=[]), tmp_path) as (news, cluster):
         cluster.set_default(other)
         await wait_until(lambda: news.acting is other, what="the new default")
 
 
 async def test_the_process_that_writes_takes_the_lease_and_then_writes_the_status(tmp_path: Path) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[policy("p")])
-    async with following(server, tmp_path, writes=True) as (news, _):
+    async with following_cluster(server, tmp_path, writes=True) as (news, _):
         await wait_until(lambda: len(server.wrote) >= 2, what="the Lease and the status")
         assert news.lease_held
     by_place = defaultdict(list)

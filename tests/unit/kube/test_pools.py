@@ -103,7 +103,7 @@ class ReceivedLists:
 
 
 @asynccontextmanager
-async def following(server: WatchedServer, *names: str) -> AsyncIterator[ReceivedLists]:
+async def following_pools(server: WatchedServer, *names: str) -> AsyncIterator[ReceivedLists]:
     made = ReceivedLists(server, *names)
     task = asyncio.create_task(made.pools.run())
     try:
@@ -124,7 +124,7 @@ def two_pools() -> WatchedServer:
 
 
 async def test_each_pool_has_its_own_selector_and_ports_and_all_endpoints_come_in_one_list() -> None:
-    async with following(two_pools(), "a", "b") as found:
+    async with following_pools(two_pools(), "a", "b") as found:
         assert await found.next() == ["x:8000 a", "y:9000 b"]
         assert found.told == [["x:8000 a", "y:9000 b"]], "never one pool without the other"
         assert found.pools.uids == {"a": "ua", "b": "ub"}
@@ -133,7 +133,7 @@ async def test_each_pool_has_its_own_selector_and_ports_and_all_endpoints_come_i
 async def test_a_pool_can_come_and_go_while_another_stays() -> None:
     server = two_pools()
     late = server.pools.pop("b")
-    async with following(server, "a", "b") as found:
+    async with following_pools(server, "a", "b") as found:
         assert await found.next() == ["x:8000 a"]
         assert found.pools.existing == {"a"}
         await server.put(late)
@@ -147,7 +147,7 @@ async def test_a_pool_can_come_and_go_while_another_stays() -> None:
 async def test_the_picker_also_hears_that_a_pool_without_pods_was_deleted() -> None:
     server = two_pools()
     server.pods["model=none"] = []
-    async with following(server, "a", "b") as found:
+    async with following_pools(server, "a", "b") as found:
         await found.next()
         await server.put(pool(8000, name="a", labels={"model": "none"}, uid="ua"))
         assert await found.next() == ["y:9000 b"]
@@ -160,7 +160,7 @@ async def test_the_picker_also_hears_that_a_pool_without_pods_was_deleted() -> N
 async def test_no_list_is_sent_while_one_pool_cannot_be_read() -> None:
     server = two_pools()
     server.refused.add("metadata.name=b")
-    async with following(server, "a", "b") as found:
+    async with following_pools(server, "a", "b") as found:
         await wait_until(lambda: found.followed == {"pool": False, "pods": True}, what="b is refused")
         assert not found.pools.settled
         server.refused.clear()
@@ -172,7 +172,7 @@ async def test_old_pods_stay_until_those_of_a_new_selector_are_listed_and_other_
     server = two_pools()
     server.refused.add("model=b2")
     server.pods["model=b2"] = [pod("z", "10.0.0.3")]
-    async with following(server, "a", "b") as found:
+    async with following_pools(server, "a", "b") as found:
         await found.next()
         await server.put(pool(9001, name="b", labels={"model": "b2"}, uid="ub"))
         await server.put(pool(8001, name="a", labels=SELECTORS["a"], uid="ua"))
@@ -186,7 +186,7 @@ async def test_a_pod_of_two_pools_counts_once_and_the_log_says_so(caplog: pytest
     server.pools["b"] = pool(8000, name="b", labels=SELECTORS["b"])
     server.pods["model=b"].append(server.pods["model=a"][0])
     with caplog.at_level(logging.WARNING):
-        async with following(server, "a", "b") as found:
+        async with following_pools(server, "a", "b") as found:
             assert await found.next() == ["x:8000 a", "y:8000 b"]
     assert (
         "1 endpoints belong to several InferencePools and count for the first of them: x:8000" in caplog.text

@@ -65,7 +65,7 @@ class ScriptedServer:
             yield line
 
 
-def page(version: int, *objects: dict[str, Any], more: str = "") -> dict[str, Any]:
+def page_of_objects(version: int, *objects: dict[str, Any], more: str = "") -> dict[str, Any]:
     return {"metadata": {"resourceVersion": str(version), "continue": more}, "items": list(objects)}
 
 
@@ -117,7 +117,7 @@ async def play(*script: object, free_form: bool = False) -> tuple[ScriptedServer
 
 async def test_the_reflector_lists_and_then_watches_from_the_version_of_the_list() -> None:
     server, names, reflector = await play(
-        page(5, raw("a", 1), raw("b", 2)),
+        page_of_objects(5, raw("a", 1), raw("b", 2)),
         [event("ADDED", raw("c", 6)), event("MODIFIED", raw("a", 7)), event("DELETED", raw("b", 8))],
     )
     assert server.asked == ["list", "watch 5", "watch 8"]
@@ -128,20 +128,22 @@ async def test_the_reflector_lists_and_then_watches_from_the_version_of_the_list
 
 
 async def test_a_long_list_comes_in_pages() -> None:
-    server, names, _ = await play(page(5, raw("a", 1), more="token"), page(5, raw("b", 2)))
+    server, names, _ = await play(
+        page_of_objects(5, raw("a", 1), more="token"), page_of_objects(5, raw("b", 2))
+    )
     assert server.asked == ["list", "list continue=token", "watch 5"]
     assert names.names == {"a", "b"}
     assert names.changes == 1, "half a list is not handed on"
 
 
 async def test_a_bookmark_moves_the_version_without_a_change() -> None:
-    server, names, _ = await play(page(5), [event("BOOKMARK", raw("", 99))])
+    server, names, _ = await play(page_of_objects(5), [event("BOOKMARK", raw("", 99))])
     assert server.asked[-1] == "watch 99"
     assert names.changes == 1
 
 
 async def test_objects_are_listed_again_if_a_watch_has_missed_events() -> None:
-    server, names, _ = await play(page(5, raw("a", 1)), [GONE], page(9, raw("b", 8)))
+    server, names, _ = await play(page_of_objects(5, raw("a", 1)), [GONE], page_of_objects(9, raw("b", 8)))
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"b"}
     assert names.states == [True], "nothing was wrong"
@@ -152,9 +154,9 @@ UNREADABLE = {"metadata": {"name": 5, "resourceVersion": "6"}}
 
 async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogCaptureFixture) -> None:
     server, names, reflector = await play(
-        page(5, raw("a", 1), UNREADABLE, raw("b", 2)),
+        page_of_objects(5, raw("a", 1), UNREADABLE, raw("b", 2)),
         [event("MODIFIED", UNREADABLE)],
-        page(9, raw("a", 1), UNREADABLE, raw("c", 8)),
+        page_of_objects(9, raw("a", 1), UNREADABLE, raw("c", 8)),
     )
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"a", "c"}
@@ -166,7 +168,7 @@ async def test_an_unreadable_object_does_not_keep_others_out(caplog: pytest.LogC
 
 async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.LogCaptureFixture) -> None:
     odd = raw("a", 1) | {"status": {"conditions": "Ready"}}
-    server, names, _ = await play(page(5, odd), [event("ADDED", odd | raw("b", 6))])
+    server, names, _ = await play(page_of_objects(5, odd), [event("ADDED", odd | raw("b", 6))])
     assert server.asked == ["list", "watch 5", "watch 6"], "the picker does not ask for the list again"
     assert names.names == {"a", "b"}
     said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
@@ -176,7 +178,10 @@ async def test_an_object_with_an_unreadable_status_still_counts(caplog: pytest.L
 
 async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:
     _, names, _ = await play(
-        page(5, raw("a", 1)), [event("MODIFIED", UNREADABLE)], page(9, UNREADABLE), page(9)
+        page_of_objects(5, raw("a", 1)),
+        [event("MODIFIED", UNREADABLE)],
+        page_of_objects(9, UNREADABLE),
+        page_of_objects(9),
     )
     assert names.states == [True, False, True]
     assert names.changes == 2, "the first list and the last"
@@ -184,9 +189,9 @@ async def test_if_no_object_can_be_read_the_last_known_objects_stay() -> None:
 
 async def test_an_object_that_would_take_long_to_decode_is_not_decoded() -> None:
     costly = {**raw("a", 1), "status": {"lastAccepted": {"spec": {"x": [0] * 200_000}}}}
-    _, names, _ = await play(page(5, costly, raw("b", 2)), free_form=True)
+    _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)), free_form=True)
     assert names.names == {"b"}
-    _, names, _ = await play(page(5, costly, raw("b", 2)))
+    _, names, _ = await play(page_of_objects(5, costly, raw("b", 2)))
     assert names.names == {"a", "b"}, "a kind that is read by its fields skips the rest at once"
 
 
@@ -196,7 +201,9 @@ async def test_a_watch_left_early_is_closed_and_not_left_to_the_garbage_collecto
     left: list[object] = []
     sys.set_asyncgen_hooks(finalizer=left.append)
     try:
-        server, _, _ = await play(page(5), [last, event("ADDED", raw("never read", 6))], page(9))
+        server, _, _ = await play(
+            page_of_objects(5), [last, event("ADDED", raw("never read", 6))], page_of_objects(9)
+        )
     finally:
         sys.set_asyncgen_hooks(*usual)
     assert server.asked[-1] == "watch 9"
@@ -204,19 +211,24 @@ async def test_a_watch_left_early_is_closed_and_not_left_to_the_garbage_collecto
 
 
 async def test_objects_are_listed_again_if_a_watch_is_refused_as_too_old() -> None:
-    server, _, _ = await play(page(5), ApiError("expired", status=410), page(9))
+    server, _, _ = await play(page_of_objects(5), ApiError("expired", status=410), page_of_objects(9))
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
 
 
 async def test_a_watch_that_breaks_is_resumed_and_nothing_is_forgotten() -> None:
-    server, names, _ = await play(page(5, raw("a", 1)), [event("ADDED", raw("b", 6)), ApiError("reset")])
+    server, names, _ = await play(
+        page_of_objects(5, raw("a", 1)), [event("ADDED", raw("b", 6)), ApiError("reset")]
+    )
     assert server.asked == ["list", "watch 5", "watch 6"]
     assert names.names == {"a", "b"}
 
 
 async def test_an_unreachable_api_server_is_asked_again_and_known_objects_stay() -> None:
     server, names, reflector = await play(
-        page(5, raw("a", 1)), [ApiError("reset")], ApiError("refused"), [event("ADDED", raw("b", 6))]
+        page_of_objects(5, raw("a", 1)),
+        [ApiError("reset")],
+        ApiError("refused"),
+        [event("ADDED", raw("b", 6))],
     )
     assert server.asked == ["list", "watch 5", "watch 5", "watch 5", "watch 6"]
     assert names.names == {"a", "b"}
@@ -225,21 +237,25 @@ async def test_an_unreachable_api_server_is_asked_again_and_known_objects_stay()
 
 
 async def test_before_the_first_list_nothing_is_known() -> None:
-    server, names, reflector = await play(ApiError("refused"), ApiError("forbidden", status=403), page(5))
+    server, names, reflector = await play(
+        ApiError("refused"), ApiError("forbidden", status=403), page_of_objects(5)
+    )
     assert server.asked == ["list", "list", "list", "watch 5"]
     assert names.states == [False, True]
     assert reflector.synced
 
 
 async def test_objects_are_listed_again_after_an_answer_that_cannot_be_read() -> None:
-    server, names, _ = await play(page(5), [b"<html>"], page(6, raw("a", 6)))
+    server, names, _ = await play(page_of_objects(5), [b"<html>"], page_of_objects(6, raw("a", 6)))
     assert server.asked == ["list", "watch 5", "list", "watch 6"]
     assert names.names == {"a"}
 
 
 async def test_an_expired_list_token_starts_the_list_again() -> None:
     server, names, _ = await play(
-        page(5, raw("a", 1), more="token"), ApiError("expired", status=410), page(9, raw("b", 1))
+        page_of_objects(5, raw("a", 1), more="token"),
+        ApiError("expired", status=410),
+        page_of_objects(9, raw("b", 1)),
     )
     assert server.asked == ["list", "list continue=token", "list", "watch 9"]
     assert names.names == {"b"}
@@ -252,7 +268,7 @@ async def test_an_expired_list_token_starts_the_list_again() -> None:
 async def test_the_advice_for_the_operator_is_logged_once(
     status: int, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await play(ApiError("no", status=status), ApiError("no", status=status), page(5))
+    await play(ApiError("no", status=status), ApiError("no", status=status), page_of_objects(5))
     complaints = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert len(complaints) == 1
     assert advice in complaints[0]

@@ -18,7 +18,7 @@ def exact(value: str) -> dict[str, Any]:
     return {"model": {"type": "Exact", "value": value}}
 
 
-def rule(*models: str, **weights: int | None) -> dict[str, Any]:
+def weighted_rule(*models: str, **weights: int | None) -> dict[str, Any]:
     targets = [
         {"modelRewrite": name} | ({} if weight is None else {"weight": weight})
         for name, weight in weights.items()
@@ -26,7 +26,7 @@ def rule(*models: str, **weights: int | None) -> dict[str, Any]:
     return {"matches": [exact(model) for model in models], "targets": targets}
 
 
-def rewrite(
+def dated_rewrite(
     name: str,
     *rewrite_rules: dict[str, Any],
     pool: str = "vllm",
@@ -47,15 +47,15 @@ def target_of(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
 
 def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_the_catch_all_rule() -> None:
     found = rewrites_of(
-        rewrite("b", rule("gpt", younger=None), created="2026-01-02T00:00:00Z"),
-        rewrite("c", rule(fallback=None), created="2025-01-01T00:00:00Z"),
-        rewrite("a", rule("gpt", older=None)),
-        rewrite("d", rule("gpt", strange=None), pool="other", created="2024-01-01T00:00:00Z"),
+        dated_rewrite("b", weighted_rule("gpt", younger=None), created="2026-01-02T00:00:00Z"),
+        dated_rewrite("c", weighted_rule(fallback=None), created="2025-01-01T00:00:00Z"),
+        dated_rewrite("a", weighted_rule("gpt", older=None)),
+        dated_rewrite("d", weighted_rule("gpt", strange=None), pool="other", created="2024-01-01T00:00:00Z"),
     )
     assert target_of(all_rewrites([found]), "gpt") == "older"
     assert target_of(all_rewrites([found]), "whatever") == "fallback"
-    found.remove(rewrite("a"))
-    found.put(rewrite("c", rule("x", y=None), generation=2))
+    found.remove(dated_rewrite("a"))
+    found.put(dated_rewrite("c", weighted_rule("x", y=None), generation=2))
     assert target_of(all_rewrites([found]), "gpt") == "younger"
     assert target_of(all_rewrites([found]), "whatever") == "whatever"
 
@@ -64,8 +64,8 @@ def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
     found = ModelRewrites(pools=["vllm", "other"], group="llm-d.ai")
     found.replace(
         [
-            rewrite("a", rule(fallback=None), rule("gpt", llama=None)),
-            rewrite("b", rule("old", mistral=None), pool="other"),
+            dated_rewrite("a", weighted_rule(fallback=None), weighted_rule("gpt", llama=None)),
+            dated_rewrite("b", weighted_rule("old", mistral=None), pool="other"),
         ]
     )
     rewrites = all_rewrites([found])
@@ -78,7 +78,13 @@ def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
 
 def test_weights_are_those_of_the_object_and_a_missing_weight_counts_as_one() -> None:
     found = all_rewrites(
-        [rewrites_of(rewrite("a", rule("gpt", stable=90, canary=10), rule("even", one=None, two=None)))]
+        [
+            rewrites_of(
+                dated_rewrite(
+                    "a", weighted_rule("gpt", stable=90, canary=10), weighted_rule("even", one=None, two=None)
+                )
+            )
+        ]
     )
     canary = sum(target_of(found, "gpt", request_id=str(n)) == "canary" for n in range(2000))
     even = sum(target_of(found, "even", request_id=str(n)) == "two" for n in range(2000))
@@ -90,13 +96,13 @@ def test_weights_are_those_of_the_object_and_a_missing_weight_counts_as_one() ->
 def test_a_rule_without_a_target_or_a_match_is_ignored() -> None:
     empty = {"matches": [exact("")], "targets": [{"modelRewrite": "t"}]}
     nameless = {"matches": [], "targets": [{"modelRewrite": ""}, {"modelRewrite": "t" * 2000}]}
-    assert not all_rewrites([rewrites_of(rewrite("a", empty, nameless, {"targets": []}))])
+    assert not all_rewrites([rewrites_of(dated_rewrite("a", empty, nameless, {"targets": []}))])
 
 
 def test_the_newer_group_counts_first() -> None:
     newer, older = (
-        rewrites_of(rewrite("z", rule("gpt", new=None))),
-        rewrites_of(rewrite("a", rule("gpt", old=None))),
+        rewrites_of(dated_rewrite("z", weighted_rule("gpt", new=None))),
+        rewrites_of(dated_rewrite("a", weighted_rule("gpt", old=None))),
     )
     assert target_of(all_rewrites([newer, older]), "gpt") == "new"
 
@@ -114,9 +120,13 @@ def test_names_that_no_request_can_have_and_the_newest_of_too_many_names_are_lef
     """Each name is an entry of an index that every change builds again, and of the answer to `GET
     /v1/models`.
     """
-    long = rewrite("long", rule("x" * 1025, y=None), created="2025-01-01T00:00:00Z")
+    long = dated_rewrite("long", weighted_rule("x" * 1025, y=None), created="2025-01-01T00:00:00Z")
     many = [
-        rewrite(f"r{n:03}", rule(*(f"{n}-{i}" for i in range(1000)), y=None), created="2026-01-01T00:00:00Z")
+        dated_rewrite(
+            f"r{n:03}",
+            weighted_rule(*(f"{n}-{i}" for i in range(1000)), y=None),
+            created="2026-01-01T00:00:00Z",
+        )
         for n in range(40)
     ]
     rewrites = all_rewrites([rewrites_of(long, *many)])

@@ -17,7 +17,7 @@ TALK = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
 THINKS_LAST = "{% if enable_thinking is false %}no thoughts{% endif %}{{ effort or '' }}"
 
 
-def routed(path: str, *, adapter: str = "", **body: Any) -> RoutedPrompt:
+def routed_to_path(path: str, *, adapter: str = "", **body: Any) -> RoutedPrompt:
     inference = parse_request(path, json.dumps({"model": "m", **body}).encode())
     return RoutedPrompt(
         server=EndpointName("a"),
@@ -29,8 +29,8 @@ def routed(path: str, *, adapter: str = "", **body: Any) -> RoutedPrompt:
     )
 
 
-def chat(*messages: dict[str, Any], **more: Any) -> RoutedPrompt:
-    return routed("/v1/chat/completions", messages=list(messages), **more)
+def routed_chat(*messages: dict[str, Any], **more: Any) -> RoutedPrompt:
+    return routed_to_path("/v1/chat/completions", messages=list(messages), **more)
 
 
 def message(role: str, content: Any, **more: Any) -> dict[str, Any]:

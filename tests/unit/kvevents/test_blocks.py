@@ -10,7 +10,7 @@ from epp.kvevents.decoding import Cleared, Stored
 from epp.prefix_index.kv_reports import Tier
 
 
-def held(count: int) -> ServerBlocks:
+def blocks_of_server(count: int) -> ServerBlocks:
     blocks, rng = ServerBlocks(), random.Random(1)
     blocks.apply(Stored(tuple(BlockName(rng.getrandbits(64)) for _ in range(count)), Tier.GPU))
     return blocks
@@ -18,7 +18,7 @@ def held(count: int) -> ServerBlocks:
 
 def test_blocks_are_freed_one_by_one() -> None:
     """If they were freed in one step, a million of them would hold the interpreter for 30 ms."""
-    blocks = held(1000)
+    blocks = blocks_of_server(1000)
     going = iter(blocks.apply(Cleared()))
     assert len(blocks) == 1000
     gone = [next(going) for _ in range(10)]

@@ -13,7 +13,7 @@ from epp.prefix_index.kv_reports import Tier
 from tests.contract.recordings import read_kv_events
 
 
-def batch(*events: object) -> bytes:
+def event_batch(*events: object) -> bytes:
     return msgspec.msgpack.encode([1.5, list(events), 0])
 
 
@@ -46,15 +46,16 @@ def test_maps_and_arrays_of_older_releases_are_read_alike() -> None:
         "medium": "CPU",
     }
     stored = Stored((7, 8), Tier.CPU, 6, (1, 2, 3, 4), 2)  # type: ignore[arg-type]  # plain numbers as names
-    assert decode(batch(as_map)) == [stored]
-    assert decode(batch(["BlockStored", [7, 8], 6, [1, 2, 3, 4], 2, None, "CPU"])) == [stored]
-    assert decode(batch(["BlockRemoved", [7]], ["AllBlocksCleared"])) == [Removed((7,), Tier.GPU), Cleared()]  # type: ignore[arg-type]  # as above
+    assert decode(event_batch(as_map)) == [stored]
+    assert decode(event_batch(["BlockStored", [7, 8], 6, [1, 2, 3, 4], 2, None, "CPU"])) == [stored]
+    removed = Removed((7,), Tier.GPU)  # type: ignore[arg-type]  # as above
+    assert decode(event_batch(["BlockRemoved", [7]], ["AllBlocksCleared"])) == [removed, Cleared()]
 
 
 def test_a_batch_may_be_a_map_or_an_array() -> None:
     events = [{"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}, {"type": "AllBlocksCleared"}]
     as_map = msgspec.msgpack.encode({"ts": 1.5, "events": events, "data_parallel_rank": 0})
-    assert decode(as_map) == decode(batch(*events)) != []
+    assert decode(as_map) == decode(event_batch(*events)) != []
 
 
 def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
@@ -63,9 +64,9 @@ def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
     names += ["lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"]
     for length in range(6, len(names) + 1):
         as_map = dict(zip(names[:length], array, strict=False))
-        assert decode(batch(array[:length])) == decode(batch(as_map))
-    assert decode(batch([*array, "a later field"])) == decode(batch(array))
-    assert decode(batch(["BlockRemoved", [7], "GPU", 1])) == [Removed((7,), Tier.GPU, 1)]  # type: ignore[arg-type]  # a plain number as a name
+        assert decode(event_batch(array[:length])) == decode(event_batch(as_map))
+    assert decode(event_batch([*array, "a later field"])) == decode(event_batch(array))
+    assert decode(event_batch(["BlockRemoved", [7], "GPU", 1])) == [Removed((7,), Tier.GPU, 1)]  # type: ignore[arg-type]  # a plain number as a name
 
 
 @pytest.mark.parametrize(
@@ -80,16 +81,16 @@ def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
 )
 def test_an_unknown_medium_counts_as_the_slowest(medium: str | None, tier: Tier) -> None:
     event = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
-    assert decode(batch(event)) == [Removed((1,), tier)]  # type: ignore[arg-type]  # a plain number as a name
+    assert decode(event_batch(event)) == [Removed((1,), tier)]  # type: ignore[arg-type]  # a plain number as a name
 
 
 def test_long_hashes_are_shortened_to_their_last_eight_bytes() -> None:
     event = {"type": "BlockRemoved", "block_hashes": [bytes(24) + (5).to_bytes(8, "big")], "medium": "GPU"}
-    assert decode(batch(event)) == [Removed((5,), Tier.GPU)]  # type: ignore[arg-type]  # a plain number as a name
+    assert decode(event_batch(event)) == [Removed((5,), Tier.GPU)]  # type: ignore[arg-type]  # a plain number as a name
 
 
 def test_unknown_events_are_skipped() -> None:
-    assert decode(batch({"type": "BlockMoved", "whatever": 1}, ["BlockSwapped", 1])) == []
+    assert decode(event_batch({"type": "BlockMoved", "whatever": 1}, ["BlockSwapped", 1])) == []
 
 
 @pytest.mark.parametrize(
@@ -100,19 +101,21 @@ def test_unknown_events_are_skipped() -> None:
         msgspec.msgpack.encode(7),
         msgspec.msgpack.encode([1.0]),
         msgspec.msgpack.encode({"ts": 1.0}),
-        batch(7),
-        batch({"type": "BlockStored"}),
-        batch({"type": "BlockStored", "block_hashes": ["x"], "token_ids": [1]}),
-        batch({"type": "BlockStored", "block_hashes": [1], "token_ids": 7}),
-        batch({"type": "BlockRemoved", "block_hashes": 3}),
-        batch({"type": "BlockStored", "block_hashes": [1], "token_ids": [float("nan")]}),
-        batch({"type": "BlockStored", "block_hashes": [1], "token_ids": [-1]}),
-        batch({"type": "BlockRemoved", "block_hashes": [1]}, {"type": "BlockRemoved", "block_hashes": [[1]]}),
+        event_batch(7),
+        event_batch({"type": "BlockStored"}),
+        event_batch({"type": "BlockStored", "block_hashes": ["x"], "token_ids": [1]}),
+        event_batch({"type": "BlockStored", "block_hashes": [1], "token_ids": 7}),
+        event_batch({"type": "BlockRemoved", "block_hashes": 3}),
+        event_batch({"type": "BlockStored", "block_hashes": [1], "token_ids": [float("nan")]}),
+        event_batch({"type": "BlockStored", "block_hashes": [1], "token_ids": [-1]}),
+        event_batch(
+            {"type": "BlockRemoved", "block_hashes": [1]}, {"type": "BlockRemoved", "block_hashes": [[1]]}
+        ),
         b"\x93\x00" + b"\x91" * 100_000,  # nested without end
         b"\x93\x00\xdd\xff\xff\xff\xff",  # an array of four billion events
-        batch({"type": ["BlockRemoved"], "block_hashes": [1]}),
-        batch({"type": "BlockRemoved", "block_hashes": [1], "medium": ["GPU"]}),
-        batch({"type": "BlockStored", "block_hashes": [1], "group_idx": "0"}),
+        event_batch({"type": ["BlockRemoved"], "block_hashes": [1]}),
+        event_batch({"type": "BlockRemoved", "block_hashes": [1], "medium": ["GPU"]}),
+        event_batch({"type": "BlockStored", "block_hashes": [1], "group_idx": "0"}),
     ],
 )
 def test_bytes_that_are_not_a_batch_of_events_are_refused(payload: bytes) -> None:
@@ -157,9 +160,9 @@ def test_a_message_makes_no_more_objects_than_events_need(payload: bytes) -> Non
 
 def test_as_many_events_as_a_server_sends_are_read() -> None:
     removed = [{"type": "BlockRemoved", "block_hashes": [2**63 + n], "medium": "GPU"} for n in range(20_000)]
-    assert len(decode(batch(*removed))) == 20_000
+    assert len(decode(event_batch(*removed))) == 20_000
     stored = {"type": "BlockStored", "block_hashes": [2**63] * 12_000, "token_ids": [100_000] * 192_000}
-    (event,) = decode(batch({**stored, "block_size": 16, "extra_keys": [["salt"], *[None] * 11_999]}))
+    (event,) = decode(event_batch({**stored, "block_size": 16, "extra_keys": [["salt"], *[None] * 11_999]}))
     assert isinstance(event, Stored)
     assert (len(event.blocks), len(event.token_ids), event.more_keys) == (12_000, 192_000, True)
 
@@ -178,6 +181,6 @@ def test_an_event_shows_whether_the_name_of_its_first_block_depends_on_more_than
         "block_size": 1,
         "extra_keys": keys,
     }
-    (stored,) = decode(batch(event))
+    (stored,) = decode(event_batch(event))
     assert isinstance(stored, Stored)
     assert stored.more_keys == more

@@ -79,7 +79,7 @@ def prompt_of(seed: int, *, blocks: int = 40) -> list[int]:
     return [random.Random(seed).randrange(50_000) for _ in range(blocks * BLOCK)]
 
 
-def stored(
+def blocks_stored(
     tokens: Sequence[int], *, algorithm: Algorithm = "sha256", seed: str = "", medium: str = "GPU"
 ) -> dict[str, object]:
     return {
@@ -94,7 +94,7 @@ def stored(
     }
 
 
-def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> dict[str, object]:
+def blocks_removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> dict[str, object]:
     names = BlockHasher("sha256").names(tokens, block_tokens=BLOCK)
     return {"type": "BlockRemoved", "block_hashes": names[first:], "medium": medium}
 
@@ -103,7 +103,7 @@ def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> di
 def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
     fleet, tokens = TwoReportingServers(ModelSettings(language=None, seed="42")), prompt_of(1)
     fleet.route(A, tokens)  # the block waits for its prompt
-    fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
+    fleet.tell(A, blocks_stored(tokens, algorithm=algorithm, seed="42"))
     assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
     status = fleet.exact.models()[""]
     assert (status.state, status.algorithm, status.block_tokens, status.prompts["matched"]) == (
@@ -117,24 +117,24 @@ def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> 
 def test_removed_blocks_are_forgotten_and_those_of_the_other_server_stay() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.route(A, tokens)
-    fleet.tell(A, stored(tokens))
-    fleet.tell(B, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
+    fleet.tell(B, blocks_stored(tokens))
     whole = len(fleet.chain(tokens))
     assert fleet.held(tokens) == {A: whole, B: whole}
-    fleet.tell(A, removed(tokens, first=20))
+    fleet.tell(A, blocks_removed(tokens, first=20))
     assert fleet.held(tokens) == {A: 20 * BLOCK * 4 // 256, B: whole}
 
 
 def test_a_prompt_that_no_server_holds_is_credited_to_none() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, stored(prompt_of(2)))
+    fleet.tell(A, blocks_stored(prompt_of(2)))
     fleet.route(A, tokens)
     assert fleet.held(tokens) == {}
 
 
 def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() -> None:
     fleet, tokens = TwoReportingServers(ModelSettings(language=None, seed="0")), prompt_of(1)
-    fleet.tell(A, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
     assert fleet.exact.models()[""].state == "off"
     assert "hash seed" in fleet.exact.models()[""].reason
     assert fleet.exact.servers()[A].state == "off"
@@ -143,8 +143,8 @@ def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() ->
 
 def test_only_the_server_that_names_blocks_in_another_way_is_left_out() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, stored(tokens))
-    fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
+    fleet.tell(A, blocks_stored(tokens))
+    fleet.tell(B, blocks_stored(tokens, algorithm="sha256_cbor"))
     fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
     assert [fleet.exact.servers()[name].state for name in (A, B)] == ["following", "off"]
@@ -152,15 +152,15 @@ def test_only_the_server_that_names_blocks_in_another_way_is_left_out() -> None:
 
 def test_a_server_with_blocks_of_another_size_is_left_out() -> None:
     fleet = TwoReportingServers()
-    fleet.tell(A, stored(prompt_of(1)))
-    other = {**stored(prompt_of(1)), "token_ids": list(range(80 * BLOCK))}
+    fleet.tell(A, blocks_stored(prompt_of(1)))
+    other = {**blocks_stored(prompt_of(1)), "token_ids": list(range(80 * BLOCK))}
     fleet.tell(B, other)
     assert "blocks of 32 tokens" in fleet.exact.servers()[B].reason
 
 
 def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns_it_on_again() -> None:
     fleet = TwoReportingServers()
-    fleet.tell(A, stored(prompt_of(0)))
+    fleet.tell(A, blocks_stored(prompt_of(0)))
     for n in range(1, 9):
         fleet.route(A, prompt_of(n))
     fleet.held(prompt_of(1))
@@ -170,7 +170,7 @@ def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns
     assert (status.state, status.prompts["missed"]) == ("off", 8)
     assert "tokenizer, chat template" in status.reason
 
-    fleet.tell(A, stored(prompt_of(9)))
+    fleet.tell(A, blocks_stored(prompt_of(9)))
     for _ in range(16):  # a share of the prompts is still checked
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
@@ -181,7 +181,7 @@ def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns
 
 def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
     fleet = TwoReportingServers()
-    fleet.tell(A, stored(prompt_of(0)), complete=False)
+    fleet.tell(A, blocks_stored(prompt_of(0)), complete=False)
     for n in range(1, 20):
         fleet.route(A, prompt_of(n))
     fleet.held(prompt_of(1), later_s=40)
@@ -190,7 +190,7 @@ def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
 
 def test_a_server_is_reported_as_followed_only_while_its_model_is_on() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
     assert not any(isinstance(f, ServerReport) and f.live for f in fleet.exact.findings(now=5.0))
     fleet.route(A, tokens)
     (account,) = [f for f in fleet.exact.findings(now=6.0) if isinstance(f, ServerReport)]
@@ -199,7 +199,7 @@ def test_a_server_is_reported_as_followed_only_while_its_model_is_on() -> None:
 
 def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
     assert not fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
     fleet.exact.apply(A, [Forget("restart")], complete=False, now=next(fleet.clock))
@@ -208,7 +208,7 @@ def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
 
 def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
     fleet.route(A, tokens)
     fleet.held(tokens)
     fleet.exact.apply(A, [Forget("gap")], complete=False, now=next(fleet.clock))
@@ -219,14 +219,14 @@ def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
 
 def test_a_prompt_with_a_new_process_number_shows_a_restart() -> None:
     fleet = TwoReportingServers()
-    fleet.tell(A, stored(prompt_of(0)))
+    fleet.tell(A, blocks_stored(prompt_of(0)))
     assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]
 
 
 def test_a_server_with_more_blocks_than_allowed_is_off_and_its_reason_names_the_setting() -> None:
     fleet = TwoReportingServers(max_blocks=60)
-    fleet.tell(A, stored(prompt_of(1)))
-    fleet.tell(B, stored(prompt_of(2)))
+    fleet.tell(A, blocks_stored(prompt_of(1)))
+    fleet.tell(B, blocks_stored(prompt_of(2)))
     assert fleet.exact.servers()[A].state == "following"
     assert "raise exactMode.maxBlocks" in fleet.exact.servers()[B].reason
     fleet.exact.check_integrity()
@@ -234,7 +234,7 @@ def test_a_server_with_more_blocks_than_allowed_is_off_and_its_reason_names_the_
 
 def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> None:
     fleet = TwoReportingServers(max_blocks=60)
-    fleet.tell(A, stored(prompt_of(1)))
+    fleet.tell(A, blocks_stored(prompt_of(1)))
     few = {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": 16}
     held = fleet.exact.servers()[A].blocks
     fleet.tell(A, {**few, "block_hashes": list(range(59 - held))})
@@ -246,7 +246,7 @@ def test_a_server_that_names_too_many_blocks_does_not_turn_the_others_off() -> N
 
 def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
     fleet = TwoReportingServers()
-    fleet.tell(A, stored(prompt_of(0)))
+    fleet.tell(A, blocks_stored(prompt_of(0)))
     fleet.route(A, prompt_of(1), adapter="sql")
     assert fleet.exact.models()[""].prompts == {"mapped": 0, "matched": 0, "missed": 0, "adapter": 1}
     only_other = Exact({"other": NO_TOKENIZER}, max_blocks=1000, max_chunks=1000)
@@ -258,17 +258,17 @@ def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
 def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_back() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     chain, whole = fleet.chain(tokens), 4 * len(tokens)
-    fleet.tell(A, stored(tokens), stored(tokens, medium="CPU"))
+    fleet.tell(A, blocks_stored(tokens), blocks_stored(tokens, medium="CPU"))
     fleet.route(A, tokens)
     assert fleet.held(tokens) == {A: len(chain)}
     assert fleet.worth_bytes(A, chain) == whole
-    fleet.tell(A, removed(tokens, first=20))  # half of the prompt is only on the CPU
+    fleet.tell(A, blocks_removed(tokens, first=20))  # half of the prompt is only on the CPU
     assert fleet.held(tokens) == {A: len(chain)}
     assert fleet.worth_bytes(A, chain) == pytest.approx(whole * (1 + 0.9) / 2)
-    fleet.tell(A, stored(tokens, medium="STORAGE"), removed(tokens, medium="CPU"))
+    fleet.tell(A, blocks_stored(tokens, medium="STORAGE"), blocks_removed(tokens, medium="CPU"))
     fleet.held(tokens)
     assert fleet.worth_bytes(A, chain) == pytest.approx(whole * (1 + 0.5) / 2)
-    fleet.tell(A, removed(tokens), removed(tokens, medium="STORAGE"), stored(tokens))
+    fleet.tell(A, blocks_removed(tokens), blocks_removed(tokens, medium="STORAGE"), blocks_stored(tokens))
     assert fleet.held(tokens) == {A: len(chain)}
     assert fleet.worth_bytes(A, chain) == whole
     assert fleet.mirrors.reported.slower == {}
@@ -285,14 +285,18 @@ def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:
 
 def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the_algorithm() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, {**stored(tokens), "token_ids": [1]})
-    fleet.tell(A, {**stored(tokens), "token_ids": tokens[:-1]})
+    fleet.tell(A, {**blocks_stored(tokens), "token_ids": [1]})
+    fleet.tell(A, {**blocks_stored(tokens), "token_ids": tokens[:-1]})
     fleet.tell(
         A,
-        {**stored(prompt_of(2, blocks=20)), "block_hashes": [1] * 40, "kv_cache_spec_kind": "sliding_window"},
+        {
+            **blocks_stored(prompt_of(2, blocks=20)),
+            "block_hashes": [1] * 40,
+            "kv_cache_spec_kind": "sliding_window",
+        },
     )
     assert fleet.exact.models()[""].state == "waiting"
-    fleet.tell(A, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
     assert (fleet.exact.models()[""].state, fleet.exact.models()[""].block_tokens) == ("checking", BLOCK)
     assert fleet.exact.servers()[A].state == "following"
 
@@ -300,14 +304,14 @@ def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the
 def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_has_gone() -> None:
     """This happens in a rolling upgrade to servers that name blocks in another way."""
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, stored(prompt_of(0)))
-    fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
+    fleet.tell(A, blocks_stored(prompt_of(0)))
+    fleet.tell(B, blocks_stored(tokens, algorithm="sha256_cbor"))
     assert fleet.exact.take_relearning() == []
     fleet.exact.drop(A)
     assert fleet.exact.take_relearning() == [B]
     assert fleet.exact.take_relearning() == []
     fleet.exact.apply(B, [Forget("restart")], complete=False, now=next(fleet.clock))
-    fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
+    fleet.tell(B, blocks_stored(tokens, algorithm="sha256_cbor"))
     fleet.route(B, tokens)
     assert fleet.held(tokens).keys() == {B}
     assert fleet.exact.models()[""].algorithm == "sha256_cbor"
@@ -321,7 +325,7 @@ def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes()
     for _ in range(6):
         fleet.route(A, [7] * (1 << 20))  # 4 MiB each
     fleet.exact.check_integrity()
-    fleet.tell(A, stored(prompt_of(0)))
+    fleet.tell(A, blocks_stored(prompt_of(0)))
     fleet.exact.findings(now=1000.0)
     assert fleet.exact.models()[""].prompts["mapped"] == 4
     fleet.exact.check_integrity()
@@ -345,7 +349,7 @@ class Brittle:
 
 def test_an_unexpected_error_costs_only_the_prompt_that_caused_it() -> None:
     fleet, tokens = TwoReportingServers(ModelSettings(language=Brittle())), prompt_of(1)
-    fleet.tell(A, stored(tokens))
+    fleet.tell(A, blocks_stored(tokens))
     text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)
     routed = RoutedPrompt(
         server=A,

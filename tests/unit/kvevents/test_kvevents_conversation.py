@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epp.kvevents.conversation import UnmappedError, read_conversation, read_shaping
-from tests.unit.kvevents.routed import CALL, chat, message
+from tests.unit.kvevents.routed import CALL, routed_chat, message
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from tests.unit.kvevents.routed import CALL, chat, message
 )
 def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, Any]]) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    prompt = chat(*messages, tools=tools).inference.prompt
+    prompt = routed_chat(*messages, tools=tools).inference.prompt
     read = read_conversation(prompt)
     assert list(read.messages) == messages
     assert read.tools == tools
@@ -37,7 +37,7 @@ def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, A
 
 def test_several_text_parts_stay_separate() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    read = read_conversation(chat(message("user", parts)).inference.prompt)
+    read = read_conversation(routed_chat(message("user", parts)).inference.prompt)
     assert [m["content"] for m in read.messages] == [["one", "two"]]
 
 
@@ -50,7 +50,7 @@ def test_several_text_parts_stay_separate() -> None:
 )
 def test_content_that_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
     with pytest.raises(UnmappedError):
-        read_conversation(chat(message("user", content)).inference.prompt)
+        read_conversation(routed_chat(message("user", content)).inference.prompt)
 
 
 @pytest.mark.parametrize("prompt", [b"no section at all", b""], ids=["a plain text", "nothing"])

@@ -16,7 +16,7 @@ from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, chat, message, routed
+from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, routed_chat, message, routed
 
 NUMBERS = [1e-310] * 10_000
 """A decoder takes 4 us a byte for these, and nothing else runs at that time."""
@@ -40,9 +40,9 @@ def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_c
     language: FolderLanguage,
 ) -> None:
     start = message("system", "the quick brown fox jumps over the lazy dog " * 5)
-    one, ends_one = blocks_at(chat(start, message("user", "pack my box with five")), language)
-    two, ends_two = blocks_at(chat(start, message("user", "漢字 dozen jugs " * 9)), language)
-    common = len(chat(start).inference.prompt) // SCHEDULE.chunk_bytes
+    one, ends_one = blocks_at(routed_chat(start, message("user", "pack my box with five")), language)
+    two, ends_two = blocks_at(routed_chat(start, message("user", "漢字 dozen jugs " * 9)), language)
+    common = len(routed_chat(start).inference.prompt) // SCHEDULE.chunk_bytes
     assert ends_one[:common] == ends_two[:common]
     assert one[: ends_one[common - 1]] == two[: ends_two[common - 1]]
     assert ends_one[common - 1] > 8
@@ -55,7 +55,7 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     language: FolderLanguage, content: str
 ) -> None:
     """The test counts the tokens from the rendered text of the beginning of the prompt."""
-    prompt = chat(message("user", content))
+    prompt = routed_chat(message("user", content))
     _, ends = blocks_at(prompt, language)
     rendered = language.render([message("user", content)], tools=None)
     tokens = language.tokens(rendered, special=False)
@@ -95,7 +95,7 @@ def test_letters_of_several_bytes_are_counted_once_for_any_number_of_chunks() ->
 
 
 def test_token_ids_need_no_tokenizer() -> None:
-    prompt = routed("/v1/completions", prompt=list(range(40)))
+    prompt = routed_to_path("/v1/completions", prompt=list(range(40)))
     mapped = map_prompt(
         prompt, language=None, hasher=BlockHasher("sha256"), block_tokens=16, adapter_path=None
     )
@@ -106,13 +106,13 @@ def test_token_ids_need_no_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
-        (routed("/v1/embeddings", input="x" * 99), "content"),
-        (chat(message("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
-        (routed("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
-        (routed("/v1/completions", prompt="x" * (2**20 + 1)), "content"),
-        (chat(message("user", "a"), tools=NUMBERS), "content"),
-        (chat(message("user", "a"), documents=NUMBERS), "arguments"),
-        (chat(message("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
+        (routed_to_path("/v1/embeddings", input="x" * 99), "content"),
+        (routed_chat(message("user", [{"type": "image_url", "image_url": {"url": "http://x"}}])), "content"),
+        (routed_to_path("/v1/completions", prompt="x" * 99, adapter="sql"), "adapter"),
+        (routed_to_path("/v1/completions", prompt="x" * (2**20 + 1)), "content"),
+        (routed_chat(message("user", "a"), tools=NUMBERS), "content"),
+        (routed_chat(message("user", "a"), documents=NUMBERS), "arguments"),
+        (routed_chat(message("user", "a"), chat_template_kwargs={"a": NUMBERS}), "arguments"),
     ],
 )
 def test_prompts_that_cannot_be_mapped_have_a_reason(
@@ -136,21 +136,23 @@ def test_a_text_that_the_template_dropped_does_not_shift_later_texts() -> None:
 def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template=TALK + THINKS_LAST))
     text = message("user", "the quick brown fox " * 20)
-    plain, plain_ends = blocks_at(chat(text), language)
-    blocks, ends = blocks_at(chat(text, chat_template_kwargs={"enable_thinking": False}), language)
+    plain, plain_ends = blocks_at(routed_chat(text), language)
+    blocks, ends = blocks_at(routed_chat(text, chat_template_kwargs={"enable_thinking": False}), language)
     assert ends == plain_ends
     assert blocks[: ends[-1]] == plain[: ends[-1]]
     assert len(blocks) > len(plain)
-    assert blocks_at(chat(text, reasoning_effort="none"), language) == (blocks, ends)
-    assert blocks_at(chat(text, chat_template_kwargs={"unknown": 1}), language) == (plain, plain_ends)
+    assert blocks_at(routed_chat(text, reasoning_effort="none"), language) == (blocks, ends)
+    assert blocks_at(routed_chat(text, chat_template_kwargs={"unknown": 1}), language) == (plain, plain_ends)
 
 
 def test_only_the_chunks_before_the_part_that_arguments_change_are_mapped(tmp_path: Path) -> None:
     hint = "{% if thinking and loop.last %}think hard {% endif %}"
     template = TALK.replace("<|{{", hint + "<|{{")
     language = FolderLanguage(write_language(tmp_path, template=template))
-    talk = chat(message("user", "the quick brown fox " * 10), message("user", "jumps over " * 20))
-    told = chat(*read_conversation(talk.inference.prompt).messages, chat_template_kwargs={"thinking": True})
+    talk = routed_chat(message("user", "the quick brown fox " * 10), message("user", "jumps over " * 20))
+    told = routed_chat(
+        *read_conversation(talk.inference.prompt).messages, chat_template_kwargs={"thinking": True}
+    )
     plain, plain_ends = blocks_at(talk, language)
     blocks, ends = blocks_at(told, language)
     assert 0 < len(ends) < len(plain_ends)
@@ -175,7 +177,7 @@ def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
 ) -> None:
     language = FolderLanguage(write_language(tmp_path, template=THINKS_FIRST + TALK))
     with pytest.raises(UnmappedError) as caught:
-        blocks_at(chat(message("user", "the quick brown fox " * 20), **fields), language)
+        blocks_at(routed_chat(message("user", "the quick brown fox " * 20), **fields), language)
     assert caught.value.reason == "arguments"
 
 
@@ -184,10 +186,10 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
         return len(blocks_at(prompt, language, block_tokens=1)[0])
 
     text = "the quick brown fox " * 5
-    plain = ids(routed("/v1/completions", prompt=text))
-    assert ids(routed("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
-    talk = ids(chat(message("user", text)))
-    assert ids(chat(message("user", text), add_special_tokens=True)) == talk + 1
+    plain = ids(routed_to_path("/v1/completions", prompt=text))
+    assert ids(routed_to_path("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
+    talk = ids(routed_chat(message("user", text)))
+    assert ids(routed_chat(message("user", text), add_special_tokens=True)) == talk + 1
 
 
 def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:

@@ -13,7 +13,7 @@ from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import TALK, THINKS_LAST, chat, message
+from tests.unit.kvevents.routed import TALK, THINKS_LAST, routed_chat, message
 
 
 def test_a_conversation_is_rendered_as_the_folders_template_says(language: FolderLanguage) -> None:
@@ -49,7 +49,7 @@ def test_nested_or_broken_arguments_count_as_a_prompt_that_cannot_be_mapped(
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(UnmappedError, match=r"template refuses|cannot be read"):
         map_prompt(
-            chat(message("assistant", "", tool_calls=[call])),
+            routed_chat(message("assistant", "", tool_calls=[call])),
             language=language,
             hasher=BlockHasher("sha256"),
             block_tokens=4,

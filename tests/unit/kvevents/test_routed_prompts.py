@@ -22,7 +22,7 @@ def picker_heard_by(queue: RoutedPrompts | None) -> Picker:
     return picker
 
 
-def ask(name: str, *, only: Endpoint | None = None, size: int = 4000) -> PickRequest:
+def request_of_size(name: str, *, only: Endpoint | None = None, size: int = 4000) -> PickRequest:
     prompt = random.Random(name).randbytes(size // 2).hex().encode()
     return PickRequest(
         name,
@@ -39,12 +39,12 @@ def a_queue(*, max_prompts: int = 10, max_bytes: int = 10**6) -> RoutedPrompts:
 def test_a_prompt_is_handed_over_with_its_server_when_the_answer_begins() -> None:
     queue = a_queue()
     picker = picker_heard_by(queue)
-    pick = picker.pick(ask("x", only=A), now=1.0)
+    pick = picker.pick(request_of_size("x", only=A), now=1.0)
     assert len(queue) == 0
     picker.on_response_headers(pick, status=200, served=B.address, now=2.0)
     routed = queue.take()
     assert routed is not None
-    assert (routed.server, routed.inference) == (B.name, ask("x").inference)
+    assert (routed.server, routed.inference) == (B.name, request_of_size("x").inference)
     assert queue.take() is None
     picker.end(pick, outcome="ended", now=3.0)
     assert queue.held_bytes == 0
@@ -53,7 +53,7 @@ def test_a_prompt_is_handed_over_with_its_server_when_the_answer_begins() -> Non
 def test_prompts_that_no_server_answered_are_dropped() -> None:
     queue = a_queue()
     picker = picker_heard_by(queue)
-    failed, refused, detached = (picker.pick(ask(n), now=1.0) for n in "xyz")
+    failed, refused, detached = (picker.pick(request_of_size(n), now=1.0) for n in "xyz")
     assert queue.held_bytes == 12000
     picker.end(failed, outcome="failed", now=2.0)
     picker.on_response_headers(refused, status=500, served=refused.destinations[0], now=2.0)
@@ -65,7 +65,7 @@ def test_prompts_that_no_server_answered_are_dropped() -> None:
 def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
     queue = a_queue(max_prompts=2, max_bytes=15000)
     picker = picker_heard_by(queue)
-    picks = [picker.pick(ask(n), now=1.0) for n in "vwxyz"]  # room for three
+    picks = [picker.pick(request_of_size(n), now=1.0) for n in "vwxyz"]  # room for three
     assert (queue.dropped, queue.held_bytes) == (2, 12000)
     for pick in picks:
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
@@ -75,17 +75,19 @@ def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
 def test_the_server_that_holds_a_prompt_in_the_faster_tier_is_picked() -> None:
     picker = picker_heard_by(None)
     for endpoint in (A, B):
-        held = picker.pick(ask("x", only=endpoint), now=1.0)
+        held = picker.pick(request_of_size("x", only=endpoint), now=1.0)
         picker.on_response_headers(held, status=200, served=endpoint.address, now=1.0)
         picker.end(held, outcome="ended", now=1.0)
-    chain = picker.caches.chain(ask("x").inference)
+    chain = picker.caches.chain(request_of_size("x").inference)
     picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.STORAGE))])
-    chosen = picker.pick(ask("x"), now=100.0)
+    chosen = picker.pick(request_of_size("x"), now=100.0)
     assert chosen.decision.chosen == B.name
     by_name = {c.name: c.matched_tokens for c in chosen.decision.candidates}
     assert by_name[A.name] < 0.6 * by_name[B.name]
     picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.GPU))])
-    matched = {c.name: c.matched_tokens for c in picker.pick(ask("x"), now=200.0).decision.candidates}
+    matched = {
+        c.name: c.matched_tokens for c in picker.pick(request_of_size("x"), now=200.0).decision.candidates
+    }
     assert matched[A.name] == matched[B.name]
 
 

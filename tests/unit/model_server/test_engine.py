@@ -57,7 +57,7 @@ def add(engine: Engine, *requests: Request) -> None:
         engine.add(request)
 
 
-def run_to_end(engine: Engine) -> list[TokenOutput]:
+def outputs_to_end(engine: Engine) -> list[TokenOutput]:
     outputs: list[TokenOutput] = []
     now = 0.0
     while engine.num_unfinished:
@@ -116,7 +116,7 @@ def test_when_blocks_run_out_the_newest_request_is_preempted_and_finishes_later(
     engine = counting_engine(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
-    outputs = run_to_end(engine)
+    outputs = outputs_to_end(engine)
     assert requests[0].num_preemptions == 0
     assert requests[1].num_preemptions > 0
     for request in requests:
@@ -129,7 +129,7 @@ def test_a_preempted_request_counts_once_in_the_cache_statistics() -> None:
     engine = counting_engine(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
-    run_to_end(engine)
+    outputs_to_end(engine)
     assert engine.kv_cache.stats.queries_tokens == 16
     assert requests[1].num_cached_tokens == 0
 
@@ -138,7 +138,7 @@ def test_the_second_request_with_the_same_prefix_computes_only_the_rest() -> Non
     engine = counting_engine()
     first, second = request_of(20, first=50), request_of(22, first=50)
     add(engine, first)
-    run_to_end(engine)
+    outputs_to_end(engine)
     add(engine, second)
     assert scheduled(engine) == {second.request_id: 2}
     assert second.num_cached_tokens == 20
@@ -174,7 +174,7 @@ def test_an_adapter_without_a_slot_waits_and_others_pass() -> None:
     add(engine, a, b, plain, a2)
     assert list(scheduled(engine)) == [a.request_id, plain.request_id, a2.request_id]
     assert [r.request_id for r in engine.scheduler.waiting] == [b.request_id]
-    run_to_end(engine)
+    outputs_to_end(engine)
     assert b.finish_reason is FinishReason.LENGTH
 
 
@@ -185,7 +185,7 @@ def test_the_end_token_stops_unless_ignored() -> None:
         request_of(4, first=13, max_tokens=5, ignore_eos=True),
     )
     add(engine, stops, goes_on)
-    run_to_end(engine)
+    outputs_to_end(engine)
     assert (stops.finish_reason, stops.num_output_tokens) == (FinishReason.STOP, 2)
     assert (goes_on.finish_reason, goes_on.num_output_tokens) == (FinishReason.LENGTH, 5)
 
@@ -194,7 +194,7 @@ def test_an_answer_ends_at_the_models_length() -> None:
     engine = counting_engine(longest=10)
     request = request_of(8, max_tokens=50)
     add(engine, request)
-    run_to_end(engine)
+    outputs_to_end(engine)
     assert request.num_output_tokens == 2
     with pytest.raises(ValueError, match="the prompt has 10 tokens"):
         engine.add(request_of(10))

@@ -19,7 +19,7 @@ A = EndpointName("a")
 SERVER = ExactServerStatus(state="following", reason="", blocks=70, chunks=20, events=300)
 
 
-def samples(status: ExactStatus) -> dict[str, dict[tuple[str, ...], float]]:
+def exact_samples(status: ExactStatus) -> dict[str, dict[tuple[str, ...], float]]:
     """Return the values of exact mode's metrics, by name and labels."""
     endpoint = EndpointStatus(name=A, address=Address("10.0.0.1", 8000))
     picker = PickerStatus(endpoints=(endpoint,), exact=status)
@@ -51,11 +51,11 @@ def test_each_field_with_a_metric_is_on_the_page_and_nothing_else_is() -> None:
         for each in fields(kind)
         if isinstance(each.metadata.get("metric"), Metric)
     }
-    assert samples(a_status()).keys() == declared
+    assert exact_samples(a_status()).keys() == declared
 
 
 def test_numbers_stand_beside_the_labels_that_their_fields_declare() -> None:
-    page = samples(a_status())
+    page = exact_samples(a_status())
     assert page["epp_exact_prompts_total"] == {("m", "mapped"): 9}
     assert page["epp_exact_endpoint_blocks"] == {("a",): 70}
     assert page["epp_exact_endpoint_chunks"] == {("a",): 20}
@@ -68,11 +68,11 @@ def test_numbers_stand_beside_the_labels_that_their_fields_declare() -> None:
 
 @pytest.mark.parametrize("state", get_args(ModelState))
 def test_a_models_state_is_one_series_and_its_help_explains_the_state(state: ModelState) -> None:
-    assert samples(a_status(state))["epp_exact_model"] == {("m", state): 1}
+    assert exact_samples(a_status(state))["epp_exact_model"] == {("m", state): 1}
     [metric] = [each.metadata["metric"] for each in fields(ExactModelStatus) if each.name == "state"]
     assert state in metric.help
 
 
 def test_counters_that_were_not_filled_in_are_zero() -> None:
-    page = samples(ExactStatus(models={}, servers={}, gaps={}, malformed=0))
+    page = exact_samples(ExactStatus(models={}, servers={}, gaps={}, malformed=0))
     assert page == {"epp_exact_malformed_total": {(): 0}, "epp_exact_dropped_prompts_total": {(): 0}}

@@ -23,7 +23,7 @@ A, B = EndpointName("a"), EndpointName("b")
 MANY, STEP = 10_000, 4_096
 
 
-def chain(n: int, *, more: bytes = b"") -> list[ChunkHash]:
+def numbered_chain(n: int, *, more: bytes = b"") -> list[ChunkHash]:
     return hash_chain(n.to_bytes(3, "big") + more, seed=1, schedule=SCHEDULE)[2:]
 
 
@@ -33,17 +33,17 @@ def table() -> PrefixTable:
     for name in (A, B):
         add_endpoint(table, name, capacity_bytes=10**6)
     for n in range(MANY):
-        table.record(A, chain(n), now=n)
-    table.record(B, chain(1), now=MANY)
+        table.record(A, numbered_chain(n), now=n)
+    table.record(B, numbered_chain(1), now=MANY)
     charge(table, A, size_bytes=9, now=MANY)
     return table
 
 
 def test_a_cleared_server_holds_nothing_at_once_and_others_keep_theirs(table: PrefixTable) -> None:
-    assert table.match(chain(1)) == {A: 1, B: 1}
+    assert table.match(numbered_chain(1)) == {A: 1, B: 1}
     clear_endpoint(table, A)
-    assert table.match(chain(1)) == {B: 1}
-    assert table.holders(chain(2)) == []
+    assert table.match(numbered_chain(1)) == {B: 1}
+    assert table.holders(numbered_chain(2)) == []
     assert list(uses_of(table, A)) == []
     check_integrity(table)
 
@@ -56,12 +56,12 @@ def test_entries_are_removed_in_bounded_steps_and_then_new_entries_are_recorded(
         steps += 1
         left.append(table.mirrors[A].entries)
         assert left[-2] - left[-1] <= STEP
-        assert table.record(A, chain(5), now=MANY).added == (1 if not left[-1] else 0)
+        assert table.record(A, numbered_chain(5), now=MANY).added == (1 if not left[-1] else 0)
         left[-1] = table.mirrors[A].entries
         if left[-1] == 1:
             break
     assert steps == 3
-    assert table.match(chain(5)) == {A: 1}
+    assert table.match(numbered_chain(5)) == {A: 1}
     assert table.mirrors[A].evicted == 0
     assert table.mirrors[A].used_bytes == 1
     check_integrity(table)
@@ -82,7 +82,7 @@ def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable
 def test_the_table_stays_consistent_whatever_happens_during_a_removal(
     table: PrefixTable, *, leaves: bool
 ) -> None:
-    handles = [table.record(A, chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
+    handles = [table.record(A, numbered_chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:
         drop_endpoint(table, A)
@@ -91,14 +91,14 @@ def test_the_table_stays_consistent_whatever_happens_during_a_removal(
         clear_endpoint(table, A)
     for n in range(40):
         now += 1
-        found = chain(rng.randrange(MANY), more=rng.choice([b"", b"x", b"xyz"]))
+        found = numbered_chain(rng.randrange(MANY), more=rng.choice([b"", b"x", b"xyz"]))
         undo(table, rng.choice(handles))
         table.touch(A, found, now=now)
         forget(table, A, found, keep=0, as_of=now)
         credit(table, A, found, now=now)
         charge(table, A, size_bytes=3, now=now)
         table.record(rng.choice([A, B]), found, now=now)
-        assert A not in table.match(chain(n + 100)) or table.mirrors[A].entries < 200
+        assert A not in table.match(numbered_chain(n + 100)) or table.mirrors[A].entries < 200
         if n % 10 == 5:
             evict(table, now)
             check_integrity(table)
@@ -116,9 +116,9 @@ def test_entries_that_are_being_removed_evict_no_entry_of_others() -> None:
     table = PrefixTable(schedule=SCHEDULE, max_entries=MANY, ttl_s=1e9)
     for name in (A, B):
         add_endpoint(table, name, capacity_bytes=10**6)
-    table.record(B, chain(MANY + 1), now=0)
+    table.record(B, numbered_chain(MANY + 1), now=0)
     for n in range(MANY):
-        table.record(A, chain(n), now=n)
+        table.record(A, numbered_chain(n), now=n)
     clear_endpoint(table, A)
     evict(table, now=MANY)
-    assert table.match(chain(MANY + 1)) == {B: 1}
+    assert table.match(numbered_chain(MANY + 1)) == {B: 1}

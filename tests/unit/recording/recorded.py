@@ -14,7 +14,7 @@ from epp.request.response import ResponseFeedback
 from tests.unit.picker_questions import ask
 
 
-def ended(picker: Picker, recorder: Recorder, prompt: bytes, *, salt: str = "", now: float) -> None:
+def record_request(picker: Picker, recorder: Recorder, prompt: bytes, *, salt: str = "", now: float) -> None:
     """Route one request and end it, with a sampled answer."""
     pick = picker.pick(ask(prompt, salt=salt, stream=True), now=now)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now + 0.1)

@@ -7,13 +7,13 @@ from pathlib import Path
 from epp.recording.lines import Opening, RecordedRequest, Servers
 from epp.recording.recorder import Recorder
 from tests.unit.picker_questions import a_picker, text
-from tests.unit.recording.recorded import ended, read, written
+from tests.unit.recording.recorded import read, record_request, written
 
 
 def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(tmp_path: Path) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     secret = b"the patient's name is Hidden Person. " * 100
-    ended(picker, recorder, secret, salt="a tenant's salt", now=1.0)
+    record_request(picker, recorder, secret, salt="a tenant's salt", now=1.0)
     path = tmp_path / "recording.jsonl"
     written(picker, path, recorder.take(), max_bytes=2**20)
     opening, servers, asked = read(path)
@@ -33,7 +33,7 @@ def test_the_file_and_its_predecessor_stay_within_the_bound_and_each_can_be_read
 ) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     for n in range(200):
-        ended(picker, recorder, text(f"{n}", 4096), now=float(n))
+        record_request(picker, recorder, text(f"{n}", 4096), now=float(n))
     path, most = tmp_path / "recording.jsonl", 2**16
     written(picker, path, recorder.take(), max_bytes=most)
     files = sorted(tmp_path.iterdir())
@@ -50,6 +50,6 @@ def test_the_file_and_its_predecessor_stay_within_the_bound_and_each_can_be_read
 def test_the_recording_of_an_earlier_process_is_kept_as_the_predecessor(tmp_path: Path) -> None:
     picker, recorder, path = a_picker(), Recorder(key=b"k"), tmp_path / "recording.jsonl"
     path.write_bytes(b"of yesterday\n")
-    ended(picker, recorder, text("a"), now=1.0)
+    record_request(picker, recorder, text("a"), now=1.0)
     written(picker, path, recorder.take(), max_bytes=2**20)
     assert (tmp_path / "recording.jsonl.1").read_bytes() == b"of yesterday\n"

@@ -7,13 +7,13 @@ import pytest
 from epp.recording.lines import RecordedRequest, unpacked
 from epp.recording.recorder import Recorder
 from tests.unit.picker_questions import a_picker, ask, text
-from tests.unit.recording.recorded import ended
+from tests.unit.recording.recorded import record_request
 
 
 def test_a_line_has_the_size_server_and_outcome_of_its_request() -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
-    ended(picker, recorder, text("one"), now=10.0)
-    ended(picker, recorder, text("one") + text("more"), now=20.0)
+    record_request(picker, recorder, text("one"), now=10.0)
+    record_request(picker, recorder, text("one") + text("more"), now=20.0)
     recorder.check_integrity()
     first, second = recorder.take()
     assert first.at_unix_s == 1010.0
@@ -31,11 +31,11 @@ def test_a_line_has_the_size_server_and_outcome_of_its_request() -> None:
 def test_lines_beyond_the_bound_are_dropped_and_counted() -> None:
     picker, recorder = a_picker(), Recorder(key=b"k", most_waiting_bytes=2000)
     for n in range(5):
-        ended(picker, recorder, text(f"{n}", 256), now=float(n))
+        record_request(picker, recorder, text(f"{n}", 256), now=float(n))
     recorder.check_integrity()
     assert len(recorder.take()) == 3
     assert recorder.dropped == 2
-    ended(picker, recorder, text("later", 256), now=9.0)
+    record_request(picker, recorder, text("later", 256), now=9.0)
     assert len(recorder.take()) == 1, "there is room again once the lines were taken"
 
 

@@ -14,7 +14,7 @@ from epp.recording.recorder import Recorder
 from epp.recording.service import RecordingService
 from epp.recording.start import opening_of, servers_of
 from tests.unit.picker_questions import a_picker, text
-from tests.unit.recording.recorded import ended, read
+from tests.unit.recording.recorded import read, record_request
 
 
 async def test_the_service_writes_and_a_failing_disk_is_counted_and_harms_nothing(
@@ -29,11 +29,11 @@ async def test_the_service_writes_and_a_failing_disk_is_counted_and_harms_nothin
         servers=lambda: servers_of(picker),
     )
     running = asyncio.create_task(service.run())
-    ended(picker, recorder, text("a"), now=1.0)
+    record_request(picker, recorder, text("a"), now=1.0)
     while not service.counts["failed"]:  # noqa: ASYNC110 - another thread counts
         await asyncio.sleep(0.01)
     path.parent.mkdir()
-    ended(picker, recorder, text("b"), now=2.0)
+    record_request(picker, recorder, text("b"), now=2.0)
     running.cancel()
     service.stop()
     assert service.counts == {"written": 1, "dropped": 0, "failed": 1}
@@ -50,7 +50,7 @@ async def test_all_recorded_requests_are_written_before_the_thread_stops(tmp_pat
         servers=lambda: servers_of(picker),
     )
     for n in range(3):
-        ended(picker, recorder, text(f"{n}"), now=float(n))
+        record_request(picker, recorder, text(f"{n}"), now=float(n))
     service.stop()
     assert service.counts == {"written": 3, "dropped": 0, "failed": 0}
     assert sum(isinstance(line, RecordedRequest) for line in read(path)) == 3
@@ -73,11 +73,11 @@ async def test_the_service_stops_although_the_disk_is_stuck_and_logs_it(
         opening=lambda: opening_of(picker),
         servers=lambda: servers_of(picker),
     )
-    ended(picker, recorder, text("one"), now=1.0)
+    record_request(picker, recorder, text("one"), now=1.0)
     running = asyncio.create_task(service.run())
     assert await asyncio.to_thread(writing.wait, 10)
     running.cancel()
-    ended(picker, recorder, text("two"), now=2.0)
+    record_request(picker, recorder, text("two"), now=2.0)
     await asyncio.to_thread(service.stop)
     assert "the disk is too slow" in caplog.text
     free.set()

@@ -72,7 +72,7 @@ def record_simulation(path: Path, *, requests: int, horizon_s: float = 3600.0) -
     return row_of(outcome)
 
 
-def recording(folder: Path) -> Path:
+def recording_file(folder: Path) -> Path:
     """Return the file of a new recording."""
     path = folder / "recording.jsonl"
     record(path)

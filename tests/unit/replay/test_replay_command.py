@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from epp import cli
-from tests.unit.replay.recordings import recording
+from tests.unit.replay.recordings import recording_file
 
 
 def test_the_command_prints_the_policies_side_by_side_and_draws_them(
@@ -21,7 +21,7 @@ def test_the_command_prints_the_policies_side_by_side_and_draws_them(
     )
     drawn, told = tmp_path / "drawn.svg", tmp_path / "told.json"
     options = ["--policy", str(policy), "--rule", "round-robin", "--picture", str(drawn), "--json", str(told)]
-    assert cli.main(["replay", str(recording(tmp_path)), *options]) == 0
+    assert cli.main(["replay", str(recording_file(tmp_path)), *options]) == 0
     heads = ["as recorded", "recorded (least-cost)", "tried (random)", "round-robin"]
     shown = capsys.readouterr().out
     assert all(head in shown for head in heads)
@@ -36,7 +36,7 @@ def test_the_command_prints_the_policies_side_by_side_and_draws_them(
 def test_the_table_for_another_load_has_no_column_of_recorded_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["replay", str(recording(tmp_path)), "--load", "1.3"]) == 0
+    assert cli.main(["replay", str(recording_file(tmp_path)), "--load", "1.3"]) == 0
     shown = capsys.readouterr().out
     assert "at 1.3 times the recorded rate" in shown
     assert "as recorded" not in shown
@@ -52,6 +52,6 @@ def test_the_table_for_another_load_has_no_column_of_recorded_figures(
 def test_the_error_names_an_unusable_argument(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], fault: str
 ) -> None:
-    given = [option.format(recording=recording(tmp_path)) for option in options]
+    given = [option.format(recording=recording_file(tmp_path)) for option in options]
     assert cli.main(["replay", *given]) == 2
     assert fault in capsys.readouterr().err

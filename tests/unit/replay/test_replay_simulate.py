@@ -11,11 +11,11 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.replay.reading import read
 from epp.replay.simulate import Setting, fleet_of, run
 from epp.replay.trace import Call, Piece, Server, Trace
-from tests.unit.replay.recordings import record_simulation, recording
+from tests.unit.replay.recordings import record_simulation, recording_file
 
 
 def a_trace(tmp_path: Path) -> Trace:
-    return read([recording(tmp_path)])
+    return read([recording_file(tmp_path)])
 
 
 def never(_: float) -> None:

@@ -17,7 +17,7 @@ from epp.types import ApiKind, InferenceRequest
 SPLIT = Rewrites([Rule(("gpt",), (Target("llama", 90), Target("canary", 10)))])
 
 
-def chat(*texts: str, model: str = "gpt") -> InferenceRequest:
+def chat_of_turns(*texts: str, model: str = "gpt") -> InferenceRequest:
     roles = ("system", "user", "assistant")
     turns = [{"role": roles[0] if n == 0 else roles[2 - n % 2], "content": t} for n, t in enumerate(texts)]
     return parse_request("/v1/chat/completions", json.dumps({"model": model, "messages": turns}).encode())
@@ -29,8 +29,10 @@ def target(rewrites: Rewrites, request: InferenceRequest, *, session: str = "", 
 
 def test_an_alias_names_its_target_and_other_models_stay() -> None:
     rewrites = Rewrites([Rule(("gpt", "old"), (Target("llama"),))])
-    assert [target(rewrites, chat("a", "b", model=m)) for m in ("gpt", "old", "llama")] == ["llama"] * 3
-    assert target(rewrites, chat("a", model="mistral")) == "mistral"
+    assert [target(rewrites, chat_of_turns("a", "b", model=m)) for m in ("gpt", "old", "llama")] == [
+        "llama"
+    ] * 3
+    assert target(rewrites, chat_of_turns("a", model="mistral")) == "mistral"
     assert rewrites.aliases == ["gpt", "old"]
     assert not Rewrites()
 
@@ -44,13 +46,13 @@ def test_a_rule_without_models_takes_all_other_names_and_the_first_of_two_rules_
             Rule((), (Target("never"),)),
         ]
     )
-    assert target(rewrites, chat("a")) == "first"
-    assert target(rewrites, chat("a", model="whatever")) == "fallback"
+    assert target(rewrites, chat_of_turns("a")) == "first"
+    assert target(rewrites, chat_of_turns("a", model="whatever")) == "fallback"
 
 
 def test_weights_are_kept_within_sampling_error_under_one_system_prompt() -> None:
     system = "You are a helpful assistant. " * 200
-    seen = Counter(target(SPLIT, chat(system, f"question {n}")) for n in range(5000))
+    seen = Counter(target(SPLIT, chat_of_turns(system, f"question {n}")) for n in range(5000))
     # Four standard deviations of a binomial draw: sqrt(5000 * .1 * .9) is 21.
     assert abs(seen["canary"] - 500) < 85
     assert seen.keys() == {"llama", "canary"}
@@ -59,11 +61,11 @@ def test_weights_are_kept_within_sampling_error_under_one_system_prompt() -> Non
 def test_all_turns_of_a_conversation_have_one_target() -> None:
     for n in range(200):
         turns = [f"system {n % 3}", f"question {n}", "answer", "more", "answer", "still more"]
-        assert len({target(SPLIT, chat(*turns[:size])) for size in (2, 4, 6)}) == 1
+        assert len({target(SPLIT, chat_of_turns(*turns[:size])) for size in (2, 4, 6)}) == 1
 
 
 def test_the_session_decides_first_then_the_prompt_and_then_the_request_id() -> None:
-    assert len({target(SPLIT, chat("s", f"q{n}"), session="alice") for n in range(50)}) == 1
+    assert len({target(SPLIT, chat_of_turns("s", f"q{n}"), session="alice") for n in range(50)}) == 1
     bare = InferenceRequest(kind=ApiKind.OTHER, model="gpt")
     seen = Counter(target(SPLIT, bare, request_id=str(n)) for n in range(2000))
     assert abs(seen["canary"] - 200) < 54
@@ -72,7 +74,7 @@ def test_the_session_decides_first_then_the_prompt_and_then_the_request_id() -> 
 def test_a_larger_share_moves_no_conversation_back() -> None:
     more = Rewrites([Rule(("gpt",), (Target("llama", 80), Target("canary", 20)))])
     for n in range(500):
-        request = chat("s", f"question {n}")
+        request = chat_of_turns("s", f"question {n}")
         if target(SPLIT, request) == "canary":
             assert target(more, request) == "canary"
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from epp.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
 
 
-def page(*cards: object) -> bytes:
+def list_page(*cards: object) -> bytes:
     return json.dumps({"object": "list", "data": list(cards)}).encode()
 
 
 def test_a_list_as_vllm_writes_it_is_read() -> None:
     base = {"id": "llama", "object": "model", "created": 7, "owned_by": "vllm", "root": "/models/llama", "parent": None,
             "max_model_len": 4096, "permission": [{"id": "modelperm-1"}]}  # fmt: skip
-    listed = parse_model_page(page(base, {**base, "id": "sql", "root": "/loras/sql", "parent": "llama"}))
+    listed = parse_model_page(list_page(base, {**base, "id": "sql", "root": "/loras/sql", "parent": "llama"}))
     assert (listed.base, listed.names, listed.adapters) == (
         "llama",
         frozenset({"llama", "sql"}),
@@ -32,16 +32,18 @@ def test_a_list_as_vllm_writes_it_is_read() -> None:
 
 
 def test_fields_of_other_types_are_left_out() -> None:
-    (card,) = parse_model_page(page({"id": "m", "created": "today", "max_model_len": -1, "root": 3})).cards
+    (card,) = parse_model_page(
+        list_page({"id": "m", "created": "today", "max_model_len": -1, "root": 3})
+    ).cards
     assert (card.created, card.max_model_len, card.root) == (0, None, None)
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        b"", b"[]", b"{}", b"\xff", b'{"data": null}', b'{"data": [1]}', page(), page({"object": "model"}), page({"id": ""}),
-        page({"id": 3}), page({"id": "m" * 2000}), page({"id": "m", "parent": "p" * 2000}),
-        page(*({"id": f"m{n}"} for n in range(MOST_CARDS + 1))), b'{"data": [{"id": "\\ud800"}]}', b"[" * 100_000,
+        b"", b"[]", b"{}", b"\xff", b'{"data": null}', b'{"data": [1]}', list_page(), list_page({"object": "model"}), list_page({"id": ""}),
+        list_page({"id": 3}), list_page({"id": "m" * 2000}), list_page({"id": "m", "parent": "p" * 2000}),
+        list_page(*({"id": f"m{n}"} for n in range(MOST_CARDS + 1))), b'{"data": [{"id": "\\ud800"}]}', b"[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_models_is_refused(broken: bytes) -> None:
@@ -50,7 +52,7 @@ def test_what_is_no_list_of_models_is_refused(broken: bytes) -> None:
     assert len(str(raised.value)) < 300
 
 
-@given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(page))
+@given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(list_page))
 def test_nothing_but_its_own_error_comes_out(data: bytes) -> None:
     try:
         listed = parse_model_page(data)

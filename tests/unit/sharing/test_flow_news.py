@@ -38,7 +38,7 @@ def replica(number: int, **flow: object) -> Replica:
     return Replica(number, policy=replace(DEFAULT_POLICY, spec=spec))
 
 
-def two(**flow: object) -> tuple[Replica, Replica]:
+def two_busy(**flow: object) -> tuple[Replica, Replica]:
     """Return two pickers whose servers are busy for long."""
     one, other = replica(1, **flow), replica(2, **flow)
     meet([one, other], now=0.0)
@@ -61,7 +61,7 @@ def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now
 
 
 def test_requests_that_wait_at_one_picker_count_in_the_bounds_of_the_others() -> None:
-    one, other = two(per_tenant=Waiting(max_requests=3))
+    one, other = two_busy(per_tenant=Waiting(max_requests=3))
     for n in range(3):
         offer(one, f"p{n}", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
@@ -82,7 +82,7 @@ def test_other_pickers_can_read_any_tenant_and_priority_that_a_client_names(
     events in it.
     """
     claims = ("Tenant", "BodyPriority")
-    one, other = two(per_tenant=Waiting(max_requests=1), claims=claims)
+    one, other = two_busy(per_tenant=Waiting(max_requests=1), claims=claims)
     flow = one.picker.policy.spec.flow
     named = [(":path", "/v1/chat/completions"), (flow.tenant_header, header)]
     claim = read_head(named, one.picker.policy.spec, flow=one.picker.flow_read).claim
@@ -116,7 +116,7 @@ def test_the_reported_number_of_tokens_is_bounded_by_what_others_can_read() -> N
 
 
 def test_the_waiting_requests_of_a_silent_picker_do_not_count() -> None:
-    one, other = two(in_all=Waiting(max_requests=1))
+    one, other = two_busy(in_all=Waiting(max_requests=1))
     offer(one, "p", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
     with pytest.raises(FlowRefusedError):
@@ -126,7 +126,7 @@ def test_the_waiting_requests_of_a_silent_picker_do_not_count() -> None:
 
 
 def test_a_picker_that_joins_later_gets_all_queues() -> None:
-    one, _ = two(in_all=Waiting(max_requests=1))
+    one, _ = two_busy(in_all=Waiting(max_requests=1))
     offer(one, "p", now=3.1)
     one.send(now=3.2)
     late = replica(3, in_all=Waiting(max_requests=1))
@@ -139,7 +139,7 @@ def test_a_picker_that_joins_later_gets_all_queues() -> None:
 
 
 def test_a_waiting_request_that_left_is_reported() -> None:
-    one, other = two(in_all=Waiting(max_requests=1))
+    one, other = two_busy(in_all=Waiting(max_requests=1))
     ticket = offer(one, "p", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
     one.gate.leave(ticket)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def test_a_waiting_request_that_left_is_reported() -> None:
 
 
 def test_a_batch_of_an_older_version_has_no_queues() -> None:
-    one, other = two()
+    one, other = two_busy()
     offer(one, "p", now=3.1)
     (said,) = one.send(now=3.2)
     fields = msgspec.msgpack.decode(said)

@@ -32,7 +32,7 @@ PORTION_CHUNKS = 4_096
 BUDGET_CHUNKS = 2**18
 
 
-def batch(replica: Replica, number: int, events: list[Event]) -> bytes:
+def peer_batch(replica: Replica, number: int, events: list[Event]) -> bytes:
     """Return a batch of another picker about endpoint 0, which is a."""
     state = next(iter(replica.picker.fleet.states()))
     fresh = number == 1
@@ -50,13 +50,13 @@ def batch(replica: Replica, number: int, events: list[Event]) -> bytes:
 
 
 def told_one_long_chain(replica: Replica) -> None:
-    replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), now=1.0)
+    replica.exchange.receive(peer_batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), now=1.0)
 
 
 def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_budget() -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
-    small = batch(replica, 2, [HeldChain(0, 0, LAST, b"")] * 60)
+    small = peer_batch(replica, 2, [HeldChain(0, 0, LAST, b"")] * 60)
     assert len(small) < 1_000
     steps = 0
     for _ in replica.exchange.listener.apply(small, now=1.1, age_s=0.0):
@@ -71,7 +71,7 @@ def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_bud
 def test_many_small_events_are_also_applied_in_portions() -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
-    small = batch(replica, 2, [Began(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
+    small = peer_batch(replica, 2, [Began(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
     steps = sum(1 for _ in replica.exchange.listener.apply(small, now=1.1, age_s=0.0))
     assert steps >= MOST_EVENTS * 16 // PORTION_CHUNKS
     replica.check()
@@ -82,7 +82,7 @@ def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> Non
     replica = Replica(1)
     told_one_long_chain(replica)
     began: list[Event] = [Began(n, 0, 0, 10, 0, LAST, b"") for n in range(8)]
-    hearing = replica.exchange.listener.apply(batch(replica, 2, began), now=1.1, age_s=0.0)
+    hearing = replica.exchange.listener.apply(peer_batch(replica, 2, began), now=1.1, age_s=0.0)
     next(hearing)
     assert replica.in_flight_of_peers() == {"a": 1}
     if how == "given up":
@@ -99,8 +99,8 @@ def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> Non
 def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bounded() -> None:
     replica = Replica(1)
     long = array("Q", range(1, 3 * MOST_CHUNKS))
-    replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(long))]), now=1.0)
-    replica.exchange.receive(batch(replica, 2, [HeldChain(0, 0, LAST, pack_hashes(long))]), now=1.0)
+    replica.exchange.receive(peer_batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(long))]), now=1.0)
+    replica.exchange.receive(peer_batch(replica, 2, [HeldChain(0, 0, LAST, pack_hashes(long))]), now=1.0)
     name = next(iter(replica.picker.fleet.states())).endpoint.name
     assert replica.picker.table.mirrors[name].entries == MOST_CHUNKS
     replica.check()
@@ -109,14 +109,18 @@ def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bou
 def test_a_batch_with_too_many_events_is_refused_before_any_event_is_created() -> None:
     replica = Replica(1)
     with pytest.raises(MalformedError):
-        replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0)
+        replica.exchange.receive(
+            peer_batch(replica, 1, [HeldChain(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0
+        )
     assert replica.exchange.listener.peers == 0
 
 
 def test_a_stored_table_is_loaded_in_portions_however_it_was_cut() -> None:
     replica = Replica(1)
     first = msgspec.structs.replace(
-        msgspec.msgpack.decode(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), type=Batch),
+        msgspec.msgpack.decode(
+            peer_batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), type=Batch
+        ),
         speaker=b"",
     )
     again = msgspec.structs.replace(first, flags=0, names=[], events=[HeldChain(0, 0, LAST, b"")] * 30)

@@ -36,7 +36,7 @@ def a_used_replica(*, requests: int = 300) -> Replica:
     return replica
 
 
-def stored(exchange: Exchange) -> bytes:
+def stored_table(exchange: Exchange) -> bytes:
     return encode_table(list(table_portions(exchange.picker)))
 
 
@@ -49,7 +49,7 @@ def loaded(data: bytes, *, now: float = 500.0) -> Replica:
 
 def test_a_loaded_table_holds_the_stored_entries_in_the_same_order() -> None:
     one = a_used_replica()
-    other = loaded(stored(one.exchange))
+    other = loaded(stored_table(one.exchange))
     for name in map(EndpointName, "abc"):
         assert other.picker.table.mirrors[name].entries == one.picker.table.mirrors[name].entries > 0
         assert other.picker.table.mirrors[name].used_bytes == one.picker.table.mirrors[name].used_bytes
@@ -67,12 +67,12 @@ def test_shared_beginnings_are_stored_once() -> None:
     one = Replica(1, on=endpoints("a"))
     for n in range(50):
         one.pick(text("shared", 50_000) + text(str(n), 300), now=1.0 + n)
-    assert len(stored(one.exchange)) < 4000, "97 chunks of 8 bytes, and 50 times a chunk or two"
+    assert len(stored_table(one.exchange)) < 4000, "97 chunks of 8 bytes, and 50 times a chunk or two"
 
 
 def test_a_loaded_table_keeps_what_the_picker_has_learned_meanwhile() -> None:
     one = a_used_replica()
-    data = stored(one.exchange)
+    data = stored_table(one.exchange)
     other = Replica(2, on=endpoints("abc"))
     mine = other.pick(text("mine"), now=499.0)
     for _ in other.exchange.listener.load(data, now=500.0, age_s=0.1):
@@ -82,7 +82,7 @@ def test_a_loaded_table_keeps_what_the_picker_has_learned_meanwhile() -> None:
 
 
 def test_entries_of_a_server_that_restarted_unseen_are_dropped() -> None:
-    data = stored(a_used_replica().exchange)
+    data = stored_table(a_used_replica().exchange)
     other = loaded(data)
     a, b = EndpointName("a"), EndpointName("b")
     other.picker.observe(a, EndpointMetrics(scraped_at=501.0, prompt_tokens=20.0), now=501.0)
@@ -94,7 +94,7 @@ def test_entries_of_a_server_that_restarted_unseen_are_dropped() -> None:
 
 
 def test_entries_of_a_server_that_lost_its_cache_after_the_table_was_stored_are_dropped() -> None:
-    data = stored(a_used_replica().exchange)
+    data = stored_table(a_used_replica().exchange)
     other = Replica(2, on=endpoints("abc"))
     other.picker.set_endpoints(endpoints("abc", incarnation="2"), now=499.5)
     other.picker.set_endpoints(endpoints("abc"), now=499.8)

@@ -18,7 +18,7 @@ from tests.harness.clock import Clock
 from tests.unit.telemetry.records import HERE, decision
 
 
-def endpoint(name: str = "a", **more: Any) -> EndpointStatus:
+def status_of_endpoint(name: str = "a", **more: Any) -> EndpointStatus:
     return EndpointStatus(name=EndpointName(name), address=HERE, **more)
 
 
@@ -46,7 +46,7 @@ class BoardPage:
 
 def test_a_row_has_the_load_from_all_pickers_and_the_time_until_the_backlog_is_computed() -> None:
     page = BoardPage(
-        endpoint(
+        status_of_endpoint(
             in_flight=2,
             peers_in_flight=3,
             running=1,
@@ -65,13 +65,13 @@ def test_a_row_has_the_load_from_all_pickers_and_the_time_until_the_backlog_is_c
 
 
 def test_unknown_numbers_of_an_endpoint_are_none_and_its_backlog_is_0() -> None:
-    row = BoardPage(endpoint(ready=False, left_out="half of its answers failed")).row()
+    row = BoardPage(status_of_endpoint(ready=False, left_out="half of its answers failed")).row()
     assert (row["state"], row["why"]) == ("out", "half of its answers failed")
     assert (row["waiting"], row["kv"], row["mirror"], row["backlog_s"]) == (None, None, None, 0.0)
 
 
 def test_hit_rates_are_those_of_the_last_samples_and_the_spark_line_is_the_backlog() -> None:
-    first = endpoint(prefix_queries_tokens=1000.0, prefix_hits_tokens=900.0, predicted_tokens=900)
+    first = status_of_endpoint(prefix_queries_tokens=1000.0, prefix_hits_tokens=900.0, predicted_tokens=900)
     page = BoardPage(first)
     page.board.sample()
     page.status = PickerStatus(
@@ -92,7 +92,7 @@ def test_hit_rates_are_those_of_the_last_samples_and_the_spark_line_is_the_backl
 
 
 def test_counters_of_a_server_that_started_again_give_no_rate_out_of_bounds() -> None:
-    first = endpoint(prefix_queries_tokens=100.0, prefix_hits_tokens=90.0, predicted_tokens=0)
+    first = status_of_endpoint(prefix_queries_tokens=100.0, prefix_hits_tokens=90.0, predicted_tokens=0)
     page = BoardPage(first)
     page.board.sample()
     page.status = PickerStatus(
@@ -104,7 +104,7 @@ def test_counters_of_a_server_that_started_again_give_no_rate_out_of_bounds() ->
 
 @pytest.mark.parametrize(("count", "seconds"), [(100, 2.0), (101, 10.0)])
 def test_the_page_is_made_once_for_all_requests_within_some_seconds(count: int, seconds: float) -> None:
-    page = BoardPage(*(endpoint(f"s{n}") for n in range(count)))
+    page = BoardPage(*(status_of_endpoint(f"s{n}") for n in range(count)))
     first = page.board.own()
     page.clock.now += seconds - 0.1
     assert page.board.own() is first
@@ -114,14 +114,14 @@ def test_the_page_is_made_once_for_all_requests_within_some_seconds(count: int, 
 
 
 async def test_without_other_pickers_the_packed_page_is_our_own_part() -> None:
-    page = BoardPage(endpoint())
+    page = BoardPage(status_of_endpoint())
     packed = await page.board.packed()
     assert json.loads(gzip.decompress(packed)) == json.loads(json.dumps(page.board.own()))
     assert await page.board.packed() is packed
 
 
 def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
-    page = BoardPage(endpoint())
+    page = BoardPage(status_of_endpoint())
     page.ring.append(decision("r1", model="m" * 600))
     page.ring.append(Refusal(request_id="r2", at_unix_s=5.0, status=503, reason="no_endpoint", message="m"))
     waiting = [WaitingTenant(tenant="t" * 600, priority=1, demoted=False, requests=2, tokens=300)] * 20
@@ -143,7 +143,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
 
 def test_the_part_for_another_picker_has_no_servers_and_can_be_read_back() -> None:
     explained = {"requests": 3, "prompt_tokens": 10, "matched_tokens": 4, "causes": []}
-    page = BoardPage(endpoint(), explain=lambda _: explained)
+    page = BoardPage(status_of_endpoint(), explain=lambda _: explained)
     part = page.board.part()
     assert (part["endpoints"], part["prefixes"]) == ([], [])
     read = part_of(json.dumps(part).encode())

@@ -35,12 +35,12 @@ def server(
     )
 
 
-def held(tokens: int, *, model: str = "m") -> FlowStatus:
+def flow_status(tokens: int, *, model: str = "m") -> FlowStatus:
     return FlowStatus(model=model, saturation=0.0, oldest_s=0.0, requests={0: 1}, tokens={0: tokens})
 
 
 def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
-    (pool,) = pools_of([server("a", backlog=3000), server("b", rate=2000)], [held(600)], goal_s=2.0)
+    (pool,) = pools_of([server("a", backlog=3000), server("b", rate=2000)], [flow_status(600)], goal_s=2.0)
     assert (pool.servers, pool.waiting_s) == (2, {"servers": 1.0, "queue": 0.2})
     assert pool.saturation == pytest.approx(0.6)
 
@@ -68,7 +68,7 @@ def test_a_server_with_impossible_counters_does_not_raise_the_saturation() -> No
 
 def test_servers_that_take_no_requests_are_not_counted_and_each_model_has_its_own_numbers() -> None:
     servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
-    pools = {pool.model: pool for pool in pools_of(servers, [held(100, model="other")], goal_s=1.0)}
+    pools = {pool.model: pool for pool in pools_of(servers, [flow_status(100, model="other")], goal_s=1.0)}
     assert {model: (pool.servers, pool.saturation) for model, pool in pools.items()} == {
         "m": (1, 0.5),
         "other": (1, 0.2),
@@ -76,7 +76,7 @@ def test_servers_that_take_no_requests_are_not_counted_and_each_model_has_its_ow
 
 
 def test_a_model_without_a_server_has_no_pool() -> None:
-    assert pools_of([server("gone", ready=False)], [held(100)], goal_s=1.0) == []
+    assert pools_of([server("gone", ready=False)], [flow_status(100)], goal_s=1.0) == []
 
 
 def test_two_pools_of_one_model_have_their_own_numbers_and_share_the_waiting_requests() -> None:
@@ -85,7 +85,7 @@ def test_two_pools_of_one_model_have_their_own_numbers_and_share_the_waiting_req
         server("b", pool="new", rate=3000),
         server("x", model="n"),
     ]
-    told = pools_of(servers, [held(800)], goal_s=1.0)
+    told = pools_of(servers, [flow_status(800)], goal_s=1.0)
     assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in told] == [
         ("m", "old", 1, 0.5, 0.2),
         ("m", "new", 1, 0.0, 0.2),

@@ -33,7 +33,9 @@ class ReportedBlocks:
         raise AssertionError("nobody clears")
 
 
-def ask(engine: Engine, name: str, *, approximation: str = "", prompt: list[TokenId] = PROMPT) -> Request:
+def add_request(
+    engine: Engine, name: str, *, approximation: str = "", prompt: list[TokenId] = PROMPT
+) -> Request:
     request = Request(RequestId(name), list(prompt), max_tokens=2, arrival_s=0.0, approximation=approximation)
     engine.add(request)
     while engine.num_unfinished:
@@ -66,14 +68,14 @@ def test_002_8_exact_requests_never_reuse_approximate_blocks_and_no_event_names_
     config = EngineConfig(num_blocks=12, block_size_tokens=16, eos_token_id=NO_TOKEN)
     engine = Engine(config, CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7)))
     heard = engine.kv_cache.observer = ReportedBlocks()
-    selective = ask(engine, "selective", approximation=SELECTIVE)
+    selective = add_request(engine, "selective", approximation=SELECTIVE)
     assert not heard.stored_hashes
-    assert ask(engine, "exact").num_cached_tokens == 0
-    assert ask(engine, "exact again").num_cached_tokens == 48
-    assert ask(engine, "selective again", approximation=SELECTIVE).num_cached_tokens == 48
-    assert ask(engine, "another ratio", approximation="sel:0.5").num_cached_tokens == 0
+    assert add_request(engine, "exact").num_cached_tokens == 0
+    assert add_request(engine, "exact again").num_cached_tokens == 48
+    assert add_request(engine, "selective again", approximation=SELECTIVE).num_cached_tokens == 48
+    assert add_request(engine, "another ratio", approximation="sel:0.5").num_cached_tokens == 0
     for turn in range(4):
-        ask(engine, str(turn), prompt=[TokenId(1000 * turn + token) for token in range(1, 161)])
+        add_request(engine, str(turn), prompt=[TokenId(1000 * turn + token) for token in range(1, 161)])
     assert heard.removed_hashes, "the pool is small"
     assert set(heard.removed_hashes) <= set(heard.stored_hashes)
     assert set(selective.block_hashes).isdisjoint(heard.stored_hashes)

@@ -50,7 +50,7 @@ def constant_engine(num_blocks: int) -> Engine:
     return Engine(config, ConstantRunner())
 
 
-def held(engine: Engine) -> Counter[BlockHash]:
+def cached_hashes(engine: Engine) -> Counter[BlockHash]:
     return Counter(b.block_hash for b in engine.kv_cache.pool.blocks if b.block_hash is not None)
 
 
@@ -93,7 +93,7 @@ def test_after_any_events_the_mirror_holds_each_hash_as_often_as_the_cache(
                 engine.abort(RequestId(str(first)))
             case "reset":
                 engine.kv_cache.reset_prefix_cache()
-        assert +mirror.copies == held(engine)
+        assert +mirror.copies == cached_hashes(engine)
 
 
 def test_a_request_that_is_stopped_ends_as_complete_and_frees_its_blocks() -> None:

@@ -13,7 +13,7 @@ from model_server.core.request import Request, TokenId
 from tests.harness.engine_requests import block_ids, request_of
 
 
-def manager_with(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:
+def manager_of_options(num_blocks: int, options: CacheOptions | None = None) -> KVCacheManager:
     return make_manager(
         num_blocks=num_blocks,
         block_size_tokens=16,
@@ -40,7 +40,7 @@ def decode_if_room(manager: KVCacheManager, request: Request, token: int) -> boo
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_forked_sequences_share_all_blocks_until_one_of_them_writes_into_the_tail(*, partial: bool) -> None:
-    manager = manager_with(10, CacheOptions(partial_blocks=partial))
+    manager = manager_of_options(10, CacheOptions(partial_blocks=partial))
     parent, child = request_of(38), request_of(38)
     admit_alone(manager, parent)
     manager.fork(parent, child)
@@ -63,7 +63,7 @@ def test_forked_sequences_share_all_blocks_until_one_of_them_writes_into_the_tai
 
 
 def test_a_copy_needs_a_free_block_and_changes_nothing_without_one() -> None:
-    manager = manager_with(2)
+    manager = manager_of_options(2)
     parent, child = request_of(20), request_of(20)
     admit_alone(manager, parent)
     manager.fork(parent, child)
@@ -77,7 +77,7 @@ def test_a_copy_needs_a_free_block_and_changes_nothing_without_one() -> None:
 
 
 def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
-    manager = manager_with(10)
+    manager = manager_of_options(10)
     parent, child = request_of(32), request_of(32)
     admit_alone(manager, parent)
     manager.fork(parent, child)
@@ -88,7 +88,7 @@ def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
 
 
 def test_preallocated_blocks_come_with_a_needed_block_and_are_used_before_new_blocks() -> None:
-    manager = manager_with(10, CacheOptions(preallocated_blocks=2))
+    manager = manager_of_options(10, CacheOptions(preallocated_blocks=2))
     request = request_of(20)
     admit_alone(manager, request)
     assert block_ids(manager, request) == [0, 1, 2, 3]
@@ -105,7 +105,7 @@ def test_preallocated_blocks_come_with_a_needed_block_and_are_used_before_new_bl
 
 
 def test_preallocation_takes_only_blocks_that_are_left_over() -> None:
-    manager = manager_with(3, CacheOptions(preallocated_blocks=5))
+    manager = manager_of_options(3, CacheOptions(preallocated_blocks=5))
     request = request_of(32)
     admit_alone(manager, request)
     assert block_ids(manager, request) == [0, 1, 2]
@@ -115,7 +115,7 @@ def test_preallocation_takes_only_blocks_that_are_left_over() -> None:
 
 
 def test_blocks_over_the_bound_on_unused_blocks_are_emptied_and_not_lost() -> None:
-    manager = manager_with(10, CacheOptions(max_unused_blocks=2))
+    manager = manager_of_options(10, CacheOptions(max_unused_blocks=2))
     request = request_of(80)
     admit_alone(manager, request)
     manager.free(request)

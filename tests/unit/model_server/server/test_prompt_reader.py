@@ -88,7 +88,10 @@ HOSTILE = {
     "token ids to turn back": ("detokenize", b'{"tokens":[' + repeated(b"1,") + b"1]}"),
     "stop strings": ("completion", b'{"prompt":"a","stop":[' + repeated(b'"ab",') + b'"ab"]}'),
     "stop tokens": ("completion", b'{"prompt":"a","stop_token_ids":[' + repeated(b"1000,") + b"1]}"),
-    "answer format": ("completion", b'{"prompt":"a","response_format":{"a":[' + repeated(b"{},") + b"1]}}"),
+    "answer format": (
+        "completion",
+        b'{"prompt":"a","response_format":{"a":[' + repeated(b"{},") + b"1]}}",
+    ),
     "salt": ("completion", b'{"prompt":"a","cache_salt":"' + repeated(b"salt") + b'"}'),
     "model": ("completion", b'{"prompt":"a","model":"' + repeated(b"name") + b'"}'),
 }

@@ -50,7 +50,7 @@ def records(hashes: Sequence[BlockHash]) -> list[LayerRecords]:
     return layers
 
 
-def check(segment: Segment) -> None:
+def check_segment(segment: Segment) -> None:
     segment.check_integrity()
     assert [segment.layer(layer) for layer in range(LAYOUT.num_layers)] == records(segment.place.hashes)
 

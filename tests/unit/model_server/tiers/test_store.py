@@ -25,7 +25,7 @@ from tests.unit.model_server.tiers.stored_prefixes import (
     CAPACITY,
     LAYOUT,
     chain,
-    check,
+    check_segment,
     random_order,
     random_prefix,
     records,
@@ -60,7 +60,7 @@ def test_random_prefixes_come_back_after_splits_reordering_eviction_and_reopenin
             assert covered(store, hashes) == len(hashes)
         store.check_integrity()
     for own in store.segments():
-        check(own)
+        check_segment(own)
     assert 0.5 * CAPACITY < store.used_bytes <= CAPACITY, "the limit was reached"
 
 
@@ -208,7 +208,7 @@ def test_a_split_that_ended_between_its_two_writes_is_repaired(tmp_path: Path) -
     assert covered(store, one) == 3
     assert len(store.segments()) == 1, "the nodes below the split went with it"
     for own in store.segments():
-        check(own)
+        check_segment(own)
 
 
 def test_a_full_disk_keeps_the_blocks_that_were_stored(
@@ -233,7 +233,7 @@ def test_a_full_disk_keeps_the_blocks_that_were_stored(
     assert covered(store, one) == 3
     assert store.put(other, records(other)) == 1
     for own in store.segments():
-        check(own)
+        check_segment(own)
 
 
 def test_a_killed_writer_leaves_a_readable_store(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_killed_writer_leaves_a_readable_store(tmp_path: Path) -> None:
         store.check_integrity()
         assert store.segments()
         for own in store.segments():
-            check(own)
+            check_segment(own)
         store.close()
 
 

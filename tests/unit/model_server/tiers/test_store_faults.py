@@ -35,7 +35,7 @@ from tests.unit.model_server.tiers.stored_prefixes import (
     CAPACITY,
     LAYOUT,
     chain,
-    check,
+    check_segment,
     random_order,
     random_prefix,
     records,
@@ -55,7 +55,7 @@ def put(store: PrefixStore, hashes: list[BlockHash]) -> int:
     return store.put(hashes, records(hashes))
 
 
-def held(store: PrefixStore, hashes: list[BlockHash]) -> int:
+def num_held(store: PrefixStore, hashes: list[BlockHash]) -> int:
     return store.num_held(hashes)
 
 
@@ -94,9 +94,9 @@ def test_a_store_has_more_segments_than_its_process_may_have_open_files(tmp_path
         store.close()
         store = opened(tmp_path, capacity_bytes=1_000_000)
         for own in store.segments():
-            check(own)
+            check_segment(own)
         store.check_integrity()
-    assert [held(store, hashes) for hashes in prefixes] == [2] * 100
+    assert [num_held(store, hashes) for hashes in prefixes] == [2] * 100
 
 
 def test_files_that_were_read_longest_ago_are_closed_and_opened_again(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_files_that_were_read_longest_ago_are_closed_and_opened_again(tmp_path: 
         put(store, chain(range(start, start + 8)))
         assert open_in(tmp_path) <= 4
     for own in store.segments():
-        check(own)
+        check_segment(own)
     assert open_in(tmp_path) == 4
     store.close()
     del own
@@ -124,7 +124,7 @@ def test_a_segment_that_was_replaced_or_removed_is_read_while_it_is_open_and_dam
     with pytest.raises(DamagedSegmentError, match="replaced"):
         before.layer(0)
     store.drop_unreadable([before])
-    assert held(store, ONE) == 3, "the new segment is whole"
+    assert num_held(store, ONE) == 3, "the new segment is whole"
     [(after, _)] = store.match(ONE)
     after.path.unlink()
     put(store, chain(range(200, 208)))
@@ -132,7 +132,7 @@ def test_a_segment_that_was_replaced_or_removed_is_read_while_it_is_open_and_dam
         after.layer(0)
     store.drop_unreadable([after])
     store.check_integrity()
-    assert held(store, ONE) == 0
+    assert num_held(store, ONE) == 0
 
 
 def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
         put(store, long)
     with pytest.raises(StoreError, match="do not fit"):
         put(store, chain(range(1, 5001)))
-    assert held(store, ONE) == 3
+    assert num_held(store, ONE) == 3
     store.check_integrity()
 
 
@@ -165,17 +165,17 @@ def test_the_least_recently_used_leaf_goes_first_and_a_restart_keeps_the_order_o
     room = 2 * newest.size_bytes + 10
     store = opened(tmp_path, capacity_bytes=room)
     store.check_integrity()
-    assert [held(store, hashes) for hashes in (tall[1], prefix(2000), prefix(3000))] == [0, 20, 20]
+    assert [num_held(store, hashes) for hashes in (tall[1], prefix(2000), prefix(3000))] == [0, 20, 20]
     store.close()
     store = opened(tmp_path)
     store.match(prefix(2000))
     for start in count(4000, 1000):
         put(store, prefix(start))
         store.check_integrity()
-        if not held(store, prefix(3000)):
+        if not num_held(store, prefix(3000)):
             break
         assert start < 20_000
-    assert held(store, prefix(2000)) == 20, "this prefix was used last"
+    assert num_held(store, prefix(2000)) == 20, "this prefix was used last"
     store.close()
 
 
@@ -202,17 +202,17 @@ def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its
         assert put(store, OTHER) == 1
     monkeypatch.undo()
     store.check_integrity()
-    left = [held(store, hashes) for hashes in (ONE, OTHER)]
+    left = [num_held(store, hashes) for hashes in (ONE, OTHER)]
     assert left[0] in (0, 3)
     for own in store.segments():
-        check(own)
+        check_segment(own)
     store.close()
     store = opened(tmp_path)
     store.check_integrity()
-    assert [held(store, hashes) for hashes in (ONE, OTHER)] == left
+    assert [num_held(store, hashes) for hashes in (ONE, OTHER)] == left
     put(store, ONE)
     put(store, OTHER)
-    assert [held(store, hashes) for hashes in (ONE, OTHER)] == [3, 2]
+    assert [num_held(store, hashes) for hashes in (ONE, OTHER)] == [3, 2]
     store.check_integrity()
     store.close()
 
@@ -259,12 +259,12 @@ def test_tree_sizes_and_files_agree_whatever_system_call_fails(
             path.unlink()  # the files that could not be removed
         store.check_integrity()
     for own in store.segments():
-        check(own)
+        check_segment(own)
     store.close()
     store = opened(tmp_path)
     store.check_integrity()
     for own in store.segments():
-        check(own)
+        check_segment(own)
     store.close()
 
 
@@ -365,7 +365,7 @@ def test_a_forged_segment_is_dropped_at_the_start(tmp_path: Path, how: str) -> N
     path.write_bytes(HOSTILE[how]())
     store = opened(tmp_path)
     store.check_integrity()
-    assert [held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
+    assert [num_held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
     assert not path.exists()
     store.close()
 
@@ -375,7 +375,7 @@ def test_the_forged_segments_have_only_the_named_fault(tmp_path: Path) -> None:
     store.close()
     (tmp_path / f"{ONE[0].hex()}.kv").write_bytes(segment_of())
     store = opened(tmp_path)
-    assert held(store, ONE) == 3
+    assert num_held(store, ONE) == 3
     with pytest.raises(DamagedSegmentError):
         store.segments()[0].layer(0)
     store.close()
@@ -466,6 +466,6 @@ def test_a_description_that_cannot_be_read_costs_only_its_node(
 
     monkeypatch.setattr(os, "pread", pread)
     store = opened(tmp_path)
-    assert [held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
+    assert [num_held(store, hashes) for hashes in (ONE, whole)] == [0, 2]
     store.check_integrity()
     store.close()

@@ -19,7 +19,7 @@ from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.writer import NODE_TOKENS, BackgroundWriter, PendingBlocks
 from tests.harness.clock import Clock
-from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check, records
+from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check_segment, records
 
 
 class Writing:
@@ -54,7 +54,7 @@ class Writing:
         self.writer.check_integrity()
         self.store.check_integrity()
         for segment in self.store.segments():
-            check(segment)
+            check_segment(segment)
 
 
 @pytest.fixture
