@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from epp.conformance.dataplane import BUFFERED, DUPLEX, Mode
 from tests.conformance.modes import MODES, READING_MODES
-from tests.conformance.picker import ALIAS, BODY, OwnPicker, PickerUnderTest, picker_of_models
+from tests.conformance.picker import ALIAS, BODY, OwnPicker, PickerUnderTest, completion, picker_of_models
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,10 +37,6 @@ async def of_models(
     """Our own picker with an alias and a server that computes prompts."""
     async with picker_of_models(tmp_path_factory.mktemp("models")) as running:
         yield running
-
-
-def completion(prompt: str = "hello", *, model: str = "m") -> bytes:
-    return json.dumps({"model": model, "prompt": prompt}).encode()
 
 
 @every_reading_mode

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from epp.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES, Mode
 from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES, READING_MODES, SILENT_DUPLEX, STREAMED
-from tests.conformance.picker import PickerUnderTest
+from tests.conformance.picker import PickerUnderTest, completion
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,10 +23,6 @@ reading_mode = pytest.mark.parametrize("mode", READING_MODES.values(), ids=READI
 duplex_mode = pytest.mark.parametrize(
     "mode", [DUPLEX, DUPLEX_REQUEST, SILENT_DUPLEX], ids=["both", "request", "silent"]
 )
-
-
-def completion(prompt: str = "hello") -> bytes:
-    return json.dumps({"model": "m", "prompt": prompt}).encode()
 
 
 def in_pieces(body: bytes, size: int) -> list[bytes]:

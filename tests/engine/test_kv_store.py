@@ -22,20 +22,15 @@ from model_server.server.serve import Server, ServerSettings, listening
 from model_server.tiers.cost import Load
 from model_server.tiers.serving import ServedTiers
 from model_server.tiers.settings import KvStoreSettings
-from tests.engine.test_real_server import RealServer
+from tests.engine.test_real_server import RealServer, folder
 from tests.vllm_env import tiny_model
+
+__all__ = ["folder"]  # a fixture
 
 BLOCKS = 24
 """Blocks of 16 tokens. Two of the prompts below do not fit together with their answers."""
 FIRST = "An import statement finds a module, and binds its name in the scope. " * 20
 SECOND = "Exceptions are a means of breaking out of the normal flow of control. " * 20
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("tiny")
-    tiny_model.write_all(found)
-    return found / tiny_model.MODEL
 
 
 class Stored(RealServer):

@@ -15,7 +15,6 @@ import torch
 
 from bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
 from bench.tiers.samples import Sequencer, documents
-from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.cost import Load
@@ -33,17 +32,10 @@ from model_server.tiers.view import MemorySource, SelectiveView
 from model_server.weights.known import SMOLLM2, find
 from tests.engine.harness import tokens
 from tests.engine.tiny_models import tiny
+from tests.harness.engine_requests import block_hashes_of
 
 BLOCK = 8
 PREFIX = 40
-
-
-def chain(token_ids: list[int]) -> list[BlockHash]:
-    hashes: list[BlockHash] = []
-    make_hasher("xxh3", block_size_tokens=BLOCK).extend(
-        hashes, token_ids, num_blocks=len(token_ids) // BLOCK, scope=PrefixScope()
-    )
-    return hashes
 
 
 HEADS = 6
@@ -75,14 +67,16 @@ class Tiny:
     def put(self, prefix: list[int]) -> None:
         self.sequencer.compute(prefix, start=0)
         blocks = self.sequencer.blocks[: len(prefix) // BLOCK]
-        self.store.put(chain(prefix), self.reader.records.of_memory(self.memory, blocks))
+        self.store.put(
+            block_hashes_of(prefix, block_tokens=BLOCK), self.reader.records.of_memory(self.memory, blocks)
+        )
 
     def by_probe(self, seen: Seen) -> Choice:
         return probe(seen, settings=self.settings, group=self.group)
 
     def ask(self, token_ids: list[int]) -> tuple[torch.Tensor, SelectiveView]:
         """Return the logits after the stored prefix. Paged memory does not hold its keys and values."""
-        prefix = self.reader.open(chain(token_ids[:PREFIX]))
+        prefix = self.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
         assert prefix is not None
         view = SelectiveView(prefix, self.by_probe)
         self.memory.data.zero_()
@@ -164,7 +158,7 @@ def test_a_prefix_in_several_nodes_is_read_across_them(make: Any) -> None:
     system.put(token_ids[:PREFIX])
     system.ask(token_ids)
     system.put(other)
-    assert len(system.store.match(chain(token_ids[:PREFIX]))) == 2
+    assert len(system.store.match(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))) == 2
     for _ in range(2):
         logits, _ = system.ask(token_ids)
         torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-4)
@@ -188,7 +182,7 @@ def test_a_prefix_tells_how_much_of_it_is_only_on_disk_before_it_is_read(make: A
     system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
-    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
     whole = system.reader.layout.data_bytes(PREFIX)
     assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=whole)
     later = system.reader.where(prefix, first_token=PREFIX // 2)
@@ -214,7 +208,7 @@ def test_chunks_that_every_request_reads_are_read_ahead_and_give_the_same_logits
         reads.append(system.store.disk.counts.reads)
         assert torch.equal(logits, expected)
     assert reads == [reads[0] * count for count in (1, 2, 3, 4)]
-    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
     before = system.store.disk.counts.reads
     staged: dict[Any, torch.Tensor] = {}
     system.reader.stage(1, prefix.parts, staged)
@@ -311,7 +305,7 @@ def test_while_the_disk_hangs_no_request_waits_a_second_time(
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
     expected, _ = system.ask(token_ids)
-    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
     with monkeypatch.context() as hanging:
         hanging.setattr(os, "pread", hangs)
         system.reader.patience_s = 0.05
@@ -319,7 +313,7 @@ def test_while_the_disk_hangs_no_request_waits_a_second_time(
             prefix.read(0, None)
         system.reader.patience_s = 1000.0
         with pytest.raises(TimeoutError):
-            system.reader.open(chain(token_ids[:PREFIX]))
+            system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
         assert not goes_on.is_set()
         goes_on.set()
     system.reader.check_integrity()
@@ -331,7 +325,7 @@ def test_chunks_that_are_foreseen_are_read_ahead_and_only_once(make: Any) -> Non
     token_ids = tokens(60, seed=5)
     exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
     system.put(token_ids[:PREFIX])
-    prefix = system.reader.open(chain(token_ids[:PREFIX]))
+    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
     prefix.foresee(torch.arange(PREFIX))
     view = SelectiveView(prefix, lambda _: Choice(None))
     logits = system.sequencer.compute(token_ids, start=PREFIX, view=view)
@@ -376,7 +370,7 @@ def test_002_3_the_tiers_tell_in_which_chunks_tokens_are_across_nodes_and_after_
     system.put(other)
     for _ in range(2):
         system.ask(token_ids)
-        prefix = system.reader.open(chain(token_ids[:PREFIX]))
+        prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
         for layer in range(3):
             prefix.probe_keys(layer)
         for layer in range(3):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from model_server.core.engine import Engine
+from model_server.core.hashing import BlockHash, HashAlgorithm, PrefixScope, make_hasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, TokenId
 
@@ -55,3 +56,14 @@ def answered_tokens(request: Request) -> list[TokenId]:
 def block_ids(manager: KVCacheManager, request: Request) -> list[int]:
     """Return the blocks of a request, in the order of its tokens."""
     return [block.block_id for block in manager.table(request.request_id)]
+
+
+def block_hashes_of(
+    tokens: Sequence[int], *, block_tokens: int, algorithm: HashAlgorithm = "xxh3"
+) -> list[BlockHash]:
+    """Return the hashes of all whole blocks of a prompt without a salt."""
+    hashes: list[BlockHash] = []
+    make_hasher(algorithm, block_size_tokens=block_tokens).extend(
+        hashes, tokens, num_blocks=len(tokens) // block_tokens, scope=PrefixScope()
+    )
+    return hashes

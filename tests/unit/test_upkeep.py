@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,6 +11,7 @@ from epp.config.policy import check_spec
 from epp.serve.upkeep import Upkeep
 from epp.telemetry.metrics import Metrics
 from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
 from tests.unit.telemetry.records import new_metrics
 
@@ -22,19 +20,6 @@ def value(metrics: Metrics, name: str) -> float:
     found = metrics.registry.get_sample_value(name)
     assert found is not None
     return found
-
-
-@asynccontextmanager
-async def running(loop_of: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    async def run() -> None:
-        await loop_of()
-
-    task = asyncio.create_task(run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(
@@ -49,7 +34,7 @@ async def test_the_beginning_and_the_end_of_an_overload_are_each_logged_in_one_l
         return asked[-1]
 
     metrics = new_metrics()
-    async with running(Upkeep(a_picker(), metrics, overload=overload).watch_lag):
+    async with running_task(Upkeep(a_picker(), metrics, overload=overload).watch_lag):
         await wait_until(lambda: len(asked) >= 6, what="six looks")
     assert [record.getMessage().partition(" and ")[0] for record in caplog.records] == [
         "the picker is overloaded",
@@ -62,7 +47,7 @@ async def test_an_idle_picker_forgets_expired_entries() -> None:
     picker, metrics = a_picker(check_spec({"table": {"ttlSeconds": 1}})), new_metrics()
     serve(picker, ask(text("p")), now=time.monotonic())
     assert picker.table.entries
-    async with running(Upkeep(picker, metrics, overload=lambda: 0.0).housekeep):
+    async with running_task(Upkeep(picker, metrics, overload=lambda: 0.0).housekeep):
         await wait_until(lambda: not picker.table.entries, what="the entries have expired")
         assert value(metrics, "epp_tasks") >= 1
 
@@ -74,5 +59,5 @@ async def test_a_server_that_fails_is_in_the_log_without_a_request(caplog: pytes
     for _ in range(8):
         serve(picker, ask(subset=one), now=now, status=500)
         serve(picker, ask(subset=other), now=now)
-    async with running(Upkeep(picker, new_metrics(), overload=lambda: 0.0).housekeep):
+    async with running_task(Upkeep(picker, new_metrics(), overload=lambda: 0.0).housekeep):
         await wait_until(lambda: "a gets only trial requests" in caplog.text, what="the line in the log")

@@ -29,7 +29,7 @@ def trying(**flow: Any) -> tuple[Bench, Gate]:
 def offer(gate: Gate, number: int, claim: Claim | None = None) -> str:
     """Offer a request, which gets its pick at once. Return what the policy in dry run would have done."""
     pick = gate.offer(
-        numbered_request(number), claim or Claim(), _never, size_bytes=10, longest_s=float("inf"), now=0.0
+        long_request(number), claim or Claim(), _never, size_bytes=10, longest_s=float("inf"), now=0.0
     )
     assert isinstance(pick, Pick)
     assert gate.waiting == 0
@@ -37,7 +37,7 @@ def offer(gate: Gate, number: int, claim: Claim | None = None) -> str:
     return pick.decision.dry_run.flow
 
 
-def numbered_request(number: int) -> PickRequest:
+def long_request(number: int) -> PickRequest:
     prompt = f"question {number} ".encode() * 300
     inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
     return PickRequest(request_id=f"r{number}", inference=inference)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -15,6 +12,7 @@ from epp.kube.api import Api, ApiError, Query
 from epp.kube.lease_holder import LeaseHolder
 from tests.harness.clock import Clock
 from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 
 
 class LeaseServer(Api):
@@ -62,16 +60,6 @@ def holder_of(server: LeaseServer, clock: Clock, *, name: str = "me", owner: Any
     )
 
 
-@contextlib.asynccontextmanager
-async def running(holder: LeaseHolder) -> AsyncIterator[None]:
-    task = asyncio.create_task(holder.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def until_asked(server: LeaseServer, times: int) -> None:
     """Wait until the server has got this many more requests."""
     wanted = len(server.asked) + times
@@ -82,7 +70,7 @@ async def test_a_missing_lease_is_created_then_renewed_and_given_back_at_the_end
     server, account = LeaseServer(), {"kind": "ServiceAccount", "name": "epp"}
     holder = holder_of(server, Clock(), owner=account)
     assert not holder.holds()
-    async with running(holder):
+    async with running_task(holder.run):
         await until_asked(server, 4)
         assert holder.holds()
         assert server.holder == "me"
@@ -100,9 +88,9 @@ async def test_a_missing_lease_is_created_then_renewed_and_given_back_at_the_end
 async def test_a_waiting_replica_does_not_change_the_lease_when_it_ends() -> None:
     server, clock = LeaseServer(), Clock()
     first, second = holder_of(server, clock, name="first"), holder_of(server, clock, name="second")
-    async with running(first):
+    async with running_task(first.run):
         await until_asked(server, 2)
-        async with running(second):
+        async with running_task(second.run):
             await until_asked(server, 8)
             assert (first.holds(), second.holds()) == (True, False)
         assert server.holder == "first"
@@ -113,7 +101,7 @@ async def test_without_answers_the_holder_ends_after_two_thirds_of_the_duration(
 ) -> None:
     server, clock = LeaseServer(), Clock()
     holder = holder_of(server, clock)
-    async with running(holder):
+    async with running_task(holder.run):
         await until_asked(server, 2)
         server.fault = ApiError("no answer in time")
         await until_asked(server, 3)
@@ -137,6 +125,6 @@ async def test_a_replica_that_was_slower_than_another_does_not_hold_the_lease() 
 
     server = Slower()
     holder = holder_of(server, Clock())
-    async with running(holder):
+    async with running_task(holder.run):
         await until_asked(server, 2)
         assert not holder.holds()

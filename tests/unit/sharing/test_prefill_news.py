@@ -26,7 +26,7 @@ def a_replica(number: int) -> Replica:
 
 
 @pytest.fixture
-def two() -> Iterator[tuple[Replica, Replica]]:
+def two_with_prefill() -> Iterator[tuple[Replica, Replica]]:
     one, other = a_replica(1), a_replica(2)
     meet([one, other], now=0.0)
     yield one, other
@@ -55,9 +55,9 @@ def undone_of_replica(replica: Replica, name: str, *, now: float) -> float:
 
 
 def test_the_tokens_that_a_prefill_server_has_to_compute_are_known_to_the_others(
-    two: tuple[Replica, Replica],
+    two_with_prefill: tuple[Replica, Replica],
 ) -> None:
-    one, other = two
+    one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     assert undone_of_replica(other, helper(pick), now=10.0) == 20_000
@@ -69,9 +69,9 @@ def test_the_tokens_that_a_prefill_server_has_to_compute_are_known_to_the_others
 
 
 def test_when_the_answer_begins_the_prefill_server_is_free_and_holds_the_prompt(
-    two: tuple[Replica, Replica],
+    two_with_prefill: tuple[Replica, Replica],
 ) -> None:
-    one, other = two
+    one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)
     one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
@@ -85,9 +85,9 @@ def test_when_the_answer_begins_the_prefill_server_is_free_and_holds_the_prompt(
 
 @pytest.mark.parametrize(("status", "outcome"), [(503, "ended"), (None, "aborted"), (None, "failed")])
 def test_a_prompt_without_an_answer_leaves_nothing_behind(
-    two: tuple[Replica, Replica], status: int | None, outcome: Outcome
+    two_with_prefill: tuple[Replica, Replica], status: int | None, outcome: Outcome
 ) -> None:
-    one, other = two
+    one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     if status is not None:
@@ -99,8 +99,10 @@ def test_a_prompt_without_an_answer_leaves_nothing_behind(
     assert EndpointName(helper(pick)) not in other.matched(text("p", LONG), now=11.0)
 
 
-def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(two: tuple[Replica, Replica]) -> None:
-    one, other = two
+def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(
+    two_with_prefill: tuple[Replica, Replica],
+) -> None:
+    one, other = two_with_prefill
     for n in range(12):
         pick = shared_long_pick(one, f"p{n}", now=10.0 + n)
         one.end(pick, now=10.5 + n, status=500)
@@ -113,7 +115,7 @@ def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(two: tuple
 def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
     two: tuple[Replica, Replica],
 ) -> None:
-    one, other = two
+    one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)
     one.picker.detach(pick, now=10.1)
     other.receive(one.send(now=10.2), now=10.2)
@@ -121,8 +123,10 @@ def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
     assert undone_of_replica(other, helper(pick), now=10.2) == 20_000
 
 
-def test_the_work_of_a_silent_picker_at_a_prefill_server_is_released(two: tuple[Replica, Replica]) -> None:
-    one, other = two
+def test_the_work_of_a_silent_picker_at_a_prefill_server_is_released(
+    two_with_prefill: tuple[Replica, Replica],
+) -> None:
+    one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
     other.exchange.listener.expire(now=10.0 + TIMEOUT_S + 1)

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
+from model_server.core.hashing import BlockHash
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.segment import KvLayout, LayerRecords, Segment
 from model_server.tiers.store import PrefixStore
+from tests.harness.engine_requests import block_hashes_of
 
 LAYOUT = KvLayout(
     model="test", dtype="float32", num_layers=2, probe_bytes=3, rest_bytes=5, block_tokens=4, chunk_tokens=3
@@ -24,12 +25,7 @@ CAPACITY = 20_000
 
 
 def chain(tokens: Sequence[int]) -> list[BlockHash]:
-    hashes: list[BlockHash] = []
-    size = LAYOUT.block_tokens
-    make_hasher("xxh3", block_size_tokens=size).extend(
-        hashes, tokens, num_blocks=len(tokens) // size, scope=PrefixScope()
-    )
-    return hashes
+    return block_hashes_of(tokens, block_tokens=LAYOUT.block_tokens)
 
 
 def records(hashes: Sequence[BlockHash]) -> list[LayerRecords]:

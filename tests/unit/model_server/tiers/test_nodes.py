@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-from model_server.core.hashing import BlockHash, PrefixScope, make_hasher
+from model_server.core.hashing import BlockHash
 from model_server.tiers.nodes import PrefixTree
+from tests.harness.engine_requests import block_hashes_of
 
 
-def chain(tokens: list[int], *, block: int = 2) -> list[BlockHash]:
-    hashes: list[BlockHash] = []
-    make_hasher("sha256_cbor", block_size_tokens=block).extend(
-        hashes, tokens, num_blocks=len(tokens) // block, scope=PrefixScope()
-    )
-    return hashes
+def pairs(tokens: Sequence[int]) -> list[BlockHash]:
+    """Return the hashes of blocks of two tokens."""
+    return block_hashes_of(tokens, block_tokens=2, algorithm="sha256_cbor")
 
 
 def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
@@ -21,7 +20,7 @@ def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
     tree = PrefixTree()
     known: set[BlockHash] = set()
     for _ in range(300):
-        hashes = chain([rng.randrange(2) for _ in range(2 * rng.randrange(1, 8))])
+        hashes = pairs([rng.randrange(2) for _ in range(2 * rng.randrange(1, 8))])
         expected = sum(block in known for block in hashes)
         assert sum(match.num_blocks for match in tree.match(hashes)) == expected
         tree.insert(hashes)
@@ -32,7 +31,7 @@ def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
 
 def test_a_prefix_that_leaves_in_the_middle_splits_the_node() -> None:
     tree = PrefixTree()
-    one, other = chain([1, 2, 3, 4, 5, 6]), chain([1, 2, 9, 9])
+    one, other = pairs([1, 2, 3, 4, 5, 6]), pairs([1, 2, 9, 9])
     assert tree.insert(one).split is None
     inserted = tree.insert(other)
     assert inserted.split is not None
@@ -45,7 +44,7 @@ def test_a_prefix_that_leaves_in_the_middle_splits_the_node() -> None:
 
 def test_removed_leaves_can_be_inserted_again_at_their_place() -> None:
     tree = PrefixTree()
-    one, longer = chain([1, 2, 3, 4]), chain([1, 2, 3, 4, 5, 6])
+    one, longer = pairs([1, 2, 3, 4]), pairs([1, 2, 3, 4, 5, 6])
     tree.insert(one)
     leaf = tree.insert(longer).added
     assert leaf is not None
