@@ -47,6 +47,11 @@ _APART: Mapping[str, Any] = {
 }
 
 
+def completion(prompt: str = "hello", *, model: str = "m") -> bytes:
+    """Return the body of a completion request."""
+    return json.dumps({"model": model, "prompt": prompt}).encode()
+
+
 async def _at_once() -> None:
     """Do not wait: this run cannot see whether the picker is late."""
 

@@ -99,7 +99,7 @@ def number(value: int) -> bytes:
 
 
 async def test_a_subscriber_that_replays_missed_events_knows_every_block_of_the_cache(
-    running: Running,
+    running: PublishingServer,
 ) -> None:
     await asyncio.gather(*(running.complete(f"{n} word " * 120, max_tokens=30) for n in range(4)))
     await running.complete("0 word " * 120)

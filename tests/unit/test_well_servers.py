@@ -124,7 +124,9 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
     other = "ab".replace(busy, "")
     for tenth in range(1, 100):
         now = tenth / 10
-        answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        answer_at(
+            other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
+        )
         if tenth % 10 == 5:
             counted[other] += 10.0
             counted[busy] += 0.0 if stands_still else 50.0
@@ -180,7 +182,9 @@ def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(
     probes = 0
     for tenth in range(10, 100):
         now = tenth / 10
-        answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        answer_at(
+            other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
+        )
         for name in "ab":
             picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
         picker.housekeep(now=now)
@@ -215,7 +219,9 @@ def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Ve
             busy = longest[0].decision.chosen
             other = "ab".replace(busy, "")
         else:
-            answer_at(other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+            answer_at(
+                other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
+            )
             finished[other] += 1
         picker.housekeep(now=now)
         for probe in picker.probes_due(now=now):

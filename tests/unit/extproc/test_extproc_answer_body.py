@@ -53,9 +53,7 @@ from tests.unit.extproc.stream_bench import (
         (DUPLEX, False),
     ],
 )
-def test_a_sampled_answer_is_asked_for_where_the_data_plane_grants_it(
-    *, modes: Modes, override: bool
-) -> None:
+def test_a_sampled_answer_is_asked_for_if_the_data_plane_can_send_it(*, modes: Modes, override: bool) -> None:
     bench = Bench(sampling=Sampling(share=1))
     (answer,) = run(through(bench, modes), ResponseHeaders(OK))
     assert isinstance(answer, Answer)
@@ -68,13 +66,13 @@ def test_only_good_answers_are_sampled(headers: tuple[tuple[str, str], ...]) -> 
     assert run(through(bench), ResponseHeaders(headers)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
-def test_nothing_is_asked_for_where_the_gateway_forbids_it() -> None:
+def test_no_answer_is_asked_for_if_the_gateway_forbids_mode_overrides() -> None:
     bench = Bench(settings=StreamSettings(mode_override=False), sampling=Sampling(share=1))
     assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, STREAMED, DUPLEX])
-def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
+def test_a_sampled_answer_is_learned_from_and_passed_on_unchanged(modes: Modes) -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = bench.stream()
     body = json.dumps({"model": "m", "prompt": "x" * 4000, "stream": True}).encode()
@@ -88,13 +86,15 @@ def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
     assert echoed(actions) == (text if modes is DUPLEX else b"")
     if modes is not DUPLEX:
         assert actions == [Answer(Slot.RESPONSE_BODY)] * len(actions)
-    if modes is not STREAMED:  # The request's body was not read there, so its answer's API is unknown.
+    if (
+        modes is not STREAMED
+    ):  # In this mode the body of the request was not read, so the API of the answer is unknown.
         assert bench.seen.picks[0].decision.cached_tokens == 4
     stream.close(now=99.0)
     assert bench.seen.over[0].decision.outcome == "ended"
 
 
-def test_the_debug_header_gets_the_decision_where_the_policy_allows() -> None:
+def test_the_debug_header_gets_the_decision_if_the_policy_allows() -> None:
     bench = Bench(debug_header="x-why")
     (answer,) = run(through(bench, BUFFERED, ("X-Why", "1")), ResponseHeaders(OK))
     assert isinstance(answer, Answer)
@@ -102,11 +102,11 @@ def test_the_debug_header_gets_the_decision_where_the_policy_allows() -> None:
     assert run(through(bench), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
-def test_without_a_debug_header_in_the_policy_nobody_gets_it(bench: Bench) -> None:
+def test_without_a_debug_header_in_the_policy_no_client_gets_the_decision(bench: Bench) -> None:
     assert run(through(bench, BUFFERED, ("", "1")), ResponseHeaders(OK)) == [Answer(Slot.RESPONSE_HEADERS)]
 
 
-def test_a_conformance_run_is_told_who_served() -> None:
+def test_a_conformance_run_gets_the_address_that_served() -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
     (answer,) = run(through(bench), ResponseHeaders(OK, served="10.0.0.1:8000"))
     assert isinstance(answer, Answer)
@@ -129,7 +129,9 @@ ANSWER = ((":status", "200"), ("content-type", "application/json"), ("content-le
 
 
 @pytest.mark.parametrize("trailers", [False, True])
-def test_an_answer_that_passes_here_whole_has_the_name_that_the_client_sent(*, trailers: bool) -> None:
+def test_an_answer_that_passes_through_the_picker_has_the_name_that_the_client_sent(
+    *, trailers: bool
+) -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()
@@ -159,8 +161,8 @@ def test_an_answer_that_passes_here_whole_has_the_name_that_the_client_sent(*, t
         (DUPLEX, b'"m"', (*ANSWER[:2], ("content-encoding", "gzip"))),
     ],
 )
-def test_other_answers_go_on_as_they_come(modes: Modes, model: bytes, headers: Headers) -> None:
-    """The answers do not come here, no rewrite changed the request, or the answers are compressed."""
+def test_other_answers_are_passed_on_unchanged(modes: Modes, model: bytes, headers: Headers) -> None:
+    """These answers do not pass here, belong to a request without a rewrite, or are compressed."""
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()

@@ -67,7 +67,9 @@ def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes
 
 @pytest.mark.parametrize("modes", ALL)
 @pytest.mark.parametrize("name", [*SERVER_HEADERS, "X-Prefiller-Host-Port"])
-def test_what_servers_obey_is_removed_when_a_client_sends_it(bench: Bench, modes: Modes, name: str) -> None:
+def test_headers_that_servers_obey_are_removed_if_a_client_sends_them(
+    bench: Bench, modes: Modes, name: str
+) -> None:
     actions = run(
         bench.stream(),
         head(modes, (name, "6.6.6.6:1")),
@@ -88,7 +90,7 @@ def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) 
     assert [name for name, _ in answer.set_headers] == [KEY]
 
 
-def test_a_request_id_is_made_where_none_came(bench: Bench) -> None:
+def test_a_request_without_an_id_gets_one(bench: Bench) -> None:
     (answer,) = run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED))
     assert isinstance(answer, Answer)
     assert ("x-request-id", "made") in answer.set_headers
@@ -104,13 +106,13 @@ def test_the_session_header_of_the_policy_reaches_the_rule() -> None:
     assert len(chosen) == 1
 
 
-def test_scores_are_told_where_configured() -> None:
+def test_scores_are_sent_if_configured() -> None:
     bench = Bench(settings=StreamSettings(scores_metadata=True))
     (answer,) = routed(run(bench.stream(), head(NONE)))
     assert {address for address, _ in answer.scores} == {str(A), str(B), str(C)}
 
 
-def test_what_a_request_costs_is_told_if_it_is_asked_for() -> None:
+def test_the_cost_of_a_request_is_sent_if_configured() -> None:
     """A gateway's rate limit can count these tokens, and its access log can keep them."""
     bench = Bench(settings=StreamSettings(cost_metadata=True))
     (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
@@ -126,7 +128,7 @@ def test_what_a_request_costs_is_told_if_it_is_asked_for() -> None:
     assert told["x-prefix-gateway-predicted-seconds"].number_value == decision.predicted_s
 
 
-def test_what_a_request_costs_is_not_told_otherwise(bench: Bench) -> None:
+def test_the_cost_of_a_request_is_not_sent_by_default(bench: Bench) -> None:
     (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
     assert answer.cost is None
 
@@ -146,7 +148,9 @@ def test_a_body_that_would_take_too_long_is_routed_by_load_to_a_server_of_its_mo
 
 
 @pytest.mark.parametrize(("modes", "unread"), [(NONE, "body_not_seen"), (STREAMED, "body_not_seen")])
-def test_a_body_that_comes_after_the_pick_is_told_as_unseen(bench: Bench, modes: Modes, unread: str) -> None:
+def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(
+    bench: Bench, modes: Modes, unread: str
+) -> None:
     run(bench.stream(), head(modes))
     run(bench.stream(), head(modes, end=True))
     assert [pick.decision.unread for pick in bench.seen.picks] == [unread, ""]

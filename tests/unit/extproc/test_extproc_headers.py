@@ -48,7 +48,7 @@ def test_the_subset_hint_bounds_the_pick(
     "hint", [(), ("",), ("nonsense",), ("10.0.0.1",), ("10.0.0.1:9",), ("fd00::1:8000",)]
 )
 @pytest.mark.parametrize("end", [False, True])
-def test_a_subset_hint_that_allows_nothing_gets_503(
+def test_a_subset_hint_that_allows_no_endpoint_gets_503(
     bench: Bench, *, hint: tuple[str, ...], end: bool
 ) -> None:
     stream = bench.stream()
@@ -67,26 +67,26 @@ def test_a_subset_hint_that_allows_nothing_gets_503(
         ("[fd00::1]:8000", (C,)),
     ],
 )
-def test_a_conformance_run_prescribes_the_pick(wish: str, expected: tuple[Address, ...]) -> None:
+def test_a_conformance_run_can_prescribe_the_pick(wish: str, expected: tuple[Address, ...]) -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
     run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", wish)))
     assert bench.seen.picks[0].destinations[: len(expected)] == expected
 
 
-def test_a_prescription_of_nothing_that_exists_gets_503() -> None:
+def test_a_prescription_of_unknown_endpoints_gets_503() -> None:
     bench = Bench(settings=StreamSettings(conformance_headers=True))
     actions = run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", "1.1.1.1")))
     assert refused(actions).status == 503
 
 
-def test_without_the_flag_clients_prescribe_nothing() -> None:
+def test_without_the_flag_clients_cannot_prescribe_the_pick() -> None:
     bench = Bench(rule="round-robin")
     for _ in range(3):
         run(bench.stream(), head(NONE, ("test-epp-endpoint-selection", "10.0.0.2:8000")))
     assert {p.destinations[0] for p in bench.seen.picks} == {A, B, C}
 
 
-def test_text_that_is_too_long_for_an_address_is_none_and_is_not_kept() -> None:
+def test_text_that_is_too_long_for_an_address_is_refused_and_not_kept() -> None:
     tracemalloc.start()
     for n in range(3):
         assert read_address(str(n) * 1_000_000) is None

@@ -126,7 +126,7 @@ def test_an_error_has_the_shape_that_the_clients_of_its_api_read(path: str, *, a
     ("body", "status", "kind"),
     [(b"{", 400, "invalid_request_error"), (b"x" * 2000, 413, "request_too_large")],
 )
-def test_anthropics_clients_are_told_the_kind_of_error(body: bytes, status: int, kind: str) -> None:
+def test_anthropics_clients_get_the_type_of_the_error(body: bytes, status: int, kind: str) -> None:
     bench = Bench(settings=StreamSettings(max_body_bytes=1000))
     event = RequestHeaders(((":path", "/v1/messages"),), modes=BUFFERED)
     answer = refused(run(bench.stream(), event, RequestBody(body, end_of_stream=True))[1:])

@@ -60,6 +60,6 @@ class Held:
         return [(row.priority, row.tenant, row.requests) for _, row in self.gate.reports(anew=True)]
 
     def free(self) -> None:
-        """Long afterwards all servers are idle."""
+        """Let the gate look long afterwards, when all servers are idle."""
         self.gate.pump(now=10_000.0)
         self.gate.check_integrity()

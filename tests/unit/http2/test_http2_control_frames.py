@@ -7,7 +7,7 @@ from epp.http2.frames import Code, Flag, Kind, Setting, settings
 from tests.harness.http2_frames import CallerSide, bodies, headers, ping, reset, window_update
 
 
-def test_a_change_of_the_initial_window_moves_open_streams() -> None:
+def test_a_change_of_the_initial_window_changes_the_windows_of_open_streams() -> None:
     side = CallerSide().opened(window=10)
     side.feed(headers(1))
     side.connection.send(1, b"x" * 20)
@@ -27,13 +27,13 @@ def test_a_reset_ends_a_call_once() -> None:
     assert side.sent() == []
 
 
-def test_leaving_takes_two_steps() -> None:
+def test_a_graceful_shutdown_takes_two_steps() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     side.connection.leave(now=side.now)
     goaway, question = side.sent()
     assert (int.from_bytes(goaway.payload[:4]), goaway.code) == (2**31 - 1, Code.NO_ERROR)
-    assert isinstance(side.feed(headers(3))[0], Opened), "what was on its way is served"
+    assert isinstance(side.feed(headers(3))[0], Opened), "a call that was on its way is served"
     side.feed(ping(question.payload, ack=True))
     (goaway,) = side.sent()
     assert int.from_bytes(goaway.payload[:4]) == 3

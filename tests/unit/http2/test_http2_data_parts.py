@@ -27,7 +27,7 @@ def test_messages_and_frames_begin_and_end_independently() -> None:
         (b"\0" + (2**20 + 1).to_bytes(4), 8, "message_too_large"),
     ],
 )
-def test_a_message_that_is_not_taken_ends_its_call_alone(wire: bytes, status: int, reason: str) -> None:
+def test_a_message_that_is_refused_ends_only_its_own_call(wire: bytes, status: int, reason: str) -> None:
     side = CallerSide().opened()
     events = side.feed(headers(1), headers(3), data(1, wire), data(3, grpc(b"fine")))
     assert events[2:] == [Fault(reason), Gone(1, reason), Message(3, b"fine")]

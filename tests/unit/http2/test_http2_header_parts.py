@@ -6,7 +6,7 @@ from epp.http2.call_events import Opened, Over
 from tests.harness.http2_frames import CallerSide, block, continuation, headers
 
 
-def test_a_header_block_in_parts_is_one() -> None:
+def test_a_header_block_may_come_in_several_frames() -> None:
     side = CallerSide().opened()
     whole = block()
     events = side.feed(
@@ -17,7 +17,7 @@ def test_a_header_block_in_parts_is_one() -> None:
     assert isinstance(events[0], Opened)
 
 
-def test_continuation_frames_without_end_are_cut_off() -> None:
+def test_endless_continuation_frames_end_the_connection() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, b"", whole=False))
     events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))

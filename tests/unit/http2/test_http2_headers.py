@@ -11,7 +11,7 @@ from epp.http2.headers import HeaderReader
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, data, headers
 
 
-def test_a_block_means_the_same_again_only_if_the_peer_uses_no_table() -> None:
+def test_header_blocks_are_remembered_only_once_the_peer_has_given_up_its_table() -> None:
     reader = HeaderReader(max_list_bytes=16_384)
     reader.request(block())
     assert not reader.known
@@ -37,7 +37,9 @@ def test_the_number_of_known_blocks_is_bounded() -> None:
         ([(":method", "GET")], 405),
     ],
 )
-def test_what_is_no_grpc_call_gets_an_http_answer(fields: list[tuple[str, str]], status: int) -> None:
+def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
+    fields: list[tuple[str, str]], status: int
+) -> None:
     side = CallerSide().opened()
     assert side.feed(headers(1, block(replace=fields))) == [Fault("no_grpc_call")]
     head, body = side.sent()

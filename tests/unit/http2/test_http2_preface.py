@@ -6,7 +6,7 @@ from epp.http2.frames import Kind, Setting
 from tests.harness.http2_frames import CallerSide, hello
 
 
-def test_the_server_speaks_first_and_says_its_limits() -> None:
+def test_the_server_sends_its_settings_and_window_first() -> None:
     first, second = CallerSide().greeting
     assert (first.kind, second.kind) == (Kind.SETTINGS, Kind.WINDOW_UPDATE)
     said = {
@@ -17,7 +17,7 @@ def test_the_server_speaks_first_and_says_its_limits() -> None:
     assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
 
 
-def test_hello_may_come_byte_by_byte() -> None:
+def test_the_preface_may_come_byte_by_byte() -> None:
     side = CallerSide()
     for byte in hello():
         assert side.feed(bytes((byte,))) == []

@@ -9,7 +9,7 @@ from epp.http2.frames import PREFACE, Code, Kind
 from tests.harness.http2_frames import CallerSide, block, headers, hello, ping
 
 
-def test_a_refused_client_that_never_ends_is_forgotten_in_time() -> None:
+def test_the_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, block(replace=[("content-type", "text/html")])))
     side.sent()
@@ -29,7 +29,7 @@ def test_a_deadline_of_the_caller_ends_the_call() -> None:
     assert side.tick(10) == []
 
 
-def test_a_client_that_says_nothing_is_asked_and_then_given_up() -> None:
+def test_a_silent_client_gets_a_ping_and_is_then_disconnected() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
     side.tick(61)
@@ -52,14 +52,16 @@ def test_a_client_that_says_nothing_is_asked_and_then_given_up() -> None:
         (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
     ],
 )
-def test_half_a_word_is_not_waited_for_for_ever(wire: bytes, seconds: float, reason: str) -> None:
+def test_an_unfinished_preface_or_header_block_ends_the_connection_after_a_time(
+    wire: bytes, seconds: float, reason: str
+) -> None:
     side = CallerSide()
     side.feed(wire)
     assert side.tick(seconds - 2) == []
     assert side.tick(2)[-1] == Over(reason)
 
 
-def test_a_window_that_never_opens_costs_its_stream_in_the_end() -> None:
+def test_a_stream_whose_window_never_opens_is_ended_after_a_time() -> None:
     side = CallerSide().opened(window=0)
     side.feed(headers(1), headers(3))
     side.connection.send(1, b"x" * 1000)

@@ -11,7 +11,7 @@ from epp.kube.api import Api, ApiError, Query
 from epp.kube.objects import Condition
 from epp.kube.rewrite_writing import RewriteWriter
 from epp.kube.rewrites import ModelRewrites
-from tests.unit.kube.objects import rewrite, rewrites_of, rewrites_of
+from tests.unit.kube.objects import rewrite, rewrites_of, rule
 
 
 class StatusServer(Api):

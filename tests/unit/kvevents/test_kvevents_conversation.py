@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epp.kvevents.conversation import UnmappedError, read_conversation, read_shaping
-from tests.unit.kvevents.routed import CALL, routed_chat, message
+from tests.unit.kvevents.routed import CALL, message, routed_chat
 
 
 @pytest.mark.parametrize(

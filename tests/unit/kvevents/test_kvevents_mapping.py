@@ -16,7 +16,7 @@ from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, routed_chat, message, routed
+from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, message, routed_chat, routed_to_path
 
 NUMBERS = [1e-310] * 10_000
 """A decoder takes 4 us a byte for these, and nothing else runs at that time."""

@@ -13,7 +13,7 @@ from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
 from tests.unit.kvevents.a_language import write_language
-from tests.unit.kvevents.routed import TALK, THINKS_LAST, routed_chat, message
+from tests.unit.kvevents.routed import TALK, THINKS_LAST, message, routed_chat
 
 
 def test_a_conversation_is_rendered_as_the_folders_template_says(language: FolderLanguage) -> None:

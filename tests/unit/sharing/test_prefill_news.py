@@ -113,7 +113,7 @@ def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(
 
 
 def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
-    two: tuple[Replica, Replica],
+    two_with_prefill: tuple[Replica, Replica],
 ) -> None:
     one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)

@@ -15,14 +15,14 @@ from tests.unit.sharing.pickers import Replica, two
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
-def test_bytes_that_are_no_batch_are_one_typed_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_batch_are_one_typed_error(data: bytes) -> None:
     one, _ = two()
     with pytest.raises(MalformedError, match="not a batch"):
         one.exchange.receive(data, now=1.0)
     one.check()
 
 
-def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
+def test_pools_policies_and_formats_have_their_own_channels() -> None:
     one = Replica(1)
     spec = with_chunks(Chunks(size_bytes=512))
     finer = Replica(2, policy=spec)
