@@ -43,7 +43,7 @@ FLOOR_NS = 1_000_000
 TIMES_PLAIN = 10
 SLACK = 8
 """How many times more a body may cost, for a busy machine and for weights that are not measured. The bodies
-that a review found would still be found: they cost at least 11.9 times as much as the bound without the slack.
+that a review found would still be found: they cost 11.9 times as much as the bound without slack, or more.
 """
 
 WORST = [
