@@ -24,7 +24,7 @@ from bench.bench_pick import picker_of_pods, requests
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import PickRequest
-from epp.endpoints.state import Booking
+from epp.endpoints.endpoint_state import Booking
 from epp.errors import PickError
 from epp.extproc.pump import Pump
 from epp.picker.events import Pick

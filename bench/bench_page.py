@@ -42,7 +42,7 @@ from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import LogCounts
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import ask, text
 

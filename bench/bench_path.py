@@ -23,14 +23,14 @@ from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
 from epp.extproc.conversation import decode, encode
-from epp.extproc.headers import RESPONSE_NAMES
-from epp.extproc.settings import StreamContext, StreamSettings
+from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 
 _ROUNDS = 60
 _REQUESTS = 20

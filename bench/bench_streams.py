@@ -29,16 +29,16 @@ from bench.bench_pick import picker_of_pods
 from epp.config.listening import Listen
 from epp.extproc.calls import Handler
 from epp.extproc.health import Health
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Call, Peer
-from epp.extproc.settings import StreamSettings
-from epp.extproc.streams import Streams
+from epp.extproc.stream_settings import StreamSettings
 from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, reset, settings, window_update
 from epp.http2.headers import encode
 from epp.serve import process
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 
 _METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _CALL = (
@@ -148,7 +148,7 @@ class StreamRig:
         self.picker = picker_of_pods(_ENDPOINTS)
         metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_nobody_asks)
         self.picker.subscribe(metrics.on_event)
-        streams = Streams(self.picker, settings=StreamSettings(), clock=self._clock)
+        streams = LiveStreams(self.picker, settings=StreamSettings(), clock=self._clock)
         server: Any = Http2Transport(streams, Health(), listen=Listen()).server
         if bare:
             server.services = {_METHOD: _Constant}

@@ -23,8 +23,8 @@ from bench.routing.picker_router import PickerRouter
 from epp.config.policy import DEFAULT_POLICY
 from epp.replay.measure import quantile, ttft_s
 from epp.serve.state_report import endpoints_of
-from epp.telemetry.pool import PoolStatus, pools_of
-from epp.telemetry.state import EndpointStatus
+from epp.telemetry.picker_state import EndpointStatus
+from epp.telemetry.pool_status import PoolStatus, pools_of
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 from model_server.sim.request import Record
 

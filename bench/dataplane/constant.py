@@ -22,8 +22,8 @@ from grpc_health.v1 import health_pb2
 from bench.dataplane.floor import PLAIN, REQUEST_BODY, destination
 from epp.extproc.calls import Handler
 from epp.extproc.conversation import SERVICE
-from epp.extproc.events import Slot
 from epp.extproc.http2_server import Http2Server
+from epp.extproc.http_events import Slot
 from epp.extproc.peer import Call
 from epp.http2.limits import Limits
 from epp.serve.process import tune

@@ -24,8 +24,8 @@ import grpc
 import uvloop
 
 from epp.extproc.conversation import SERVICE, encode
-from epp.extproc.events import Answer, Slot
-from epp.extproc.headers import DESTINATION
+from epp.extproc.header_names import DESTINATION
+from epp.extproc.http_events import Answer, Slot
 from epp.serve.process import tune
 
 _REQUEST_HEADERS: Final = 0x12

@@ -17,7 +17,7 @@ from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_
 from bench.dataplane.report import tables
 from bench.dataplane.rig import VariantName
 from epp.extproc.conversation import encode
-from epp.extproc.events import Echo, Slot
+from epp.extproc.http_events import Echo, Slot
 
 
 @pytest.mark.parametrize("kind", ["cold", "warm"])

@@ -5,7 +5,7 @@ those that the server's last page names. Pure; an `EndpointState` holds both.
 from __future__ import annotations
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.state import EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 
 
 def slots(state: EndpointState, *, spec: PolicySpec) -> int:

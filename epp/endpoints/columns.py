@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.adapters import loaded_adapters
+from epp.endpoints.endpoint_state import Answers, EndpointState
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.served_models import AwayModels, Named, Serving
-from epp.endpoints.state import Answers, EndpointState
 from epp.endpoints.unreported import Unreported
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import ALL, Bools, Floats, Ints, Roster, Snapshot

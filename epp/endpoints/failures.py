@@ -12,9 +12,9 @@ the picker probes a server that has failed: it sends a request of one token (`pr
 sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of `_TRIAL_PICKS`
 requests is a trial. A probe that succeeds proves less than a real answer: it only allows a trial.
 
-A server hangs if its first bytes are overdue (`state.Answers`), or if its answers begin and do not go on
-(`symptoms`). In the second case the beginning of an answer proves nothing: only a probe that succeeds or a
-counter that grows brings the server back. Envoy's access log reports answers that break off midway
+A server hangs if its first bytes are overdue (`endpoint_state.Answers`), or if its answers begin and do not
+go on (`symptoms`). In the second case the beginning of an answer proves nothing: only a probe that succeeds
+or a counter that grows brings the server back. Envoy's access log reports answers that break off midway
 (`answer_cut`). Such answers count as failures. From then on only complete answers count as good, or a probe
 that succeeds after probes that failed.
 
@@ -32,8 +32,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
+from epp.endpoints.endpoint_state import Answers, EndpointState, Wait, counts_answers
 from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark, Probe, Verdict
-from epp.endpoints.state import Answers, EndpointState, Wait, counts_answers
 from epp.endpoints.symptoms import Cuts, Stalls, suspects
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointMetrics

@@ -14,9 +14,9 @@ from typing import Final
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns, FleetView
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.served_models import Serving, forget_models, union
-from epp.endpoints.state import EndpointState
 from epp.types import Address, Endpoint, EndpointName, ModelCard, ModelList
 
 _KEPT_UNIONS: Final = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Literal
 
-from epp.endpoints.state import EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 
 STEP: Final = 0.2
 """How far one answer moves the share: four failures in a row take a server from 0 over a half."""

@@ -23,8 +23,8 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
 
+from epp.endpoints.endpoint_state import LOST_BOOKING_S, Backlog, EndpointState
 from epp.endpoints.growth import computed_growth, growth
-from epp.endpoints.state import LOST_BOOKING_S, Backlog, EndpointState
 from epp.types import EndpointMetrics
 
 _BUSY_HALF_LIFE_S: Final = 20.0

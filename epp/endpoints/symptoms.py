@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from epp.endpoints.state import LONGEST_PREDICTED_S, Answers, EndpointState, Wait, counts_answers
+from epp.endpoints.endpoint_state import LONGEST_PREDICTED_S, Answers, EndpointState, Wait, counts_answers
 from epp.types import EndpointMetrics
 
 _OTHERS: Final = 3

@@ -10,7 +10,7 @@ from typing import Literal
 import yaml
 
 from epp.config.settings import Config
-from epp.envoy import clusters, listener, overload, probe_listener, tracing
+from epp.envoy import client_listener, clusters, overload_manager, probe_listener, tracing
 from epp.envoy.messages import Message, address
 from epp.envoy.names import STAT_PREFIX
 from epp.errors import ConfigError
@@ -36,10 +36,10 @@ def _message(config: Config) -> Message:
         "node": {"id": STAT_PREFIX, "cluster": STAT_PREFIX},
         # Probes and operators can still connect when clients have taken every connection.
         "admin": {"address": address(envoy.admin), "ignore_global_conn_limit": True},
-        "overload_manager": overload.manager(envoy),
+        "overload_manager": overload_manager.manager(envoy),
         "static_resources": {
             "listeners": [
-                listener.gateway(config),
+                client_listener.gateway(config),
                 *([probe_listener.listener(config)] if envoy.status else []),
             ],
             "clusters": [

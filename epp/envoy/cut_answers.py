@@ -1,6 +1,6 @@
 """Makes the access log by which the picker learns of answers that a server cut midway.
 
-Pure. `listener` calls this module. `epp.extproc.access_log` reads the entries.
+Pure. `client_listener` calls this module. `epp.extproc.access_log` reads the entries.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Envoy makes a 400, passes it to its filters, and closes the connection at once. 
 processor would hold the 400 until the picker has seen it, so the client would get nothing. If a filter
 replaces a response that has begun with an answer of its own, Envoy sends this answer directly, without the
 other filters. The custom response filter does this here, before the filter of the external processor sees the
-400. Pure. `listener` calls this module.
+400. Pure. `client_listener` calls this module.
 """
 
 from __future__ import annotations

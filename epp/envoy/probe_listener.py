@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from epp.config.settings import Config
+from epp.envoy.client_listener import listening, routed, router
 from epp.envoy.clusters import static
-from epp.envoy.listener import listening, routed, router
 from epp.envoy.messages import Message, address
 
 _ADMIN: Final = "envoy-admin"

@@ -1,7 +1,7 @@
 """Makes the TLS settings of the listener and of the connection to the picker, as Envoy transport sockets.
 
-Certificates come through the files of `sds`, so that Envoy follows renewed ones. `listener` and `clusters`
-call this module.
+Certificates come through the files of `sds`, so that Envoy follows renewed ones. `client_listener` and
+`clusters` call this module.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 one for each attempt at a model server. Pure.
 
 The call of the picker carries the trace context in its gRPC metadata, so that the picker's span is a child of
-Envoy's span. `listener` and `bootstrap` call this module.
+Envoy's span. `client_listener` and `bootstrap` call this module.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ the body must be replaced by the client's name. `stream` makes no `AnswerBody` f
 from __future__ import annotations
 
 from epp.extproc.asking import Asking, collect
-from epp.extproc.events import Answer, BodyMode, Modes, ResponseHeaders, Slot
-from epp.extproc.headers import DECISION, LENGTH, TEST_SERVED
-from epp.extproc.settings import StreamSettings
+from epp.extproc.header_names import DECISION, LENGTH, TEST_SERVED
+from epp.extproc.http_events import Answer, BodyMode, Modes, ResponseHeaders, Slot
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.events import Pick
 from epp.request.answer_names import AnswerNames, readable
 from epp.request.response import ResponseFeedback, ResponseReader

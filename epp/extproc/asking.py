@@ -25,8 +25,7 @@ from epp.config.policy import PolicySpec
 from epp.decision import PickRequest
 from epp.errors import BadRequestError, NoEndpointError, NoRoomError, PickError
 from epp.extproc.bodies import pieces
-from epp.extproc.events import PLAIN, Action, Answer, BodyMode, Estimate, Modes, Refuse, RequestHeaders, Slot
-from epp.extproc.headers import (
+from epp.extproc.header_names import (
     DESTINATION,
     LENGTH,
     OBJECTIVES,
@@ -39,11 +38,22 @@ from epp.extproc.headers import (
     read_claim,
     read_prescribed,
 )
+from epp.extproc.http_events import (
+    PLAIN,
+    Action,
+    Answer,
+    BodyMode,
+    Estimate,
+    Modes,
+    Refuse,
+    RequestHeaders,
+    Slot,
+)
 from epp.extproc.refusals import refused
-from epp.extproc.settings import StreamContext
+from epp.extproc.stream_settings import StreamContext
 from epp.picker.events import Parsed, Pick, Refused
 from epp.picker.gate import NO_CLAIM, Claim
-from epp.request.names import bounded_name
+from epp.request.client_names import bounded_name
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
 from epp.types import Address, ApiKind, Entry, InferenceRequest

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from epp.extproc.events import PLAIN, Action, BodyMode, Echo, RequestBody, Slot
+from epp.extproc.http_events import PLAIN, Action, BodyMode, Echo, RequestBody, Slot
 
 MAX_PIECE_BYTES: Final = 62_000
 """The most bytes in one piece of an echoed body: the limit of the endpoint picker protocol."""

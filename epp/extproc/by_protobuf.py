@@ -15,7 +15,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.message import DecodeError
 
 from epp.errors import DETAILS
-from epp.extproc.events import (
+from epp.extproc.header_names import DESTINATION
+from epp.extproc.http_events import (
     Answer,
     BodyMode,
     Delay,
@@ -31,7 +32,6 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.headers import DESTINATION
 
 _LB_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = f"{DESTINATION}-served"

@@ -2,8 +2,8 @@
 message, and sends the bytes of its answers.
 
 Everything is synchronous: a message is handled completely before the next message, so requests never
-interleave inside the picker. A transport makes a `Caller` for each call, and hands on what comes. `streams`
-has the parts that all calls share. `stream` decides the answers, and knows no bytes.
+interleave inside the picker. A transport makes a `Caller` for each call, and hands on what comes.
+`live_streams` has the parts that all calls share. `stream` decides the answers, and knows no bytes.
 
 Protobuf's messages become events here, and actions become messages. Only the fields that routing needs are
 read. `wire` cuts headers and bodies out of the usual messages, since protobuf would make an object for each
@@ -25,7 +25,8 @@ from epp.extproc.asking import bounded_trace
 from epp.extproc.bodies import MAX_PIECE_BYTES
 from epp.extproc.by_protobuf import Around
 from epp.extproc.calls import Caller, Handler
-from epp.extproc.events import (
+from epp.extproc.header_names import DESTINATION, RESPONSE_NAMES
+from epp.extproc.http_events import (
     Action,
     Answer,
     Echo,
@@ -37,11 +38,10 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.overload import TARGET_S
 from epp.extproc.stream import HttpStream
-from epp.extproc.streams import Streams
-from epp.http2.messages import INVALID_ARGUMENT, OK
+from epp.http2.grpc_messages import INVALID_ARGUMENT, OK
 from epp.picker.phases import Phase
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -68,7 +68,7 @@ class Conversation(Handler):
 
     __slots__ = ("_call", "_names", "_picked", "_stream", "_streams")
 
-    def __init__(self, streams: Streams, call: Caller) -> None:
+    def __init__(self, streams: LiveStreams, call: Caller) -> None:
         self._streams = streams
         self._call = call
         self._names: frozenset[str] = frozenset()

@@ -30,18 +30,18 @@ from epp.extproc import access_log
 from epp.extproc.call_ages import CallAges
 from epp.extproc.certificates import Certificates
 from epp.extproc.conversation import SERVICE, Conversation
-from epp.extproc.headers import TRACEPARENT
+from epp.extproc.header_names import TRACEPARENT
 from epp.extproc.health import SERVICES, Health
-from epp.extproc.listening import cannot_listen, require_folder
-from epp.extproc.streams import Streams
-from epp.http2.messages import OK, Reply
+from epp.extproc.listening_socket import cannot_listen, require_folder
+from epp.extproc.live_streams import LiveStreams
+from epp.http2.grpc_messages import OK, Reply
 from epp.types import BEGAN, Address
 
 _EOF: Final[object] = grpc.aio.EOF
 
 
 class GrpcioTransport:
-    def __init__(self, streams: Streams, health: Health, *, listen: Listen) -> None:
+    def __init__(self, streams: LiveStreams, health: Health, *, listen: Listen) -> None:
         self._streams = streams
         self._health = health
         self._listen = listen

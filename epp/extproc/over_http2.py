@@ -21,17 +21,17 @@ from epp.extproc.certificates import Certificates, ssl_context
 from epp.extproc.conversation import SERVICE, Conversation
 from epp.extproc.health import Health
 from epp.extproc.http2_server import Http2Server
-from epp.extproc.listening import bound, max_peers
+from epp.extproc.listening_socket import bound, max_peers
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.peer import Call, Service
-from epp.extproc.streams import Streams
+from epp.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.http2.limits import Limits
-from epp.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 
 _HEALTH: Final = "grpc.health.v1.Health"
 
 
 class Http2Transport:
-    def __init__(self, streams: Streams, health: Health, *, listen: Listen) -> None:
+    def __init__(self, streams: LiveStreams, health: Health, *, listen: Listen) -> None:
         self._streams = streams
         self._listen = listen
         self._health = health
@@ -72,7 +72,7 @@ class Http2Transport:
 class _AccessLogCall(Handler):
     """Takes in messages. The only answer follows the caller's last message."""
 
-    def __init__(self, call: Call, streams: Streams) -> None:
+    def __init__(self, call: Call, streams: LiveStreams) -> None:
         self._call = call
         self._streams = streams
         self._open = streams.access_log.open()

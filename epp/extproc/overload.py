@@ -4,7 +4,7 @@ overloaded. `peer.Lateness` measures how long requests have waited.
 An overload begins when `_IN_A_ROW` requests in a row have waited longer than `TARGET_S`, and this has lasted
 for `_PATIENCE_S`. From then on every request that waited longer is routed by load, from its headers only, and
 every other request is read. So the waiting time stays near the target by itself, and the picker reads as many
-bodies as it can. No control loop has to settle. `streams.Streams` owns this object.
+bodies as it can. No control loop has to settle. `live_streams.LiveStreams` owns this object.
 
 Pure: time is an argument.
 """

@@ -21,9 +21,9 @@ from epp.extproc.closing import Closing
 from epp.http2.beginnings import Beginnings
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
+from epp.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
 from epp.http2.headers import Request
 from epp.http2.limits import HeldBytes, Limits
-from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
 
 _log = logging.getLogger(__name__)
 

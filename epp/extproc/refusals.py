@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from epp.errors import FlowRefusedError, PickError, SaturatedError
-from epp.extproc.events import Refuse, RequestHeaders
-from epp.extproc.headers import read_addresses
+from epp.extproc.header_names import read_addresses
+from epp.extproc.http_events import Refuse, RequestHeaders
 from epp.picker.picker import Picker
 
 DROPPED: Final = "x-llm-d-request-dropped-reason"

@@ -1,8 +1,8 @@
 """The ext_proc server of a picker: one transport, the streams on it, health, and the drain.
 
 The transport (`over_http2`, or `over_grpcio` if the configuration asks for it) owns the socket and the wire
-format. `streams` has the calls in flight. The composition root calls this module. All methods belong to the
-event loop that called `start`.
+format. `live_streams` has the calls in flight. The composition root calls this module. All methods belong to
+the event loop that called `start`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 from epp.config.listening import Listen
 from epp.extproc.health import Health
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.overload import Overload
 from epp.extproc.pump import Pump
-from epp.extproc.settings import StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.extproc.streams import Streams
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 
@@ -60,7 +60,7 @@ class ExtProcServer:
         """Prepare the server. gate: where requests may wait. This server runs the gate's timer."""
         self._clock = clock
         self._health = Health()
-        self._streams = Streams(picker, settings=settings, clock=clock, gate=gate)
+        self._streams = LiveStreams(picker, settings=settings, clock=clock, gate=gate)
         self._pump = Pump(gate, clock=clock, after=picker.tidy) if gate is not None else None
         if self._pump is not None:
             self._streams.on_room = self._pump.soon
@@ -120,7 +120,7 @@ class ExtProcServer:
         self.transport.check_integrity()
 
 
-def _transport(streams: Streams, health: Health, listen: Listen) -> Transport:
+def _transport(streams: LiveStreams, health: Health, listen: Listen) -> Transport:
     """Return the transport that the settings ask for. The other one is not even imported, because gRPC
     starts its own threads.
     """

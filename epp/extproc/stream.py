@@ -26,7 +26,8 @@ from epp.errors import BlockedPathError, BodyTooLargeError, PickError
 from epp.extproc.answer_body import AnswerBody, answer_to_headers, read_answer
 from epp.extproc.asking import NO_BODY, NO_HEAD, NO_ROOM, NOT_SEEN, OVERLOADED, Asking, answer_status
 from epp.extproc.bodies import Body, passed_on, pieces
-from epp.extproc.events import (
+from epp.extproc.header_names import RESERVED, read_address
+from epp.extproc.http_events import (
     PLAIN,
     Action,
     Answer,
@@ -42,9 +43,8 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.headers import RESERVED, read_address
 from epp.extproc.refusals import model_list
-from epp.extproc.settings import StreamContext
+from epp.extproc.stream_settings import StreamContext
 from epp.extproc.waiting import Waiting, offer
 from epp.picker.events import Pick, ProtocolFault
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase

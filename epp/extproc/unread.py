@@ -3,8 +3,8 @@ forgets them.
 
 Such a request gets no state machine: its stream ends with the first answer, and the data plane handles the
 rest alone. Only usual requests are answered here. For all others `answer` returns None, and a normal stream
-is opened. This module refuses everything that a normal stream refuses. Pure. `streams.Streams` owns an
-`Unread`.
+is opened. This module refuses everything that a normal stream refuses. Pure. `live_streams.LiveStreams` owns
+an `Unread`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.extproc.asking import OVERLOADED, not_set, read_head
-from epp.extproc.events import Answer, BodyMode, Event, RequestHeaders, Slot
-from epp.extproc.headers import DESTINATION
-from epp.extproc.settings import StreamSettings
+from epp.extproc.header_names import DESTINATION
+from epp.extproc.http_events import Answer, BodyMode, Event, RequestHeaders, Slot
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 

@@ -20,8 +20,8 @@ from epp.config.dialects import WAIT_SHARE
 from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.extproc.asking import Asking
-from epp.extproc.events import Action, Delay, Modes, Slot
-from epp.extproc.settings import StreamSettings
+from epp.extproc.http_events import Action, Delay, Modes, Slot
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest

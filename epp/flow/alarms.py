@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Generic
 
+from epp.flow.flow_settings import LEAST_DELAY_S, LONGEST_DELAY_S
 from epp.flow.request import Forecast, QueueItem, T
-from epp.flow.settings import LEAST_DELAY_S, LONGEST_DELAY_S
 
 _SHARE_OF_LEFT = 0.25
 

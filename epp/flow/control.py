@@ -27,12 +27,12 @@ from epp.flow.bounds import Bounds
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere, FlowKey, Row
 from epp.flow.expected import Expected
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.headroom import Headroom
 from epp.flow.pace import Pace
 from epp.flow.queues import Load, Queues, TenantFlow
 from epp.flow.request import Forecast, Forecaster, LetGo, QueueItem, Refused, RefusedFor, T, Verdict
 from epp.flow.search import Search
-from epp.flow.settings import FlowSettings
 from epp.flow.shares import Shares
 
 

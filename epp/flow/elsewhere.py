@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from epp.flow.flow_settings import LONGEST_DELAY_S
 from epp.flow.queues import BandKey, Load, Loads
-from epp.flow.settings import LONGEST_DELAY_S
 
 _MOST_ROWS = 4096
 """The most rows that are kept of one other picker. Further rows are not counted."""

@@ -13,10 +13,10 @@ from typing import Generic
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.expected import Expected
+from epp.flow.flow_settings import SHORT_S, FlowSettings
 from epp.flow.pace import Pace
 from epp.flow.queues import Band, BandKey
 from epp.flow.request import Forecast, T
-from epp.flow.settings import SHORT_S, FlowSettings
 
 _SCARCE_S = 0.3
 """The headroom while there are too few servers. Requests always wait then, so a server only needs enough work

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from math import ceil, exp, inf
 
-from epp.flow.settings import LONGEST_DELAY_S
+from epp.flow.flow_settings import LONGEST_DELAY_S
 
 _WINDOW_S = 10.0
 _TOO_FEW = 0.1

@@ -20,8 +20,8 @@ from math import inf
 from operator import attrgetter
 from typing import Generic
 
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.request import QueueItem, T
-from epp.flow.settings import FlowSettings
 
 OTHERS = "\0others"
 """The name of the tenants beyond the limit, which share one queue. No header can carry this name."""

@@ -11,10 +11,10 @@ from math import inf
 from typing import Generic
 
 from epp.flow.demoted import Demoted
+from epp.flow.flow_settings import LEAST_DELAY_S, LONGEST_DELAY_S
 from epp.flow.headroom import Headroom
 from epp.flow.queues import Band, Queues
 from epp.flow.request import Forecast, Forecaster, QueueItem, T
-from epp.flow.settings import LEAST_DELAY_S, LONGEST_DELAY_S
 
 
 class Search(Generic[T]):

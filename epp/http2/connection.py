@@ -25,10 +25,10 @@ from epp.http2.control_frames import ControlFrames
 from epp.http2.data_parts import DataParts
 from epp.http2.faults import Faults
 from epp.http2.frames import HEAD_BYTES, MAX_STREAM_ID, Code, Flag, FrameError, Kind, read_u32, unpack_head
+from epp.http2.grpc_messages import INTERNAL, OK, PREFIX_BYTES, Reply, read_prefix
 from epp.http2.header_parts import HeaderParts
 from epp.http2.headers import HeaderReader, ListTooLargeError, MalformedRequestError, UnreadableBlockError
 from epp.http2.limits import HeldBytes, Limits
-from epp.http2.messages import INTERNAL, OK, PREFIX_BYTES, Reply, read_prefix
 from epp.http2.replies import replied
 from epp.http2.streams import State, Stream, Streams
 from epp.http2.time_limits import TimeLimits

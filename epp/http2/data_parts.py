@@ -8,8 +8,8 @@ from __future__ import annotations
 from epp.http2.call_events import Message
 from epp.http2.faults import Faults
 from epp.http2.frames import Code, Flag, FrameError, Kind
+from epp.http2.grpc_messages import INTERNAL, PREFIX_BYTES, Assembly, BadMessageError, message_bytes
 from epp.http2.limits import HeldBytes, Limits
-from epp.http2.messages import INTERNAL, PREFIX_BYTES, Assembly, BadMessageError, message_bytes
 from epp.http2.streams import State, Stream, Streams
 
 

@@ -14,9 +14,9 @@ from typing import Final
 from epp.http2 import frames
 from epp.http2.call_events import Event, HalfClosed
 from epp.http2.frames import Code, Flag, FrameError, Kind, pack_head, pack_message
+from epp.http2.grpc_messages import Assembly, Reply
 from epp.http2.headers import GRPC_RESPONSE, trailers
 from epp.http2.limits import Limits
-from epp.http2.messages import Assembly, Reply
 
 _LATELY: Final = 1_000
 _SHRINK_TABLE: Final = b"\x20"

@@ -11,9 +11,9 @@ from epp.http2.call_events import Gone
 from epp.http2.control_frames import ControlFrames
 from epp.http2.faults import Faults
 from epp.http2.frames import Code, FrameError, Kind
+from epp.http2.grpc_messages import DEADLINE_EXCEEDED
 from epp.http2.header_parts import HeaderParts
 from epp.http2.limits import Limits
-from epp.http2.messages import DEADLINE_EXCEEDED
 from epp.http2.streams import Streams
 
 _ARE_YOU_THERE: Final = b"quiet..."

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from epp.kube.objects import Pod, Pool
-from epp.request.names import MAX_NAME_CHARS
+from epp.request.client_names import MAX_NAME_CHARS
 from epp.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
 
 AddressFamily = Literal["Primary", "IPv4", "IPv6"]

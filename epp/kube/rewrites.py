@@ -18,7 +18,7 @@ from typing import Final, get_args
 
 from epp.config.kubernetes import LlmdGroup
 from epp.kube.objects import Condition, ModelRewrite, RewriteRule
-from epp.request.names import MAX_NAME_CHARS
+from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrites, Rule, Target
 
 PATHS: Final[Mapping[str, str]] = {

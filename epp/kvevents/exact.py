@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from epp.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
-from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.decoding import MalformedError, Stored, decode
 from epp.kvevents.knowledge import Knowledge, OverfullError
 from epp.kvevents.mapping import Language, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget, Step
+from epp.kvevents.template_input import UnmappedError
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ModelState
 from epp.prefix_index.kv_reports import KvReport
 from epp.types import EndpointName

@@ -22,8 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
 from epp.errors import ConfigError
-from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.mapping import Tokens
+from epp.kvevents.template_input import UnmappedError
 from epp.request.bounded_json import check_cost
 
 _MOST_TOKENS: Final = 2**18

@@ -21,10 +21,10 @@ from typing import Any, Final, Protocol
 
 from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.chunks import MappedPrompt
-from epp.kvevents.conversation import Text, UnmappedError, read_conversation, read_shaping
 from epp.kvevents.routed_prompts import RoutedPrompt
+from epp.kvevents.template_input import Text, UnmappedError, read_conversation, read_shaping
 from epp.prefix_index.table import ChunkSchedule
-from epp.request.names import is_digest
+from epp.request.client_names import is_digest
 from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4

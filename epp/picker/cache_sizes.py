@@ -7,9 +7,9 @@ not stated one yet. Synchronous; no request runs this code. Caller: `fleet_news`
 
 from __future__ import annotations
 
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.growth import growth
 from epp.endpoints.learned import sample_of
-from epp.endpoints.state import EndpointState
 from epp.picker.server_caches import ServerCaches
 from epp.prefix_index.eviction import charge
 from epp.prefix_index.servers import add_endpoint, resize

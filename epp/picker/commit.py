@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 from epp.config.policy import PolicySpec
 from epp.decision import Decision, Outcome, PickRequest
 from epp.endpoints.adapters import use_adapter
+from epp.endpoints.endpoint_state import Booking, EndpointState
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import Booking, EndpointState
 from epp.picker.events import (
     Answered,
     Began,

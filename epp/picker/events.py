@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Literal
 
 from epp.decision import Decision, PickRequest
-from epp.endpoints.state import Booking, EndpointState, Wait
+from epp.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.errors import PickError
 from epp.picker.phases import OVER, Phase
 from epp.picker.server_caches import Prompt

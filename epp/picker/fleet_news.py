@@ -12,12 +12,12 @@ from collections.abc import Set as AbstractSet
 
 from epp.config.policy import PolicySpec
 from epp.endpoints import pages
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
 from epp.endpoints.marks import Probe, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
-from epp.endpoints.state import EndpointState
 from epp.picker.cache_sizes import CacheSizes
 from epp.picker.commit import Listeners
 from epp.picker.events import Cut, Hangs, Listener, Restarted

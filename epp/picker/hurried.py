@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from epp.config.policy import Policy
 from epp.decision import SHOWN_CHARS, Decision, PickRequest
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import EndpointState
 from epp.picker.server_caches import Prompt, ServerCaches
 
 

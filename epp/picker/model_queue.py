@@ -16,9 +16,9 @@ from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import FlowKey
+from epp.flow.flow_settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.queues import OTHERS, Load
 from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Verdict
-from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.shares import OTHERS_LABEL
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.picker.commit import Considered

@@ -22,6 +22,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.learned import (
     MOST_BYTES_PER_TOKEN,
     CacheSize,
@@ -31,7 +32,6 @@ from epp.endpoints.learned import (
     TokenEstimate,
 )
 from epp.endpoints.served_models import forget_models
-from epp.endpoints.state import EndpointState
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable, Recorded

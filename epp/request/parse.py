@@ -38,6 +38,7 @@ from epp.request.api_fields import (
     priority_in,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
+from epp.request.client_names import name_in
 from epp.request.jsontext import (
     MOST_BYTES,
     MOST_UNITS,
@@ -47,7 +48,6 @@ from epp.request.jsontext import (
     weigh,
     weighed_chat,
 )
-from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts, render_messages
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest, Value

@@ -27,7 +27,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from epp.config.models import Models
-from epp.request.names import MAX_NAME_CHARS
+from epp.request.client_names import MAX_NAME_CHARS
 from epp.scraping.sessions import bounded_body, in_words, session_for_questions
 from epp.types import Endpoint, EndpointName, ModelCard, ModelList
 

@@ -6,7 +6,7 @@ of an idle picker's CPU goes to their pages, and a general client takes three ti
 (docs/architecture.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
-to its length. `Answer` is pure; `PageClient` does the I/O. Called by `scraper`.
+to its length. `PageAnswer` is pure; `PageClient` does the I/O. Called by `scraper`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REQUEST: Final = (
 )
 
 
-class Answer:
+class PageAnswer:
     """One answer, fed piece by piece. Raises MetricsError if the answer has no page, or a page of more than
     `most_bytes`, and ValueError if it is not HTTP.
     """
@@ -204,7 +204,7 @@ class PageClient:
         """Return the page. Raises what `Answer` raises, and OSError if the server does not answer."""
         kept = self._connection
         if kept is not None and kept.usable:
-            answer = Answer(most_bytes=most_bytes)
+            answer = PageAnswer(most_bytes=most_bytes)
             try:
                 return await kept.ask(self._request, answer)
             except ConnectionResetError:
@@ -212,7 +212,7 @@ class PageClient:
                     raise
                 # The server ended the connection while the question was on its way.
         self._connection = await self._connect()
-        return await self._connection.ask(self._request, Answer(most_bytes=most_bytes))
+        return await self._connection.ask(self._request, PageAnswer(most_bytes=most_bytes))
 
     def close(self) -> None:
         if self._connection is not None:
@@ -242,14 +242,14 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._answer: PageAnswer | None = None
         self._whole: asyncio.Future[None] | None = None
 
     @property
     def usable(self) -> bool:
         return self._transport is not None
 
-    async def ask(self, request: bytes, answer: Answer) -> bytearray:
+    async def ask(self, request: bytes, answer: PageAnswer) -> bytearray:
         assert self._transport is not None, "closed"
         assert self._answer is None, "a question waits for its answer"
         self._answer, self._whole = answer, asyncio.get_running_loop().create_future()

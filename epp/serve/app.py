@@ -46,7 +46,7 @@ from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.logs import setup_logging
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from epp.tracing import start as tracing
 from epp.types import Endpoint
 

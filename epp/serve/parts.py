@@ -11,8 +11,8 @@ import msgspec
 from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.extproc.bodies import BodyRoom
-from epp.extproc.events import BodyMode, Modes
-from epp.extproc.settings import StreamSettings
+from epp.extproc.http_events import BodyMode, Modes
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.picker import Picker
 from epp.recording import start as recording
 from epp.recording.service import RecordingService

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epp.endpoints.adapters import loaded_adapters
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.marks import Verdict
-from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
 from epp.kube.live import Live, LiveEndpoint
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.scraping.scraper import ScrapeAge, Scraper
 from epp.sharing.service import SharingService
-from epp.telemetry import state as shown
+from epp.telemetry import picker_state as shown
 from epp.telemetry.logs import LogCounts
 from epp.types import EndpointName
 

@@ -6,7 +6,7 @@ function compares the time of the event with the time of the scrape.
 
 from __future__ import annotations
 
-from epp.endpoints.state import Booking, EndpointState
+from epp.endpoints.endpoint_state import Booking, EndpointState
 
 
 def book(state: EndpointState, booking: Booking, *, at: float, now: float) -> None:

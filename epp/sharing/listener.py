@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from epp.endpoints.adapters import use_adapter
-from epp.endpoints.state import Booking, EndpointState
+from epp.endpoints.endpoint_state import Booking, EndpointState
 from epp.flow.elsewhere import Row
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker

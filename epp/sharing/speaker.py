@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from xxhash import xxh3_64_intdigest
 
-from epp.endpoints.state import EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 from epp.picker.events import (
     Answered,
     Began,

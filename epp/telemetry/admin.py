@@ -28,7 +28,7 @@ from epp.errors import RecordingTakenError
 from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing, as_json, encode
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus, StatusSource
 from epp.types import Address
 
 _SHOWN: Final = 50

@@ -23,7 +23,7 @@ import msgspec
 from epp.decision import Decision
 from epp.request import bounded_json
 from epp.telemetry.decisions import DecisionRing, Record, printable
-from epp.telemetry.state import EndpointStatus, PickerStatus, StatusSource
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus, StatusSource
 from epp.types import Address
 
 _SAMPLE_S: Final = 10.0

@@ -13,10 +13,10 @@ from typing import Any, Final
 from epp.flow.status import FlowStatus
 from epp.metric import Metric
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.telemetry import state
+from epp.telemetry import picker_state
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.exposition import Group, Rows
-from epp.telemetry.pool import PoolStatus, pools_of
+from epp.telemetry.pool_status import PoolStatus, pools_of
 from epp.types import EndpointName
 
 
@@ -27,7 +27,7 @@ class Shown:
     requests: RequestCounts
     servers: Mapping[EndpointName, ServerCounts]
     process: ProcessCounts
-    status: state.PickerStatus
+    status: picker_state.PickerStatus
 
 
 def _pools(shown: Shown) -> Rows:
@@ -48,15 +48,15 @@ GROUPS: Final[tuple[Group[Shown], ...]] = (
     Group("Requests, by endpoint", ServerCounts, lambda s: _named(s.servers), ("endpoint",)),
     Group(
         "Endpoints",
-        state.EndpointStatus,
+        picker_state.EndpointStatus,
         lambda s: [((e.name,), e) for e in s.status.endpoints],
         ("endpoint",),
     ),
     Group("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
     Group("Flow control", FlowStatus, lambda s: [((f.model,), f) for f in s.status.flow], ("model",)),
-    Group("The picker", state.PickerStatus, lambda s: _one(s.status)),
+    Group("The picker", picker_state.PickerStatus, lambda s: _one(s.status)),
     Group("The picker's process, files and API server", ProcessCounts, lambda s: _one(s.process)),
-    Group("Sharing, only where pickers share", state.SharingStatus, lambda s: _one(s.status.sharing)),
+    Group("Sharing, only where pickers share", picker_state.SharingStatus, lambda s: _one(s.status.sharing)),
     Group("Exact mode, only where it is on", ExactStatus, lambda s: _one(s.status.exact)),
     Group(
         "Exact mode, by base model",

@@ -24,7 +24,7 @@ from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.exposition import Exposition
-from epp.telemetry.state import StatusSource
+from epp.telemetry.picker_state import StatusSource
 from epp.types import EndpointName
 
 _log = logging.getLogger("epp.requests")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from epp.conformance.dataplane import DESTINATION, LB, SUBSET_HINT
-from epp.envoy.listener import EXT_PROC
+from epp.envoy.client_listener import EXT_PROC
 from tests.harness.envoy import cluster, connection_manager
 
 SUBSET_HEADER: Final = "x-test-subset"

@@ -30,7 +30,7 @@ from epp.kube.policies import PolicySet
 from epp.kube.policy_status import desired
 from epp.kube.reflector import Reflector, Source
 from epp.kube.rewrites import ModelRewrites, all_rewrites
-from epp.request.names import MAX_NAME_CHARS
+from epp.request.client_names import MAX_NAME_CHARS
 from epp.types import ApiKind, InferenceRequest
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json

@@ -10,10 +10,10 @@ from epp.config.policy import PolicySpec
 from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
 from epp.extproc.conversation import decode, encode
-from epp.extproc.events import StreamProtocolError
-from epp.extproc.headers import RESPONSE_NAMES
-from epp.extproc.settings import StreamContext, StreamSettings
+from epp.extproc.header_names import RESPONSE_NAMES
+from epp.extproc.http_events import StreamProtocolError
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.events import Began, Ended, PickerEvent
 from epp.picker.phases import OVER, Phase
 from tests.fuzz.behind import OfBytes, one_pick, small_picker

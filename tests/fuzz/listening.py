@@ -21,7 +21,7 @@ from epp.sharing.redis_link import RedisLink
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from epp.types import Address
 from tests.fuzz.behind import SMALL, OfBytes
 from tests.fuzz.entry import Entry

@@ -20,7 +20,7 @@ from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.types import Address, ApiKind, EndpointName
 
 

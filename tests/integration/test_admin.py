@@ -26,7 +26,7 @@ from epp.picker.events import Refused
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.types import Address, EndpointName
 from tests.harness.live_page import a_board
 from tests.unit.telemetry.records import HERE, THERE, began, decision, pick

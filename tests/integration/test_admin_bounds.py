@@ -16,7 +16,7 @@ from epp.config.settings import Config
 from epp.telemetry.admin import AdminServer, BoundedConnections
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from epp.types import Address
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.listening import stop_listening

@@ -18,7 +18,7 @@ from epp.config.listening import Listen
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.server import ExtProcServer
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.extproc_rig import (

@@ -27,7 +27,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc.server import ExtProcServer
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen

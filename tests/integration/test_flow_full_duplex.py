@@ -12,7 +12,7 @@ import pytest
 
 from epp.config.listening import Listen
 from epp.extproc.server import ExtProcServer
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.gate import Gate
 from epp.types import Address
 from tests.harness.extproc_rig import (

@@ -16,7 +16,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.listening import Listen
 from epp.extproc.server import ExtProcServer
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.types import Address

@@ -12,7 +12,7 @@ import pytest
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.server import ExtProcServer
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.picker.picker import Picker
 from tests.harness.h2spec import h2spec_program, read_report
 

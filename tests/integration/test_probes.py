@@ -8,9 +8,9 @@ import socket
 import pytest
 from aiohttp import web
 
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.marks import Mark, Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.state import EndpointState
 from epp.scraping.probes import Probes
 from epp.scraping.sessions import session_for_questions
 from epp.types import Address, Endpoint, EndpointName

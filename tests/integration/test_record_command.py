@@ -21,7 +21,7 @@ from epp.replay.reading import read
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from epp.types import Address
 from tests.harness.live_page import a_board
 from tests.harness.processes import wait_until

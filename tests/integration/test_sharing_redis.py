@@ -16,7 +16,7 @@ from epp.prefix_index.secret import HashSecret, derived
 from epp.serve.state_report import endpoints_of
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.signed import SignedLink
-from epp.telemetry.pool import PoolStatus, pools_of
+from epp.telemetry.pool_status import PoolStatus, pools_of
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import (

@@ -31,7 +31,7 @@ _SERVER = """
 import asyncio, ctypes, gc, sys, time
 from epp.config.listening import Listen
 from epp.types import EndpointMetrics
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.extproc.server import ExtProcServer
 from tests.harness.seen import Seen
 from tests.integration.test_extproc_server import picker_of_three

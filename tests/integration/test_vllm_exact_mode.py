@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from epp.decision import PickRequest
-from epp.kvevents.conversation import read_conversation
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.service import ExactService
+from epp.kvevents.template_input import read_conversation
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.types import Address, Endpoint, EndpointName

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.decision import PickRequest
-from epp.endpoints.state import EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity

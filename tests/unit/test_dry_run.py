@@ -15,7 +15,7 @@ from epp.decision import PickRequest
 from epp.picker.picker import Picker
 from epp.telemetry.decisions import DecisionRing, as_json, encode
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 NAMES = ("a", "b", "c")

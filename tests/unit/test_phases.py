@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.events import RequestBody, ResponseHeaders
+from epp.extproc.http_events import RequestBody, ResponseHeaders
 from epp.picker.commit import enter
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from tests.unit.extproc.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through

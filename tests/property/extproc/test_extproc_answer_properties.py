@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.extproc.conversation import encode
-from epp.extproc.events import Answer, Slot
-from epp.extproc.headers import DESTINATION, RESERVED
+from epp.extproc.header_names import DESTINATION, RESERVED
+from epp.extproc.http_events import Answer, Slot
 
 _ADDRESSES = st.one_of(
     st.ip_addresses(v=4).map(lambda ip: f"{ip}:8000"), st.ip_addresses(v=6).map(lambda ip: f"[{ip}]:1")

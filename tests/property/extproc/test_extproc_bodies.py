@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.config.routing import Load
 from epp.extproc.bodies import Body, BodyRoom, JsonEnd
-from epp.extproc.events import Refuse, RequestBody, RequestHeaders
-from epp.extproc.settings import StreamSettings
+from epp.extproc.http_events import Refuse, RequestBody, RequestHeaders
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run
 
 values = st.recursive(

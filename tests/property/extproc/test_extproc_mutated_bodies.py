@@ -8,9 +8,9 @@ import json
 import random
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
-from epp.extproc.settings import StreamContext, StreamSettings
+from epp.extproc.http_events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity
 from epp.types import Address, Endpoint, EndpointName

@@ -16,7 +16,8 @@ from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.asking import request_names
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.conversation import decode, encode
-from epp.extproc.events import (
+from epp.extproc.header_names import RESPONSE_NAMES
+from epp.extproc.http_events import (
     Answer,
     BodyMode,
     Echo,
@@ -31,9 +32,8 @@ from epp.extproc.events import (
     ResponseTrailers,
     StreamProtocolError,
 )
-from epp.extproc.headers import RESPONSE_NAMES
-from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen

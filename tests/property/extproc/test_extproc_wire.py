@@ -14,7 +14,8 @@ from epp.config.policy import PolicySpec
 from epp.extproc import wire
 from epp.extproc.asking import request_names
 from epp.extproc.conversation import decode, echo_of, echoes_in, encode
-from epp.extproc.events import (
+from epp.extproc.header_names import RESPONSE_NAMES
+from epp.extproc.http_events import (
     BodyMode,
     Echo,
     Event,
@@ -26,7 +27,6 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.headers import RESPONSE_NAMES
 
 NAMES = request_names(PolicySpec(session_header="x-session", debug_header="x-why"))
 WANTED = sorted(NAMES | RESPONSE_NAMES)

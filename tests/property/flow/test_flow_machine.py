@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import Row
+from epp.flow.flow_settings import SHORT_S, Bound, FlowSettings
 from epp.flow.request import LetGo, QueueItem, Verdict
-from epp.flow.settings import SHORT_S, Bound, FlowSettings
 from tests.unit.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MANY = 10**6

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.flow.control import FlowControl
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.request import QueueItem
-from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, FlowGateway
 
 STEP_S = 0.25

@@ -27,10 +27,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.health import Health
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Peer
-from epp.extproc.settings import StreamSettings
-from epp.extproc.streams import Streams
+from epp.extproc.stream_settings import StreamSettings
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.picker.picker import Picker
@@ -65,7 +65,7 @@ class Attack:
         )
         self._seen = Seen.of(self._picker)
         self._now = 1000.0
-        self._streams = Streams(self._picker, settings=_SETTINGS, clock=lambda: self._now)
+        self._streams = LiveStreams(self._picker, settings=_SETTINGS, clock=lambda: self._now)
         self._transport = Http2Transport(self._streams, Health(), listen=Listen())
         self._makers: Sequence[Callable[[int], bytes]] = (
             self._opening, self._opening, self._body, self._body, self._body, self._pieces, self._pieces,

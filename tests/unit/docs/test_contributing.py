@@ -44,7 +44,7 @@ ENGINE: list[Edit] = [
 ]
 METRIC: list[Edit] = [
     (
-        "epp/telemetry/state.py",
+        "epp/telemetry/picker_state.py",
         '    scrape_error: str = ""\n',
         '    scrape_error: str = ""\n    slots: int = gauge("epp_endpoint_slots", "Slots for adapters.", default=0)\n',
     ),
@@ -92,7 +92,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
             "from epp.telemetry.decisions import DecisionRing\n"
             "from epp.telemetry.metrics import Metrics\n"
             "from epp.telemetry.catalog import metrics_reference\n"
-            "from epp.telemetry.state import EndpointStatus, PickerStatus\n"
+            "from epp.telemetry.picker_state import EndpointStatus, PickerStatus\n"
             "status = PickerStatus(endpoints=(EndpointStatus(name='a', address='h:1', slots=7),))\n"
             "metrics = Metrics(decisions=DecisionRing(maxlen=1), state=lambda: status)\n"
             "page = b''.join(metrics.pieces()).decode()\n"

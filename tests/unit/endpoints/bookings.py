@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from epp.endpoints.endpoint_state import Backlog, Booking, EndpointState
 from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.state import Backlog, Booking, EndpointState
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 RATE = 100.0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from epp.endpoints import pages
 from epp.endpoints.adapters import use_adapter
+from epp.endpoints.endpoint_state import Booking, EndpointState
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import Booking, EndpointState
 from epp.errors import NoEndpointError
 from epp.types import Address, EndpointMetrics, EndpointName, Role
 from tests.unit.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.endpoints.endpoint_state import Booking
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import Booking
 from epp.types import Endpoint, EndpointName
 from tests.unit.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.endpoints.lettered import endpoint

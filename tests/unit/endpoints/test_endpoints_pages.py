@@ -7,9 +7,9 @@ import pytest
 from epp.config.policy import PolicySpec
 from epp.endpoints import pages
 from epp.endpoints.adapters import loaded_adapters, use_adapter
+from epp.endpoints.endpoint_state import Backlog, Booking, EndpointState
 from epp.endpoints.pages import baseline, begun, confirm, settle
 from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.state import Backlog, Booking, EndpointState
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 

@@ -10,8 +10,8 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.routing import Failures
 from epp.decision import PickRequest
+from epp.endpoints.endpoint_state import Answers, EndpointState
 from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.state import Answers, EndpointState
 from epp.endpoints.symptoms import suspects
 from epp.picker.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.endpoints.state import EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.symptoms import Cuts, Seen, Stalls
 from epp.types import EndpointMetrics
 from tests.unit.endpoints.bookings import a_state, book

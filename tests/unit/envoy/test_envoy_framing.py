@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epp.envoy import framing, replies
+from epp.envoy import error_replies, framing
 
 
 def predicates() -> dict[str, str]:
@@ -27,7 +27,7 @@ def test_only_an_answer_of_envoy_itself_that_has_the_mark_is_replaced() -> None:
 
 
 def test_envoy_marks_its_own_400_and_no_other_answer() -> None:
-    marked = [mapper for mapper in replies.as_json()["mappers"] if "headers_to_add" in mapper]
+    marked = [mapper for mapper in error_replies.as_json()["mappers"] if "headers_to_add" in mapper]
     (mapper,) = marked
     assert mapper["headers_to_add"] == [framing.MARK]
     assert mapper["filter"]["status_code_filter"]["comparison"]["value"]["default_value"] == 400

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.extproc.events import (
+from epp.extproc.http_events import (
     Action,
     Answer,
     BodyMode,
@@ -22,8 +22,8 @@ from epp.extproc.events import (
     RequestHeaders,
     Slot,
 )
-from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.picker import Picker
 from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import Address, Endpoint, EndpointName

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from epp.config.observing import Sampling
-from epp.extproc.events import (
+from epp.extproc.http_events import (
     Answer,
     BodyMode,
     Echo,
@@ -21,7 +21,7 @@ from epp.extproc.events import (
     ResponseTrailers,
     Slot,
 )
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

@@ -8,7 +8,8 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.extproc.by_protobuf import around, decode, encode
-from epp.extproc.events import (
+from epp.extproc.header_names import DESTINATION
+from epp.extproc.http_events import (
     Answer,
     BodyMode,
     Delay,
@@ -25,7 +26,6 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.headers import DESTINATION
 
 SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from epp.config.flow import Flow
 from epp.config.routing import Cost
 from epp.extproc.conversation import Conversation
-from epp.extproc.settings import StreamSettings
-from epp.extproc.streams import Streams
-from epp.http2.messages import OK
+from epp.extproc.live_streams import LiveStreams
+from epp.extproc.stream_settings import StreamSettings
+from epp.http2.grpc_messages import OK
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from tests.unit.extproc.callers import NotingCaller
@@ -31,7 +31,7 @@ class Calls:
         self.picker: Picker = bench.picker
         self.gate = Gate(self.picker)
         settings = StreamSettings(longest_delay_s=30.0)
-        self.streams = Streams(self.picker, settings=settings, clock=lambda: 1.0, gate=self.gate)
+        self.streams = LiveStreams(self.picker, settings=settings, clock=lambda: 1.0, gate=self.gate)
         self.pumps = 0
         self.streams.on_room = self._pump_soon
 

@@ -16,12 +16,12 @@ from hpack import Decoder
 from epp.config.listening import Listen
 from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
 from epp.extproc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Peer
-from epp.extproc.settings import StreamSettings
-from epp.extproc.streams import Streams
+from epp.extproc.stream_settings import StreamSettings
 from epp.http2.frames import Kind
-from epp.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split
 from tests.harness.pipe import Pipe
 from tests.unit.extproc.stream_bench import Bench
@@ -55,7 +55,7 @@ class DataPlane:
 
     def __init__(self) -> None:
         bench = Bench()
-        streams = Streams(bench.picker, settings=StreamSettings(), clock=lambda: 1.0)
+        streams = LiveStreams(bench.picker, settings=StreamSettings(), clock=lambda: 1.0)
         self.health = Followed()
         self.ends: dict[int, int] = {}
         """gRPC's status of each call that has ended."""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from epp.config.routing import Cost, Load
-from epp.extproc.events import (
+from epp.extproc.http_events import (
     Event,
     Modes,
     Refuse,
@@ -15,7 +15,7 @@ from epp.extproc.events import (
     RequestHeaders,
     RequestTrailers,
 )
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

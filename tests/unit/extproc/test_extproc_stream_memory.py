@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from epp.config.observing import Sampling
-from epp.extproc.events import RequestBody, RequestHeaders, ResponseHeaders
+from epp.extproc.http_events import RequestBody, RequestHeaders, ResponseHeaders
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 from tests.unit.extproc.stream_bench import BUFFERED, HEADERS, Bench
 
 _LONG = 400_000

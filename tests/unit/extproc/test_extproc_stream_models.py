@@ -9,7 +9,7 @@ import json
 import pytest
 
 from epp.extproc.conversation import encode
-from epp.extproc.events import (
+from epp.extproc.http_events import (
     Answer,
     Echo,
     Modes,
@@ -17,7 +17,7 @@ from epp.extproc.events import (
     RequestBody,
     RequestHeaders,
 )
-from epp.extproc.settings import StreamSettings
+from epp.extproc.stream_settings import StreamSettings
 from epp.types import EndpointName, ModelCard, ModelList
 from tests.unit.extproc.stream_bench import (
     ALL,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from epp.config.flow import Waiting
-from epp.extproc.events import (
+from epp.extproc.http_events import (
     Delay,
     Modes,
     Refuse,

@@ -12,13 +12,13 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
 from epp.extproc.conversation import Conversation, decode, encode
-from epp.extproc.events import Answer
-from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
-from epp.extproc.settings import StreamContext, StreamSettings
+from epp.extproc.header_names import DESTINATION, RESPONSE_NAMES
+from epp.extproc.http_events import Answer
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.stream import HttpStream
-from epp.extproc.streams import Streams
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.extproc.unread import Unread
-from epp.http2.messages import INVALID_ARGUMENT, OK
+from epp.http2.grpc_messages import INVALID_ARGUMENT, OK
 from epp.picker.picker import Picker
 from epp.request.blocked import BlockedPaths
 from epp.types import Address, Endpoint, EndpointName
@@ -64,9 +64,9 @@ def answer(data: bytes, picker: Picker, *, settings: StreamSettings = SETTINGS) 
     return unread.answer(event, settings=settings, now=1.0)
 
 
-def called(data: bytes, picker: Picker) -> tuple[NotingCaller, Streams]:
+def called(data: bytes, picker: Picker) -> tuple[NotingCaller, LiveStreams]:
     """Begin a call in an overload."""
-    streams = Streams(picker, settings=SETTINGS, clock=lambda: 1.0)
+    streams = LiveStreams(picker, settings=SETTINGS, clock=lambda: 1.0)
     for late in range(20):
         streams.overload.skips(waited_s=1.0, now=0.8 + 0.01 * late)
     call = NotingCaller(waited_s=1.0)

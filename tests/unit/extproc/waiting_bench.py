@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from epp.config.flow import Flow
 from epp.config.routing import Cost
-from epp.extproc.events import Action, Modes, RequestBody
-from epp.extproc.settings import StreamContext, StreamSettings
+from epp.extproc.http_events import Action, Modes, RequestBody
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from tests.unit.extproc.stream_bench import BODY, BUFFERED, Bench, head

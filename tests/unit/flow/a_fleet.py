@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 from epp.flow.control import FlowControl
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Refused, Verdict
-from epp.flow.settings import FlowSettings
 
 RATE = 1000.0
 

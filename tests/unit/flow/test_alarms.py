@@ -8,8 +8,8 @@ from weakref import ref
 import pytest
 
 from epp.flow.alarms import Alarms
+from epp.flow.flow_settings import Bound, FlowSettings
 from epp.flow.request import Forecast
-from epp.flow.settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 

@@ -7,9 +7,9 @@ import pytest
 from epp.flow.control import FlowControl
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.queues import Queues
 from epp.flow.request import Forecast, Pool
-from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, an_item, gateway, learning
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import Elsewhere, Reported, Row
+from epp.flow.flow_settings import Bound, FlowSettings
 from epp.flow.queues import Load
-from epp.flow.settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, FlowGateway
 
 PICKERS = 4

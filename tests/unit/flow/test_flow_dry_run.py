@@ -10,7 +10,7 @@ from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.decision import PickRequest
 from epp.extproc.asking import read_head, request_names
-from epp.extproc.headers import TTFT_MS
+from epp.extproc.header_names import TTFT_MS
 from epp.picker.events import Pick
 from epp.picker.gate import Claim, Gate
 from epp.types import ApiKind, InferenceRequest

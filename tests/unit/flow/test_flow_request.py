@@ -6,8 +6,8 @@ from math import inf
 from typing import get_args
 
 from epp.flow.control import FlowControl
+from epp.flow.flow_settings import Bound, FlowSettings
 from epp.flow.request import Forecast, LetGo, Pool, RefusedFor
-from epp.flow.settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import SECOND, gateway, reasons
 
 

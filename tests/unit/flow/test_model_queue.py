@@ -10,8 +10,8 @@ from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.decision import DIRECT
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.request import Forecast, Pool
-from epp.flow.settings import FlowSettings
 from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker

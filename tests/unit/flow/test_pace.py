@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from epp.flow.flow_settings import Bound, FlowSettings
 from epp.flow.pace import Rate
-from epp.flow.settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import SECOND, Ask, gateway
 
 

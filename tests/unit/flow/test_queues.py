@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from epp.flow.control import FlowControl
+from epp.flow.flow_settings import FlowSettings
 from epp.flow.queues import OTHERS
-from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway, passes
 
 

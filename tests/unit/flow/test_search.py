@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.flow.settings import FlowSettings
+from epp.flow.flow_settings import FlowSettings
 from tests.unit.flow.a_fleet import SECOND, Ask, gateway
 
 

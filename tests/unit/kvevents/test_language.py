@@ -9,9 +9,9 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.kvevents.block_hashes import BlockHasher
-from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
+from epp.kvevents.template_input import UnmappedError
 from tests.unit.kvevents.a_language import write_language
 from tests.unit.kvevents.routed import TALK, THINKS_LAST, message, routed_chat
 

@@ -12,7 +12,7 @@ from epp.metric import Metric
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus, ModelState
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.types import Address, EndpointName
 
 A = EndpointName("a")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from epp.scraping.metrics_page import MetricsError
-from epp.scraping.page_client import Answer
+from epp.scraping.page_client import PageAnswer
 
 PAGE = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(PAGE), PAGE)
@@ -21,7 +21,7 @@ CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n%b\r\n%X;na
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
 @pytest.mark.parametrize("sent", [SIZED, CHUNKS + b"\r\n", CHUNKS + b"Trailer: x\r\n\r\n"])
 def test_a_page_is_the_same_in_pieces_of_any_size(sent: bytes, piece_bytes: int) -> None:
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
     assert [answer.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert answer.page() == PAGE
@@ -32,13 +32,13 @@ def test_a_page_is_the_same_in_pieces_of_any_size(sent: bytes, piece_bytes: int)
 def test_a_page_is_the_same_wherever_its_answer_is_divided(end: bytes) -> None:
     sent = CHUNKS + end
     for at in range(1, len(sent)):
-        answer = Answer(most_bytes=len(PAGE))
+        answer = PageAnswer(most_bytes=len(PAGE))
         assert [answer.feed(sent[:at]), answer.feed(sent[at:])] == [False, True]
         assert answer.page() == PAGE, f"divided after {at} of {len(sent)} bytes"
 
 
 def test_a_page_without_a_size_ends_with_its_connection() -> None:
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     assert not answer.feed(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
     assert answer.end()
     assert answer.page() == PAGE
@@ -52,7 +52,7 @@ def test_the_lines_of_a_head_may_end_without_a_carriage_return(line_end: bytes, 
     page = b"vllm:num_requests_running 1\n\nvllm:num_requests_waiting 2\r\n\r\n"
     head = b"HTTP/1.1 200 OK\nContent-Length: %d\r\nConnection: close\n" % len(page)
     sent = b"HTTP/1.1 100 Continue\n" + line_end + head + line_end + page
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
     assert [answer.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert answer.page() == page
@@ -61,21 +61,21 @@ def test_the_lines_of_a_head_may_end_without_a_carriage_return(line_end: bytes, 
 
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", SIZED[:-1], CHUNKS])
 def test_an_answer_that_breaks_off_is_not_whole(sent: bytes) -> None:
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     assert not answer.feed(sent)
     assert not answer.end()
 
 
 @pytest.mark.parametrize("value", [b"Close", b"close, TE", b"foo ,Close"])
 def test_a_server_may_close_the_connection_after_its_answer(value: bytes) -> None:
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     assert answer.feed(SIZED.replace(b"\r\n", b"\r\nConnection: %b\r\n" % value, 1))
     assert not answer.keeps_open
 
 
 @pytest.mark.parametrize("sent", [SIZED, CHUNKS + b"\r\n"])
 def test_bytes_after_an_answer_are_not_taken_for_the_next_one(sent: bytes) -> None:
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     assert answer.feed(sent + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
     assert answer.page() == PAGE
     assert not answer.keeps_open
@@ -98,7 +98,7 @@ def test_bytes_after_an_answer_are_not_taken_for_the_next_one(sent: bytes) -> No
 )
 def test_what_is_not_http_is_refused(sent: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Answer(most_bytes=1000).feed(sent)
+        PageAnswer(most_bytes=1000).feed(sent)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_what_is_not_http_is_refused(sent: bytes, reason: str) -> None:
 )
 def test_a_page_over_the_bound_is_refused_before_it_has_come(sent: bytes) -> None:
     with pytest.raises(MetricsError, match="more than 1000 bytes"):
-        Answer(most_bytes=1000).feed(sent)
+        PageAnswer(most_bytes=1000).feed(sent)
 
 
 def test_interim_answers_are_skipped() -> None:
     """Servers and proxies may send them whether a client asks or not (RFC 9110, section 15.2)."""
     sent = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + SIZED
     for piece_bytes in (1, 7, 1000):
-        answer = Answer(most_bytes=1000)
+        answer = PageAnswer(most_bytes=1000)
         pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
         assert [answer.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         assert answer.page() == PAGE
@@ -126,7 +126,7 @@ def test_interim_answers_are_skipped() -> None:
 
 
 def test_interim_answers_count_towards_the_size_of_the_head() -> None:
-    answer = Answer(most_bytes=1000)
+    answer = PageAnswer(most_bytes=1000)
     for _ in range(600):
         assert not answer.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
     with pytest.raises(ValueError, match="head of the answer has more than 16384 bytes"):
@@ -138,11 +138,11 @@ def test_interim_answers_count_towards_the_size_of_the_head() -> None:
 )
 def test_only_status_200_has_a_page(status: str) -> None:
     with pytest.raises(MetricsError, match=f"HTTP status {status[:3]}"):
-        Answer(most_bytes=1000).feed(SIZED.replace(b"200 OK", status.encode()))
+        PageAnswer(most_bytes=1000).feed(SIZED.replace(b"200 OK", status.encode()))
 
 
 def test_a_page_in_too_many_chunks_is_refused() -> None:
-    answer = Answer(most_bytes=2**30)
+    answer = PageAnswer(most_bytes=2**30)
     answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 4096)
     with pytest.raises(MetricsError, match="more than 4096 chunks"):
         answer.feed(b"1\r\nx\r\n")
@@ -150,7 +150,7 @@ def test_a_page_in_too_many_chunks_is_refused() -> None:
 
 def test_chunks_of_one_byte_take_time_in_proportion_to_their_number() -> None:
     def reading_s(chunks: int) -> float:
-        answer = Answer(most_bytes=2**30)
+        answer = PageAnswer(most_bytes=2**30)
         answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         sent = b"1\r\nx\r\n" * chunks
         started = time.process_time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epp.endpoints import pages
-from epp.endpoints.state import Booking, EndpointState
+from epp.endpoints.endpoint_state import Booking, EndpointState
 from epp.sharing import bookings
 from tests.unit.endpoints.bookings import a_state, page
 

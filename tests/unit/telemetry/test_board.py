@@ -12,7 +12,7 @@ import pytest
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.telemetry.board import COLUMNS, Board, merged, part_of
 from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.types import EndpointName
 from tests.harness.clock import Clock
 from tests.unit.telemetry.records import HERE, decision

@@ -8,7 +8,7 @@ from collections import Counter
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry.catalog import GROUPS, METRICS, Shown, metrics_reference
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.types import EndpointName
 from tests.unit.telemetry.records import HERE
 

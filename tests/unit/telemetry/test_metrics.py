@@ -16,7 +16,7 @@ from epp.telemetry import catalog
 from epp.telemetry.catalog import metrics_reference
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import (
+from epp.telemetry.picker_state import (
     EndpointStatus,
     PickerStatus,
     SharingStatus,

@@ -10,7 +10,7 @@ from epp.errors import BadRequestError, NoEndpointError
 from epp.picker.events import Refused
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.state import PickerStatus
+from epp.telemetry.picker_state import PickerStatus
 
 
 def test_a_refusal_is_logged_with_its_request_id_and_its_level_depends_on_the_fault(

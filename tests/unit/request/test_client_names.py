@@ -8,7 +8,7 @@ import pytest
 
 from epp.config.policy import PolicySpec
 from epp.extproc.asking import read_head
-from epp.request.names import MAX_NAME_CHARS, bounded_name, is_digest
+from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_digest
 from epp.request.parse import parse_request
 
 LONG = "m" * (MAX_NAME_CHARS + 1)

@@ -11,7 +11,7 @@ from epp.config.envoy import EnvoyTracing
 from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.envoy.listener import ACCESS_LOG_FIELDS, EXT_PROC, gateway
+from epp.envoy.client_listener import ACCESS_LOG_FIELDS, EXT_PROC, gateway
 from epp.envoy.names import DESTINATION
 from epp.types import BEGAN, SERVER_HEADERS
 from tests.unit.envoy.configs import a_config

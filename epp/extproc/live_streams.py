@@ -19,10 +19,10 @@ from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
 from epp.extproc.calls import Caller
 from epp.extproc.overload import Overload
-from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.extproc.unread import Unread
-from epp.http2.messages import OK
+from epp.http2.grpc_messages import OK
 from epp.picker.events import ProtocolFault
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
@@ -32,7 +32,7 @@ MESSAGE_SLACK_BYTES: Final = 2**20
 """Bytes for the fields around a body in its message."""
 
 
-class Streams:
+class LiveStreams:
     """All streams of one server."""
 
     def __init__(

@@ -12,7 +12,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Lora
 from epp.endpoints import pages
 from epp.endpoints.adapters import loaded_adapters, use_adapter
-from epp.endpoints.state import Backlog, Booking
+from epp.endpoints.endpoint_state import Backlog, Booking
 from epp.types import EndpointMetrics
 from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epp.envoy.replies import as_json
+from epp.envoy.error_replies import as_json
 from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError
 
 MAPPERS: list[Mapping[str, Any]] = as_json()["mappers"]

@@ -8,7 +8,7 @@ from typing import Final
 
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.extproc.bodies import BodyRoom
-from epp.extproc.events import BodyMode, Modes
+from epp.extproc.http_events import BodyMode, Modes
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.request.blocked import BlockedPaths

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from epp.config.envoy import Envoy as EnvoyConfig
 from epp.config.settings import Config
-from epp.envoy import cut_answers, framing, replies, tls, tracing
+from epp.envoy import cut_answers, error_replies, framing, tls, tracing
 from epp.envoy.messages import Message, address, extension, grpc_to, seconds, typed
 from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, STAT_PREFIX, SUBSET_NAMESPACE
 from epp.errors import BlockedPathError
@@ -131,7 +131,7 @@ def _connection_manager(config: Config) -> Message:
             {"upgrade_type": "websocket", "filters": [*envoy.extra_http_filters, router()]},
         ],
         "route_config": routed(STAT_PREFIX, _routes(config)),
-        "local_reply_config": replies.as_json(),
+        "local_reply_config": error_replies.as_json(),
         "access_log": [cut_answers.access_log(), *([_access_log()] if envoy.access_log else [])],
         **(tracing.of_requests(envoy.tracing) if envoy.tracing else {}),
     }

@@ -53,14 +53,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class TemplateInput:
     messages: Sequence[dict[str, Any]]
     """The messages as an OpenAI client sends them. A content of several parts is a list of strings."""
     tools: Sequence[Any] | None = None
     texts: Sequence[Text] = field(default=())
 
 
-def read_conversation(prompt: bytes) -> Conversation:
+def read_conversation(prompt: bytes) -> TemplateInput:
     """Return the conversation of a chat's canonical prompt. Raises UnmappedError."""
     if OPAQUE in prompt:
         raise UnmappedError("media or a stored conversation", reason="content")
@@ -82,7 +82,7 @@ def read_conversation(prompt: bytes) -> Conversation:
         raise UnmappedError(
             f"tools or a tool call that cannot be read ({error})", reason="content"
         ) from error
-    return Conversation(messages, tools, texts)
+    return TemplateInput(messages, tools, texts)
 
 
 def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> dict[str, Any]:

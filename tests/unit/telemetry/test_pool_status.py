@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.flow.status import FlowStatus
-from epp.telemetry.pool import pools_of
-from epp.telemetry.state import EndpointStatus
+from epp.telemetry.picker_state import EndpointStatus
+from epp.telemetry.pool_status import pools_of
 from epp.types import EndpointName
 from tests.unit.telemetry.records import HERE
 

@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from epp.extproc.events import Modes, RequestBody, RequestHeaders
-from epp.extproc.headers import read_address
-from epp.extproc.settings import StreamSettings
+from epp.extproc.header_names import read_address
+from epp.extproc.http_events import Modes, RequestBody, RequestHeaders
+from epp.extproc.stream_settings import StreamSettings
 from epp.types import Address
 from tests.unit.extproc.stream_bench import (
     ALL,

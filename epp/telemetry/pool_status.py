@@ -10,7 +10,7 @@ from statistics import mean
 
 from epp.flow.status import FlowStatus
 from epp.metric import gauge
-from epp.telemetry.state import EndpointStatus
+from epp.telemetry.picker_state import EndpointStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

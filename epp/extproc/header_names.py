@@ -13,7 +13,7 @@ from typing import Final
 
 from epp.config.flow import Flow
 from epp.picker.gate import Claim
-from epp.request.names import MAX_TENANT_CHARS, bounded_name
+from epp.request.client_names import MAX_TENANT_CHARS, bounded_name
 from epp.types import SERVER_HEADERS, Address, Endpoint
 
 DESTINATION: Final = "x-gateway-destination-endpoint"

@@ -2,7 +2,7 @@
 parse.
 
 Pure. Envoy tries the mappers in order, and the first whose filter matches decides. The picker's own answers
-pass unchanged, because their response code details begin with `DETAILS`. `listener` calls this module.
+pass unchanged, because their response code details begin with `DETAILS`. `client_listener` calls this module.
 """
 
 from __future__ import annotations
