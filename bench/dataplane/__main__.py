@@ -43,6 +43,7 @@ how to read it:
 examples:
   make bench-dataplane                            everything, about seven minutes
   make bench-dataplane ARGS=--quick               under 90 seconds
+  make bench-dataplane ARGS=--thousand            only 1,000 endpoints beside 4, in two minutes
   make bench-dataplane ARGS="--json out.json"     also write every turn of every round
   make bench-dataplane ARGS="--against ../old"    compare this picker with the picker of another checkout
   make bench-dataplane ARGS="--quick --profile picker.prof" && python -m pstats picker.prof
