@@ -124,7 +124,7 @@ def run(pool: Pool, *, servers: int, rate_per_s: float, seconds: float) -> tuple
     plan = replace(plan, num_scrapers=pool.pickers, horizon_s=workload.last_arrival_s + GRACE_S)
     router = MeteredRouter(pool, meter)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
-    bytes_sent = router.shared.said_bytes / len(outcome.records) if router.shared is not None else 0.0
+    bytes_sent = router.shared.sent_bytes / len(outcome.records) if router.shared is not None else 0.0
     return row_of(outcome), meter, bytes_sent
 
 

@@ -41,7 +41,7 @@ class Shared:
         self._flush_at = 0.0
         self._order = count()
         self._under_way: list[tuple[float, int, Exchange, bytes]] = []
-        self.said_bytes = 0
+        self.sent_bytes = 0
 
     @property
     def exchanges(self) -> Sequence[Exchange]:
@@ -56,7 +56,7 @@ class Shared:
         for exchange in self._exchanges:
             exchange.listener.expire(now=now)
             while (batch := exchange.next_batch(now=now)) is not None:
-                self.said_bytes += len(batch)
+                self.sent_bytes += len(batch)
                 heapq.heappush(self._under_way, (now + self._delay_s, next(self._order), exchange, batch))
 
     def _deliver(self, now: float) -> None:

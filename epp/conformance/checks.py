@@ -337,6 +337,6 @@ def _needs_subsets(target: Target) -> None:
 
 
 def _needs_models(target: Target) -> None:
-    unsaid = "the command line does not say whether the picker knows its endpoints' models (--model)"
-    _not_asked(unsaid, where=not target.knows_models)
+    why_not = "the command line does not say whether the picker knows its endpoints' models (--model)"
+    _not_asked(why_not, where=not target.knows_models)
     _not_asked("this gateway shows no path and takes no answer", where=target.mode.bare)

@@ -143,9 +143,9 @@ def _ready(pod: Pod) -> bool:
     changes nothing else. If the pods still serve, for example because only the control plane was away, all
     endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests anyway.
     """
-    said = {c.type: c.status for c in pod.status.conditions}
+    statuses = {c.type: c.status for c in pod.status.conditions}
     parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))
-    return said.get("Ready") == "True" or all(said.get(part) == "True" for part in parts)
+    return statuses.get("Ready") == "True" or all(statuses.get(part) == "True" for part in parts)
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:

@@ -116,11 +116,11 @@ class EndpointChanges:
         texts: list[EventText] = []
         if ejected:
             why = ready[ejected[0]]
-            said = f"no requests go to {self._names(ejected)} until scrapes succeed: {why}"
-            texts.append(EventText("EndpointEjected", said, pool=self._pool))
+            text = f"no requests go to {self._names(ejected)} until scrapes succeed: {why}"
+            texts.append(EventText("EndpointEjected", text, pool=self._pool))
         if returned:
-            said = f"requests go to {self._names(returned)} again"
-            texts.append(EventText("EndpointReturned", said, "Normal", self._pool))
+            text = f"requests go to {self._names(returned)} again"
+            texts.append(EventText("EndpointReturned", text, "Normal", self._pool))
         any_ready = any(self._known.values())
         if any_ready != self._any_ready:
             if not any_ready:

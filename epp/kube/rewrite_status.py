@@ -54,13 +54,15 @@ def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> R
     if claim.faults:
         return Result(False, "Invalid", "; ".join(claim.faults))
     if taken:
-        said = [
+        conflicts = [
             f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite {owner.name}"
             f"{'' if owner.group == claim.group else f' of {owner.group}'}"
             for model, owner in list(taken.items())[:_NAMED]
         ]
         more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
-        return Result(False, "Conflicted", "; ".join(said) + more + "; the other names of this rewrite count")
+        return Result(
+            False, "Conflicted", "; ".join(conflicts) + more + "; the other names of this rewrite count"
+        )
     if not pool_exists:
         return Result(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
     return Result(True, _ACCEPTED, "its rules are in use")
@@ -75,11 +77,11 @@ def accepted(result: Result, claim: Claim, *, time_text: str) -> Condition:
 def unclaimed(claim: Claim, *, time_text: str) -> Condition:
     """Return the condition of an object that nobody has judged."""
     pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
-    said = (
+    message = (
         f"no picker that writes status has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
         "a gateway for that pool runs in this namespace and follows rewrites"
     )
-    return accepted(Result(None, "TargetNotFound", said), claim, time_text=time_text)
+    return accepted(Result(None, "TargetNotFound", message), claim, time_text=time_text)
 
 
 def observed_generation(claim: Claim) -> int:

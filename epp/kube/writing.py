@@ -248,9 +248,9 @@ def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventTex
     accepted, programmed = verdict.accepted, verdict.programmed
     what = f"policy {name}, generation {verdict.generation}"
     if not accepted.so and new("Accepted", accepted.reason, so=False):
-        said = f"{what}: {accepted.message}; {programmed.message}"
-        return [EventText("PolicyRefused", said, "Warning", verdict.target, name, verdict.uid)]
+        text = f"{what}: {accepted.message}; {programmed.message}"
+        return [EventText("PolicyRefused", text, "Warning", verdict.target, name, verdict.uid)]
     if programmed.so and new("Programmed", programmed.reason, so=True):
-        said = f"{what}: {programmed.message}"
-        return [EventText("PolicyApplied", said, "Normal", verdict.target, name, verdict.uid)]
+        text = f"{what}: {programmed.message}"
+        return [EventText("PolicyApplied", text, "Normal", verdict.target, name, verdict.uid)]
     return []

@@ -113,11 +113,11 @@ def _read(inference: InferenceRequest, language: Language | None) -> tuple[Seque
         text = _short(inference.prompt.decode())
         tokens = language.tokens(text, special=shaping.special_tokens is not False)
         return tokens.ids, Rendered(text, tokens.ends, (Text(0, text, size),), size, len(text))
-    said = read_conversation(inference.prompt)
-    text = _short(language.render(said.messages, tools=said.tools, arguments=shaping.arguments))
-    plain = language.render(said.messages, tools=said.tools) if shaping.arguments else text
+    chat = read_conversation(inference.prompt)
+    text = _short(language.render(chat.messages, tools=chat.tools, arguments=shaping.arguments))
+    plain = language.render(chat.messages, tools=chat.tools) if shaping.arguments else text
     tokens = language.tokens(text, special=shaping.special_tokens is True)
-    return tokens.ids, Rendered(text, tokens.ends, said.texts, size, _alike(plain, text))
+    return tokens.ids, Rendered(text, tokens.ends, chat.texts, size, _alike(plain, text))
 
 
 def _short(text: str) -> str:
@@ -245,19 +245,19 @@ def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_A
     for text in texts:
         if missed > _MOST_MISSED:
             break
-        said, start = text.text, rendered.find(text.text, at)
+        content, start = text.text, rendered.find(text.text, at)
         if start < 0:  # many templates strip white space
-            said = text.text.strip()
-            start = rendered.find(said, at)
-            if start < 0 or not said:
+            content = text.text.strip()
+            start = rendered.find(content, at)
+            if start < 0 or not content:
                 missed += 1
                 continue
             lead = len(text.text) - len(text.text.lstrip())
             skipped = len(text.text[:lead].encode())
-            text = Text(text.start + skipped, said, text.start + skipped + len(said.encode()))  # noqa: PLW2901 - the part of the text that was found
-        if not said:
+            text = Text(text.start + skipped, content, text.start + skipped + len(content.encode()))  # noqa: PLW2901 - the part of the text that was found
+        if not content:
             continue
-        at = start + len(said)
+        at = start + len(content)
         anchors.append(_Anchor(text, start, at))
     anchors.append(_Anchor(Text(prompt_bytes, "", prompt_bytes), len(rendered), len(rendered)))
     return anchors

@@ -333,17 +333,17 @@ class ExactService:
             },
             malformed=self._exact.malformed,
         )
-        said = {}
+        lines = {}
         for name, model in self.status.models.items():
-            said[f"model {name or '(any)'}"] = _words(model.state, model.reason)
+            lines[f"model {name or '(any)'}"] = _words(model.state, model.reason)
         for name, error in self._exact.last_errors().items():
-            said[f"a prompt of model {name or '(any)'}"] = f"skipped: {error}"
-        said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
-        for what, words in said.items():
+            lines[f"a prompt of model {name or '(any)'}"] = f"skipped: {error}"
+        lines |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
+        for what, words in lines.items():
             if self._logged.get(what) != words:
                 level = logging.WARNING if words.startswith(("off", "skipped")) else logging.INFO
                 _log.log(level, "exact mode, %s: %s", what, words)
-        self._logged = said
+        self._logged = lines
 
 
 def _words(state: str, reason: str) -> str:

@@ -93,19 +93,19 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
     for one in fields:
         key, _, value = one.partition(b"=")
         message["name" if key == b"name" else "tool_call_id"] = value.decode()
-    said: list[str] = []
+    contents: list[str] = []
     for part in body.split(PART):
         end = start + len(part)
         if not part.startswith(FIELD):
-            said.append(part.decode())
-            texts.append(Text(start, said[-1], end))
+            contents.append(part.decode())
+            texts.append(Text(start, contents[-1], end))
         else:
             label, _, value = part[len(FIELD) :].partition(FIELD)
             if label not in _CALL_FIELDS:
                 raise UnmappedError("a content part that is no text", reason="content")
             message[_CALL_FIELDS[label]] = decode(value)
         start = end + len(PART)
-    message["content"] = said[0] if len(said) == 1 else said
+    message["content"] = contents[0] if len(contents) == 1 else contents
     return message
 
 

@@ -61,7 +61,7 @@ def _replay(trace: Trace, options: Options, *, began: float) -> None:
     for remark in _remarks(trace, candidates):
         print(f"note: {remark}", flush=True)
     progress = _Progress()
-    found = run_all(trace, candidates, setting, processes=os.cpu_count() or 1, told=progress.show)
+    found = run_all(trace, candidates, setting, processes=os.cpu_count() or 1, on_progress=progress.show)
     progress.close()
     columns = dict(found)
     if trace.recorded is not None:

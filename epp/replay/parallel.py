@@ -15,7 +15,7 @@ from epp.config.policy import Policy
 from epp.replay.simulate import Setting, run
 from epp.replay.trace import Figures, ReplayError, Trace
 
-Told = Callable[[dict[str, float]], None]
+OnProgress = Callable[[dict[str, float]], None]
 """A function that gets the finished share of each run."""
 
 
@@ -28,7 +28,12 @@ class Candidate:
 
 
 def run_all(
-    trace: Trace, candidates: Sequence[Candidate], setting: Setting, *, processes: int, told: Told
+    trace: Trace,
+    candidates: Sequence[Candidate],
+    setting: Setting,
+    *,
+    processes: int,
+    on_progress: OnProgress,
 ) -> dict[str, Figures]:
     """Return the results by name, in the given order."""
     shares = dict.fromkeys((candidate.name for candidate in candidates), 0.0)
@@ -59,7 +64,7 @@ def run_all(
                 else:
                     found[name], shares[name] = message, 1.0
                     del running[connection]
-                told(shares)
+                on_progress(shares)
     finally:
         for process in started:
             process.terminate()

@@ -170,8 +170,8 @@ class ModelLists:
     def _failed(self, server: _Server, error: Exception) -> None:
         if server.failures == 0:
             late = isinstance(error, TimeoutError)
-            said = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
-            logger.info("%s does not list its models: %s", server.endpoint.name, said)
+            why = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
+            logger.info("%s does not list its models: %s", server.endpoint.name, why)
         server.failures += 1
         if not server.answered:
             self._answered(server, None)

@@ -31,7 +31,7 @@ class Exchange:
         picker.subscribe(self.speaker.on_event)
         self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s, gate=gate)
         self._hello_sent = 0
-        self._said_at = float("-inf")
+        self._sent_at = float("-inf")
 
     def channel(self, pool: str) -> str:
         """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
@@ -56,9 +56,9 @@ class Exchange:
         if listener.start_fresh:
             listener.start_fresh = False
             self.speaker.start_fresh()
-        if not due and now - self._said_at < LIFE_SIGN_S:
+        if not due and now - self._sent_at < LIFE_SIGN_S:
             return None
-        self._said_at = now
+        self._sent_at = now
         self._hello_sent = listener.hello
         return self.speaker.batch(now=now, hello=listener.hello, flags=flags)
 

@@ -122,10 +122,10 @@ class Hub:
 
     def _answer(self, channel: _Channel, kind: bytes, content: bytes, writer: asyncio.StreamWriter) -> None:
         if kind == b"S":
-            said = frame(b"S", content)
+            framed = frame(b"S", content)
             for other in channel.writers:
                 if other is not writer and other.transport.get_write_buffer_size() < _UNREAD_BYTES:
-                    other.write(said)
+                    other.write(framed)
         elif kind == b"T":
             channel.table, channel.stored_at = content, self._clock()
         elif kind == b"G":

@@ -43,8 +43,8 @@ _CANCEL_AGAIN_S: Final = 0.2
 
 @dataclass(slots=True)
 class LinkCounts:
-    said_batches: int = 0
-    said_bytes: int = 0
+    sent_batches: int = 0
+    sent_bytes: int = 0
     read_bytes: int = 0
     malformed: int = 0
     stored_tables: int = 0
@@ -76,7 +76,7 @@ class SharingService:
         self._loadable = asyncio.Event()
         """Set when there are endpoints that a table can be about, or when the wait for them is over."""
         self._flags = 0
-        self._unsaid: bytes | None = None
+        self._unsent: bytes | None = None
         self._started = clock()
         self._joining = True
         self._asked_at = float("inf")
@@ -169,7 +169,7 @@ class SharingService:
             if channel != self._channel:
                 self._joined.clear()
                 exchange.leave(now=self._clock())
-                self._channel, self._unsaid = channel, None
+                self._channel, self._unsent = channel, None
             await self._link.join(channel)
             await self._flush()
             self._joined.set()
@@ -196,19 +196,19 @@ class SharingService:
     async def _flush(self) -> None:
         exchange = self.exchange
         while True:
-            if self._unsaid is None:
+            if self._unsent is None:
                 flags, self._flags = self._flags | (Flag.JOINING if self._joining else 0), 0
                 urgent = bool(flags & Flag.STORED)
-                self._unsaid = exchange.next_batch(now=self._clock(), flags=flags, urgent=urgent)
-                if self._unsaid is None:
+                self._unsent = exchange.next_batch(now=self._clock(), flags=flags, urgent=urgent)
+                if self._unsent is None:
                     return
-            said_at = self._clock()
-            await self._link.send(self._unsaid)
+            sent_at = self._clock()
+            await self._link.send(self._unsent)
             if self._joining:
-                self._asked_at = min(self._asked_at, said_at)
-            self.counts.said_batches += 1
-            self.counts.said_bytes += len(self._unsaid)
-            self._unsaid = None
+                self._asked_at = min(self._asked_at, sent_at)
+            self.counts.sent_batches += 1
+            self.counts.sent_bytes += len(self._unsent)
+            self._unsent = None
 
     async def _read(self) -> None:
         await self._joined.wait()

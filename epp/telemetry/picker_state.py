@@ -167,13 +167,13 @@ class SharingStatus:
         "epp_sharing_waiting_bytes",
         "Bytes of events that wait to be sent to other pickers. sharing.outboxBytes is the upper bound.",
     )
-    said_batches: int = counter(
-        "epp_sharing_said_batches_total",
+    sent_batches: int = counter(
+        "epp_sharing_sent_batches_total",
         "Batches sent to other pickers, including empty ones that only say that this picker is alive.",
     )
-    said_bytes: int = counter("epp_sharing_said_bytes_total", "Bytes of batches sent to other pickers.")
-    said_events: int = counter(
-        "epp_sharing_said_events_total",
+    sent_bytes: int = counter("epp_sharing_sent_bytes_total", "Bytes of batches sent to other pickers.")
+    sent_events: int = counter(
+        "epp_sharing_sent_events_total",
         "Events sent to other pickers. Each request sends two: one when it starts and one when it ends.",
     )
     dropped_events: int = counter(
@@ -184,8 +184,8 @@ class SharingStatus:
         "epp_sharing_read_bytes_total",
         "Bytes of batches read. From Redis a picker reads its own batches too.",
     )
-    heard_events: int = counter(
-        "epp_sharing_heard_events_total", "Events of other pickers that were applied."
+    applied_events: int = counter(
+        "epp_sharing_applied_events_total", "Events of other pickers that were applied."
     )
     skipped: Mapping[str, int] = counter(
         "epp_sharing_skipped_events_total",

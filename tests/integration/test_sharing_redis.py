@@ -147,9 +147,9 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         await server.do("CONFIG", "SET", "requirepass", "new")
         server.password = "new"
         await server.do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        said = one.service.counts.said_batches
+        said = one.service.counts.sent_batches
         await wait_until(
-            lambda: one.service.counts.said_batches > said + 1 and one.service.connected,
+            lambda: one.service.counts.sent_batches > said + 1 and one.service.connected,
             what="Redis lets the picker in again",
             timeout_s=60,
         )
@@ -176,7 +176,7 @@ async def test_tls_is_verified_and_a_certificate_shown_where_one_is_asked_for(tm
                     lambda s=refused: s.service.counts.errors.total() > 0,  # type: ignore[misc]  # as above
                     what="the picker does not connect",
                 )
-                assert refused.service.counts.said_batches == 0
+                assert refused.service.counts.sent_batches == 0
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])

@@ -120,5 +120,5 @@ async def _all_heard(picker: PickerProcess) -> bool:
     and a stored table counts as heard.
     """
     picks = await picker.metric("epp_pick_seconds_count")
-    said = await picker.metric("epp_sharing_said_events_total")
-    return picks > 0 and said == 2 * picks <= await picker.metric("epp_sharing_heard_events_total")
+    sent = await picker.metric("epp_sharing_sent_events_total")
+    return picks > 0 and sent == 2 * picks <= await picker.metric("epp_sharing_applied_events_total")

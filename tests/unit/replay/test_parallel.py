@@ -19,7 +19,7 @@ TRACE = Trace(
 def test_results_come_in_the_given_order_and_equal_those_of_one_process() -> None:
     candidates = [Candidate(name=name, policy=DEFAULT_POLICY) for name in ("z", "a", "m")]
     told: list[dict[str, float]] = []
-    found = run_all(TRACE, candidates, Setting(), processes=2, told=lambda shares: told.append(dict(shares)))
+    found = run_all(TRACE, candidates, Setting(), processes=2, on_progress=lambda shares: told.append(dict(shares)))
     alone = run(TRACE, DEFAULT_POLICY, Setting(), progress=lambda _: None)
     assert list(found) == ["z", "a", "m"]
     assert all(figures == alone for figures in found.values())
@@ -31,5 +31,5 @@ def test_a_run_that_fails_fails_the_replay_and_is_named(capfd: pytest.CaptureFix
     broken = Trace(calls=TRACE.calls, servers=[Server(name="a", capacity_tokens=1, prefill_tokens_per_s=0.0)])
     candidates = [Candidate(name="broken", policy=DEFAULT_POLICY)]
     with pytest.raises(ReplayError, match="the run of broken failed; its error is printed above"):
-        run_all(broken, candidates, Setting(), processes=1, told=lambda _: None)
+        run_all(broken, candidates, Setting(), processes=1, on_progress=lambda _: None)
     assert "prefill_tokens_per_s must be positive" in capfd.readouterr().err
