@@ -19,7 +19,9 @@ TRACE = Trace(
 def test_results_come_in_the_given_order_and_equal_those_of_one_process() -> None:
     candidates = [Candidate(name=name, policy=DEFAULT_POLICY) for name in ("z", "a", "m")]
     told: list[dict[str, float]] = []
-    found = run_all(TRACE, candidates, Setting(), processes=2, on_progress=lambda shares: told.append(dict(shares)))
+    found = run_all(
+        TRACE, candidates, Setting(), processes=2, on_progress=lambda shares: told.append(dict(shares))
+    )
     alone = run(TRACE, DEFAULT_POLICY, Setting(), progress=lambda _: None)
     assert list(found) == ["z", "a", "m"]
     assert all(figures == alone for figures in found.values())
