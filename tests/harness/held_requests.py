@@ -57,10 +57,17 @@ async def waiting(gateway: Gateway) -> float:
 
 
 async def wait_for(gateway: Gateway, count: float) -> None:
+    """Wait until this many requests wait. The error of a failure says where the other requests are."""
+
     async def reached() -> bool:
         return await waiting(gateway) == count
 
-    await wait_until(reached, what=f"{count:g} requests wait")
+    try:
+        await wait_until(reached, what=f"{count:g} requests wait")
+    except AssertionError as error:
+        names = ("epp_flow_waiting_requests", "epp_in_flight", "epp_refused_total", "epp_overload_ratio")
+        error.add_note(", ".join([f"{name}: {await gateway.picker.metric(name):g}" for name in names]))
+        raise
 
 
 def free(gateway: Gateway) -> None:
