@@ -217,6 +217,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    _add_runs(parser)
+    _add_fleet_and_traffic(parser)
+    return parser
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which runs there are, and how the result is shown."""
     add = parser.add_argument
     add(
         "--workloads",
@@ -252,14 +259,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help="send X times the usual number of requests (default %(default)s)",
     )
-    add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
-    add(
-        "--unlike",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of servers with half the speed and half the cache (default %(default)s)",
-    )
     add("--page", action="store_true", help="print the table of docs/bench-flow.md")
     add(
         "--processes",
@@ -267,6 +266,19 @@ def _parser() -> argparse.ArgumentParser:
         default=2,
         metavar="N",
         help="with --page: number of runs at the same time (default %(default)s)",
+    )
+
+
+def _add_fleet_and_traffic(parser: argparse.ArgumentParser) -> None:
+    """Add the options about the servers, the pickers and the requests."""
+    add = parser.add_argument
+    add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
+    add(
+        "--unlike",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of servers with half the speed and half the cache (default %(default)s)",
     )
     add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
     add(
@@ -287,7 +299,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds until the other pickers know what a picker did (default: they never know it)",
     )
-    return parser
 
 
 def _changed(settings: Flow, args: argparse.Namespace) -> Flow:

@@ -24,9 +24,10 @@ from epp.types import Address
 
 _READ_BYTES: Final = 64 * 2**10
 """Bytes that the kernel holds for one connection (it doubles this number). One turn of the loop reads no more
-than that. A page of vLLM comes in one or two turns. With half of this number, it takes a quarter more CPU."""
+than that. A page of vLLM comes in one or two turns. With half of this number a page took up to a quarter more
+CPU."""
 _MOST_CHUNKS: Final = 4_096
-"""Most chunks of one page. Servers send a page in a few chunks, and so many take some 5 ms of a turn."""
+"""Most chunks of one page. Servers send a page in a few chunks, and so many take some 8 ms of a turn."""
 _HEAD_BYTES: Final = 16 * 2**10
 _CHUNK_LINE_BYTES: Final = 256
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |$)")
