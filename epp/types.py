@@ -329,6 +329,11 @@ class ModelList:
         return next((card.id for card in self.cards if card.parent is None), self.cards[0].id)
 
     @cached_property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt with its answer. Adapters have no limit of their own."""
+        return next((card.max_model_len for card in self.cards if card.max_model_len), None)
+
+    @cached_property
     def names(self) -> frozenset[str]:
         return frozenset(card.id for card in self.cards)
 

@@ -201,6 +201,11 @@ class EndpointState:
         """The base model, as the source declares it, else as the server lists it. Empty: neither says."""
         return self.endpoint.model or (self.listed.base if self.listed is not None else "")
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt with its answer, by the server's list. None: it does not say."""
+        return self.listed.max_model_len if self.listed is not None else None
+
     def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
         """Return the last metrics. None: there are none, or they are too old."""
         metrics = self.metrics

@@ -55,6 +55,12 @@ def picked_from(fleet: Fleet, model: str, subset: str) -> str:
     return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in slots))
 
 
+def test_the_length_that_a_server_lists_is_known_to_its_state() -> None:
+    cards = (ModelCard("m", max_model_len=8192), ModelCard("sql", parent="m"))
+    states = {state.endpoint.name: state for state in fleet_of("ab", a=ModelList(cards), b=None).states()}
+    assert (states[EndpointName("a")].max_model_len, states[EndpointName("b")].max_model_len) == (8192, None)
+
+
 def test_a_model_goes_to_the_servers_that_list_it() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n", adapters=["sql"]), c=listing("n", "alias"))
     assert [names_that_serve(fleet, model) for model in ("m", "n", "sql", "alias")] == ["a", "bc", "b", "c"]
