@@ -139,7 +139,6 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --extra exact --extra kv-events --extra kubernetes --extra redis --extra tracing --group dev -o requirements/dev.txt
 	$(COMPILE) --group load -c requirements/dev.txt -o requirements/load.txt
 	$(COMPILE) pyproject.toml --extra exact --extra kubernetes --extra redis --extra tracing --group build -c requirements/dev.txt -o requirements/picker.txt
-	$(COMPILE) --group compile -c requirements/dev.txt -o requirements/compile.txt
 	$(COMPILE) pyproject.toml --extra kv-events --group build -c requirements/dev.txt -o requirements/model-server.txt
 	$(BIN)/python -m tests.vllm_env lock
 	$(BIN)/python -m tests.engine_env lock

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from pathlib import Path
 from typing import get_args
@@ -308,8 +307,5 @@ def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) 
         process.follow_parent()
     served = app.App(config, worker=worker or 0, hub=hub)
     process.tune()
-    logging.getLogger("epp").info(
-        "the hot path runs %s", "compiled" if process.compiled() else "as plain Python"
-    )
     status: int = uvloop.run(served.run())
     return status

@@ -17,22 +17,6 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
-
-class Value(Struct, frozen=True, gc=False):
-    """Base of structs that are immutable and compared by value. Compiled code takes class options only from a
-    base class and drops the options in the class's own head. A class repeats `frozen=True` for the type
-    checker.
-    """
-
-
-class Facts(Struct, frozen=True, eq=False, gc=False):
-    """Base of structs that are immutable and compared by identity."""
-
-
-class Entry(Struct, eq=False, gc=False):
-    """Base of structs that are mutable and compared by identity."""
-
-
 BEGAN: Final = "x-prefix-gateway-began"
 """A name in the metadata of an ext_proc call. Under this name Envoy says when it began with the request, in
 unix seconds. No client can write these metadata. Only for `listen.transport: grpcio`.
@@ -302,7 +286,7 @@ class EndpointMetrics:
         object.__setattr__(self, "known_adapters", known)
 
 
-class ModelCard(Value, frozen=True):
+class ModelCard(Struct, frozen=True, gc=False):
     """One model or adapter that a server lists. The fields are those of OpenAI and vLLM."""
 
     id: str

@@ -72,21 +72,6 @@ PARTS = (
         command=(_PYTHON, "-m", "pytest", *_PROTOCOL, "-m", "not cluster"),
     ),
     Part(
-        name="compiled",
-        about="what the picker's image runs: the protocol again, and the parts that are compiled",
-        command=(
-            *(_PYTHON, "-m", "tests.compiled_env", "run", "pytest"),
-            # Neither option may put the checkout before the compiled package.
-            *("--import-mode=append", "-o", "pythonpath="),
-            *("-m", "not slow and not cluster", "-k", "not grpcio"),
-            *("tests/conformance", "tests/unit/http2", "tests/unit/extproc", "tests/property/http2"),
-            *("tests/scenarios", "tests/unit/prefix_index", "tests/unit/scheduling", "tests/unit/endpoints"),
-            *("tests/unit/flow", "tests/unit/request"),
-            # Its own handler of calls is a subclass that is not compiled.
-            "--ignore=tests/unit/extproc/test_extproc_peer.py",
-        ),
-    ),
-    Part(
         name="cluster",
         about="a real Kubernetes control plane",
         command=(_PYTHON, "-m", "pytest", "-m", "cluster"),

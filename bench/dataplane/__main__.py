@@ -21,7 +21,6 @@ from bench.dataplane.measure import Bench, Results
 from bench.dataplane.page import page
 from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, thousand_plan, tracing_plan
 from bench.dataplane.rig import running_rig
-from tests import compiled_env
 
 _ABOUT = """\
 Measure what a request costs on its way through a real Envoy and the picker: CPU of the picker and of
@@ -105,13 +104,10 @@ class _Progress:
 
 async def _measure(plan: Plan, args: argparse.Namespace, progress: _Progress) -> Results:
     with tempfile.TemporaryDirectory(prefix="dataplane-") as directory:
-        compiled = compiled_env.build(progress=progress) if _with_compiled(plan) else None
         progress("starting Envoy, the pickers, the floor and the model servers")
         other = args.against.resolve() if args.against else None
         profile = args.profile.resolve() if args.profile else None
-        async with running_rig(
-            Path(directory), endpoints=4, other=other, compiled=compiled, profile=profile
-        ) as rig:
+        async with running_rig(Path(directory), endpoints=4, other=other, profile=profile) as rig:
             bench = Bench(
                 rig,
                 rounds=args.rounds or plan.rounds,
@@ -122,7 +118,7 @@ async def _measure(plan: Plan, args: argparse.Namespace, progress: _Progress) ->
             for prompt_kb in plan.alone_kb:
                 await bench.alone(
                     prompt_kb,
-                    ("direct", "envoy", "floor", "grpcio", "ours", "compiled", "ours-duplex"),
+                    ("direct", "envoy", "floor", "grpcio", "ours", "ours-duplex"),
                     requests=plan.alone_requests,
                 )
             for cell in plan.cells:
@@ -131,10 +127,6 @@ async def _measure(plan: Plan, args: argparse.Namespace, progress: _Progress) ->
             if bypassed:
                 raise BadAnswerError(f"{bypassed} requests went on without their picker")
             return bench.results
-
-
-def _with_compiled(plan: Plan) -> bool:
-    return any("compiled" in cell.variants for cell in plan.cells)
 
 
 def _machine() -> str:

@@ -32,9 +32,6 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
   which passes no message from thread to thread, and an allocator that keeps freed memory. The difference
   between the two floors is what the settings alone are worth. The difference between this floor and our
   picker is what the picker's own code costs.
-- **Compiled** is our picker as its image runs it: mypyc has compiled the hot path
-  (docs/decisions/0008-the-image-is-compiled.md). The other rows of our picker are plain Python, as in a
-  checkout.
 - **Load**: 4 requests are in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, with a chunk
   each millisecond. Full duplex always has 4, because it could not keep up with more. The requests are chats
   in JSON, with some escapes and letters beyond ASCII in the text.
@@ -61,7 +58,7 @@ _AFTER: Final = """
 
 - **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the
   picker's code 0.12 ms. Between Envoy and a client, which use the processor's caches in turn, the same code
-  takes more. The rows *compiled* show how much compiling saves.
+  takes more.
 - **The parts of a request of 1 KB**: about 680 calls, none of which takes more than 4 % of the
   time. A profile of the whole way without sockets has these shares: the choice 16 %, booking it and recording
   the prompt 10, frames, windows and writes 21, messages to events and back 9, the end and the answer's
@@ -121,10 +118,9 @@ _AFTER: Final = """
   fifth and more. On a virtual machine the line does not show how busy the host is.
 - **An earlier run on a quieter host** (November 2026, the picker's code a little older) cost 0.57, 0.60 and
   0.61 times the floor at 1 KB with 1, 100 and 1,000 chunks, 0.91 times at 40 KB and 1.12 times at 400 KB.
-  Compiled, it cost 0.42, 0.49, 0.54, 0.62 and 0.95 times the floor. 1,000 endpoints cost 1.36 times as much
-  as 4 (target 1.3: missed), and 100 endpoints at 400 KB 1.14 times the floor (target 1.0: missed). A chunk in
-  full duplex took 32 us, and a single request got 1.26 ms more. Tracing 1 % of the picks cost 1.21 times the
-  CPU without tracing, and tracing every pick 1.73 times.
+  1,000 endpoints cost 1.36 times as much as 4 (target 1.3: missed), and 100 endpoints at 400 KB 1.14 times
+  the floor (target 1.0: missed). A chunk in full duplex took 32 us, and a single request got 1.26 ms more.
+  Tracing 1 % of the picks cost 1.21 times the CPU without tracing, and tracing every pick 1.73 times.
 """
 
 

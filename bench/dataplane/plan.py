@@ -34,13 +34,10 @@ class Plan:
 
 
 def full_plan() -> Plan:
-    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours", "compiled")
+    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
     picker: tuple[VariantName, ...] = ("floor", "ours")
-    duplex: tuple[VariantName, ...] = (
-        *("ours", "floor-duplex"),
-        *("grpcio-duplex", "ours-duplex", "compiled-duplex"),
-    )
-    tuned: tuple[VariantName, ...] = ("direct", "envoy", "floor", "floor-tuned", "grpcio", "ours", "compiled")
+    duplex: tuple[VariantName, ...] = ("ours", "floor-duplex", "grpcio-duplex", "ours-duplex")
+    tuned: tuple[VariantName, ...] = ("direct", "envoy", "floor", "floor-tuned", "grpcio", "ours")
     cells = [
         _cell(COLD, kb, chunks, tuned if chunks == 1 else ways)
         for kb in (1, 40, 400)
@@ -58,8 +55,8 @@ def full_plan() -> Plan:
 
 
 def quick_plan() -> Plan:
-    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours", "compiled")
-    duplex: tuple[VariantName, ...] = ("floor-duplex", "grpcio-duplex", "ours-duplex", "compiled-duplex")
+    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
+    duplex: tuple[VariantName, ...] = ("floor-duplex", "grpcio-duplex", "ours-duplex")
     cells = [_cell(COLD, kb, 1, ways) for kb in (1, 40, 400)]
     cells += [_cell(COLD, 1, 100, ways), *(_cell(DUPLEX, 1, chunks, duplex) for chunks in (1, 1000))]
     return Plan(tuple(cells), alone_kb=(1,), alone_requests=100, rounds=5, turn_s=0.4)

@@ -20,7 +20,6 @@ import yaml
 from epp.config.settings import Config
 from epp.serve.process import GRPC_EXPERIMENTS
 from epp.types import Address
-from tests.compiled_env import variables
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
 from tests.harness.gateway import config_in, write_policy
 from tests.harness.ports import free_port, free_ports
@@ -29,7 +28,6 @@ from tests.harness.processes import ManagedProcess, connects, managed_process
 Process = Literal[
     "ours",
     "grpcio",
-    "compiled",
     "other",
     "sampling",
     "tracing-1",
@@ -48,7 +46,6 @@ VariantName = Literal[
     "floor-tuned",
     "ours",
     "grpcio",
-    "compiled",
     "other",
     "sampling",
     "tracing-1",
@@ -56,7 +53,6 @@ VariantName = Literal[
     "few",
     "floor-duplex",
     "ours-duplex",
-    "compiled-duplex",
     "grpcio-duplex",
 ]
 
@@ -96,7 +92,6 @@ VARIANTS: Final = {
         Variant("floor-tuned", "Envoy, floor with our settings", picker="floor-tuned"),
         Variant("ours", "Envoy, our picker", picker="ours"),
         Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
-        Variant("compiled", "Envoy, our picker, compiled", picker="compiled"),
         Variant("other", "Envoy, the other picker", picker="other"),
         Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
         Variant("tracing-1", "Envoy, our picker, 1 % of the picks traced", picker="tracing-1"),
@@ -104,7 +99,6 @@ VARIANTS: Final = {
         Variant("few", f"Envoy, our picker, {_FEW} endpoints", picker="few"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
-        Variant("compiled-duplex", "Envoy full duplex, our picker, compiled", picker="compiled", duplex=True),
         Variant("grpcio-duplex", "Envoy full duplex, our picker on grpcio", picker="grpcio", duplex=True),
     )
 }
@@ -147,12 +141,10 @@ async def running_rig(
     *,
     endpoints: int,
     other: Path | None = None,
-    compiled: Path | None = None,
     profile: Path | None = None,
 ) -> AsyncIterator[Rig]:
-    """Run the rig. `other` is a second checkout, whose picker takes part as a variant. `compiled` is the
-    folder of this checkout's compiled package (`tests.compiled_env`). The compiled package then takes part.
-    `profile` is the file for cProfile's output of our picker.
+    """Run the rig. `other` is a second checkout, whose picker takes part as a variant. `profile` is the
+    file for cProfile's output of our picker.
     """
     port = free_port()
     # All addresses of 127/8 are on this machine, so one port is enough for all of them.
@@ -166,9 +158,7 @@ async def running_rig(
             )
         )
         await upstream.wait_ready(lambda: connects(addresses[-1].host, port))
-        pickers = _written_pickers(
-            directory, addresses[:endpoints], other=other, compiled=compiled is not None
-        )
+        pickers = _written_pickers(directory, addresses[:endpoints], other=other)
         running: dict[Process, ManagedProcess] = {"upstream": upstream}
         sockets = await _start(
             stack,
@@ -177,7 +167,6 @@ async def running_rig(
             directory,
             addresses[:endpoints],
             other=other,
-            compiled=compiled,
             profile=profile,
             collector=port,
         )
@@ -213,14 +202,11 @@ async def _start(
     addresses: Sequence[Address],
     *,
     other: Path | None,
-    compiled: Path | None,
     profile: Path | None,
     collector: int,
 ) -> dict[Process, Path]:
     """Start pickers and floors. Return where each listens. `collector` is the port that accepts spans."""
     envs = {name: _traced(share, collector=collector) for name, share in _SHARES.items()}
-    if compiled is not None:
-        envs["compiled"] = variables(compiled)
     for name, config in pickers.items():
         running[name] = await stack.enter_async_context(
             running_picker(
@@ -243,7 +229,7 @@ async def _start(
 
 
 def _written_pickers(
-    directory: Path, addresses: Sequence[Address], *, other: Path | None, compiled: bool
+    directory: Path, addresses: Sequence[Address], *, other: Path | None
 ) -> dict[Process, Config]:
     """Write the configuration of each picker that takes part."""
 
@@ -258,8 +244,6 @@ def _written_pickers(
         "tracing-100": written("tracing-100", tracing=True),
         "few": written("few"),
     }
-    if compiled:
-        pickers["compiled"] = written("compiled")
     if other is not None:
         pickers["other"] = written("other")
         _forget_transport(directory / "other" / "config.yaml")

@@ -11,16 +11,10 @@ ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
 COPY requirements/picker.txt requirements/picker.txt
 RUN pip install --no-compile --require-hashes --only-binary :all: -r requirements/picker.txt
-# The compiler of the hot path is installed beside the environment, because it is not needed to run.
-COPY requirements/compile.txt requirements/compile.txt
-RUN pip install --no-compile --require-hashes --only-binary :all: --target /opt/compile -r requirements/compile.txt
-COPY pyproject.toml setup.py README.md ./
+COPY pyproject.toml README.md ./
 COPY epp epp
 # Without its C extensions the picker would be slow, so the build fails then.
 RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext, epp.extproc._wire, epp.prefix_index._chain'
-# Installs it again with the hot path as machine code, which saves up to a third of the CPU (docs/bench-dataplane.md).
-RUN PYTHONPATH=/opt/compile PREFIX_GATEWAY_COMPILE=1 pip install --no-compile --no-deps --no-build-isolation --force-reinstall . \
- && python -I -c 'import sys, epp.serve.process; sys.exit(not epp.serve.process.compiled())'
 # Imports all modules of epp except those of `epp replay`, whose simulated servers are not in this image. So only these modules, and the modules
 # that they import, are compiled to bytecode. Bytecode of all modules would be half of the packages' size.
 RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.replay.")]'

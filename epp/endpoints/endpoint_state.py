@@ -13,9 +13,11 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec import Struct
+
 from epp.endpoints.learned import CounterWindow, HitWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.types import Endpoint, EndpointMetrics, Entry, ModelList
+from epp.types import Endpoint, EndpointMetrics, ModelList
 
 LOST_BOOKING_S = 600.0
 """A booking this old was lost (its stream was let go), since no prefill takes so long."""
@@ -30,7 +32,7 @@ _SERVED_MODELS = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
 
 
-class Booking(Entry):
+class Booking(Struct, eq=False, gc=False):
     """Tokens of one request that its server has yet to compute."""
 
     tokens: int
@@ -292,10 +294,8 @@ class EndpointState:
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
 
 
-class Wait(Entry):
+class Wait(Struct, eq=False, gc=False):
     """One request that waits for its first byte."""
-
-    # This class stands below EndpointState: mypyc reads the types of fields when it makes the class.
 
     state: EndpointState
     sent_at: float

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
@@ -56,7 +57,7 @@ from epp.picker.gate import NO_CLAIM, Claim
 from epp.request.client_names import bounded_name
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
-from epp.types import Address, ApiKind, Entry, InferenceRequest
+from epp.types import Address, ApiKind, InferenceRequest
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
@@ -81,7 +82,7 @@ _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
 
 
-class RequestHead(Entry):
+class RequestHead(Struct, eq=False, gc=False):
     """The facts from the request headers. The state machine holds one object for each request."""
 
     path: str

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from epp.types import Value
+from msgspec import Struct
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -17,7 +17,7 @@ was reached, and the request was worth least.
 """
 
 
-class Forecast(Value, frozen=True):
+class Forecast(Struct, frozen=True, gc=False):
     """The predicted course of a request if it were sent now."""
 
     wait_s: float
@@ -122,7 +122,7 @@ class QueueItem(Generic[T]):
         self.waits = False
 
 
-class LetGo(Value, Generic[T], frozen=True):
+class LetGo(Struct, Generic[T], frozen=True, gc=False):
     """The decision that the request goes now. The caller must send the request before it calls flow control
     again, because the next decision has to count the booking of this request.
     """
@@ -130,7 +130,7 @@ class LetGo(Value, Generic[T], frozen=True):
     item: QueueItem[T]
 
 
-class Refused(Value, Generic[T], frozen=True):
+class Refused(Struct, Generic[T], frozen=True, gc=False):
     item: QueueItem[T]
     reason: RefusedFor
     retry_after_s: int

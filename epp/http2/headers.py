@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
-
-from epp.types import Value
+from msgspec import Struct
 
 _KEPT_BLOCKS: Final = 256
 _KEPT_BYTES: Final = 1024
@@ -43,7 +42,7 @@ class MalformedRequestError(Exception):
     """The headers are not an HTTP request (RFC 9113, section 8), so the stream is reset."""
 
 
-class Request(Value, frozen=True):
+class Request(Struct, frozen=True, gc=False):
     """The parts of a request's headers that a gRPC server needs."""
 
     path: str

@@ -16,16 +16,18 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Literal
 
+from msgspec import Struct
+
 from epp.decision import Decision, PickRequest
 from epp.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.errors import PickError
 from epp.picker.phases import OVER, Phase
 from epp.picker.server_caches import Prompt
 from epp.prefix_index.table import PrefixTable, Recorded
-from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
+from epp.types import Address, ChunkHash, InferenceRequest
 
 
-class PrefillJob(Entry):
+class PrefillJob(Struct, eq=False, gc=False):
     """The work of a prefill endpoint for one request."""
 
     state: EndpointState
@@ -36,7 +38,7 @@ class PrefillJob(Entry):
     over: bool = False
 
 
-class Pick(Entry):
+class Pick(Struct, eq=False, gc=False):
     """One routed request, with everything that may have to be undone or moved, or that the picker learns from
     later.
     """
@@ -98,7 +100,7 @@ class Pick(Entry):
         return self.prompt.chain
 
 
-class Began(Facts, frozen=True):
+class Began(Struct, frozen=True, eq=False, gc=False):
     """A request was sent to a server."""
 
     at: float
@@ -114,7 +116,7 @@ class Began(Facts, frozen=True):
         return max(0.0, timer_s - self.asked.began_s - self.request.decision.waited_s)
 
 
-class Moved(Facts, frozen=True):
+class Moved(Struct, frozen=True, eq=False, gc=False):
     """Another server than the first choice took the request. `request` already names this server. An
     `Answered` follows.
     """
@@ -123,7 +125,7 @@ class Moved(Facts, frozen=True):
     request: Pick
 
 
-class Answered(Facts, frozen=True):
+class Answered(Struct, frozen=True, eq=False, gc=False):
     """The headers of the answer came. The decision has the status."""
 
     at: float
@@ -132,7 +134,7 @@ class Answered(Facts, frozen=True):
     """Whether another server than the first choice answered."""
 
 
-class Grew(Facts, frozen=True):
+class Grew(Struct, frozen=True, eq=False, gc=False):
     """A server holds a chain that no request asked for: a prompt with its answer."""
 
     at: float
@@ -140,14 +142,14 @@ class Grew(Facts, frozen=True):
     chain: Sequence[ChunkHash]
 
 
-class Ended(Facts, frozen=True):
+class Ended(Struct, frozen=True, eq=False, gc=False):
     """The request is over, or was let go on purpose. The decision's `outcome` says which."""
 
     at: float
     request: Pick
 
 
-class PrefillBegan(Facts, frozen=True):
+class PrefillBegan(Struct, frozen=True, eq=False, gc=False):
     """Another server has to compute the prompt of a request. The request's `Began` came just before."""
 
     at: float
@@ -156,7 +158,7 @@ class PrefillBegan(Facts, frozen=True):
     adapter: str
 
 
-class PrefillEnded(Facts, frozen=True):
+class PrefillEnded(Struct, frozen=True, eq=False, gc=False):
     """That server has computed the prompt, or will not, or its end will not be known."""
 
     at: float
@@ -166,35 +168,35 @@ class PrefillEnded(Facts, frozen=True):
     """Whether the prefill server is at fault, as far as the answer shows."""
 
 
-class Restarted(Facts, frozen=True):
+class Restarted(Struct, frozen=True, eq=False, gc=False):
     """A server's counters went back, so another process with a cold cache serves under its name."""
 
     at: float
     server: EndpointState
 
 
-class Hangs(Facts, frozen=True):
+class Hangs(Struct, frozen=True, eq=False, gc=False):
     """Requests wait for their first byte at a server while other servers answer. See `endpoints.symptoms`."""
 
     at: float
     server: EndpointState
 
 
-class Cut(Facts, frozen=True):
+class Cut(Struct, frozen=True, eq=False, gc=False):
     """A server cut an answer midway, as the data plane's access log says."""
 
     at: float
     server: EndpointState
 
 
-class Parsed(Facts, frozen=True):
+class Parsed(Struct, frozen=True, eq=False, gc=False):
     """A stream has read the body of a request."""
 
     seconds: float
     size_bytes: int
 
 
-class Refused(Facts, frozen=True):
+class Refused(Struct, frozen=True, eq=False, gc=False):
     """A stream has answered a request itself, with an error."""
 
     request_id: str
@@ -203,7 +205,7 @@ class Refused(Facts, frozen=True):
     """The caller's trace context as it came, if tracing is on."""
 
 
-class ProtocolFault(Facts, frozen=True):
+class ProtocolFault(Struct, frozen=True, eq=False, gc=False):
     """The data plane sent something that a stream could not understand."""
 
     reason: str

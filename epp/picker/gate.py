@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
+from msgspec import Struct
+
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import DIRECT, PickRequest, Queued
@@ -28,7 +30,6 @@ from epp.picker.dry_run import DryRun
 from epp.picker.events import Pick
 from epp.picker.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker
-from epp.types import Value
 
 _AT_ONCE: Final = 50
 """When flow control ends, at most this many requests are sent in one turn of the event loop. This takes some
@@ -41,7 +42,7 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 }
 
 
-class Claim(Value, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """What the headers and the path of a request say to flow control."""
 
     objective: str = ""

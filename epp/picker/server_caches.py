@@ -19,6 +19,7 @@ from typing import cast
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
@@ -39,7 +40,7 @@ from epp.request.canonical import OPAQUE, next_turn_prompt
 from epp.request.jsontext import continued
 from epp.scheduling.least_cost import AtOnce, Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
-from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize, Value
+from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize
 
 try:
     from epp.prefix_index._chain import chain_of
@@ -76,7 +77,7 @@ how many tokens it makes.
 """
 
 
-class Prompt(Value, frozen=True):
+class Prompt(Struct, frozen=True, gc=False):
     """The facts about one request's prompt that the mirrors need."""
 
     size: PromptSize

@@ -31,7 +31,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from epp.types import ChunkHash, EndpointName, Facts
+from msgspec import Struct
+
+from epp.types import ChunkHash, EndpointName
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Mirror:
             use = use.newer
 
 
-class Recorded(Facts, frozen=True):
+class Recorded(Struct, frozen=True, eq=False, gc=False):
     """What one `record` did, for `undo`."""
 
     first_added: int

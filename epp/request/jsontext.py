@@ -26,9 +26,7 @@ from array import array
 from typing import Final
 
 import msgspec
-from msgspec import Raw
-
-from epp.types import Value
+from msgspec import Raw, Struct
 
 try:
     from epp.request._jsontext import continued as continued  # noqa: PLC0414 - server_caches imports it from here
@@ -126,7 +124,7 @@ def _little_endian(numbers: array[int]) -> bytes:
 # -- what reading a body costs ---------------------------------------------------------------------------
 
 
-class Weight(Value, frozen=True):
+class Weight(Struct, frozen=True, gc=False):
     """What a body contains. Counting stops when the body is already too costly."""
 
     size_bytes: int

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from epp.errors import BadRequestError
 from epp.request import canonical
@@ -50,7 +50,7 @@ from epp.request.jsontext import (
 )
 from epp.request.prompts import Prompts, read_prompts, render_messages
 from epp.request.surrogates import replace_lone
-from epp.types import ApiKind, InferenceRequest, Value
+from epp.types import ApiKind, InferenceRequest
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -350,7 +350,7 @@ def _request(
     )
 
 
-class _Names(Value, frozen=True):
+class _Names(Struct, frozen=True, gc=False):
     model: str
     cache_salt: str
 

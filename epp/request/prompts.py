@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import MsgspecError, Raw
+from msgspec import MsgspecError, Raw, Struct
 
 from epp.errors import BadRequestError
 from epp.request import canonical
@@ -19,7 +19,6 @@ from epp.request.canonical import (
     optional_text,
 )
 from epp.request.jsontext import first_byte, plain_text, text_bytes, token_bytes
-from epp.types import Value
 
 _QUOTE, _LIST = ord('"'), ord("[")
 _NUMBERS: Final = b"-0123456789"
@@ -27,7 +26,7 @@ _EXPECTED: Final = "must be a string, a list of strings, or token ids"
 _ONE_TYPE: Final = "must hold prompts of one type: all strings, all token ids, or all lists of token ids"
 
 
-class Prompts(Value, frozen=True):
+class Prompts(Struct, frozen=True, gc=False):
     first: bytes
     """The prompt that is matched against the servers' caches."""
     more_bytes: int = 0

@@ -14,12 +14,12 @@ from itertools import accumulate
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.request.canonical import BODY, SECTION
 from epp.request.jsontext import place_of_model
-from epp.types import InferenceRequest, Value
+from epp.types import InferenceRequest
 
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY
@@ -27,12 +27,12 @@ _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
 _DECODE_NAME: Final = msgspec.json.Decoder(str)
 
 
-class Target(Value, frozen=True):
+class Target(Struct, frozen=True, gc=False):
     model: str
     weight: int = 1
 
 
-class Rule(Value, frozen=True):
+class Rule(Struct, frozen=True, gc=False):
     """Requests for one of `models` go to one of the targets. If `models` is empty, the rule is for every
     model that no other rule names.
     """

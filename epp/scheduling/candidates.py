@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from math import isnan
 from typing import Any
 
+from msgspec import Struct
+
 from epp.config.policy import PolicySpec
 from epp.decision import Candidate
 from epp.scheduling.least_cost import cost_parts_s
 from epp.scheduling.schedule import Choice, excluded
 from epp.scheduling.snapshot import Floats, Snapshot
-from epp.types import Entry
 
 _LEAST_SPARED_S = 1e-9
 """A smaller difference between the parts and the score is rounding. A larger one is the discount of the rule
@@ -19,7 +20,7 @@ on the stall price of a further copy of a prefix.
 """
 
 
-class Shown(Entry):
+class Shown(Struct, eq=False, gc=False):
     """The best candidates, best first: a sequence that is formatted at its first reading, since people read
     few decisions.
     """

@@ -16,15 +16,15 @@ import random
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.scheduling.schedule import MOST, Ranked, Weighed, fewest
 from epp.scheduling.snapshot import Earlier, Floats
-from epp.types import Entry
 
 _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
@@ -49,23 +49,21 @@ _MOST_REQUESTS = 32
 nearly nothing.
 """
 
-Numbers = Any
-"""A column, or one number. Compiled code has no type for both, since it accepts only a float where the type
-says `float`.
-"""
+N = TypeVar("N", float, Floats)
+"""One number, or a column of them."""
 
 
 def cost_s(
-    undone_tokens: Numbers,
-    uncached_tokens: Numbers,
-    in_flight: Numbers,
-    rate: Numbers,
-    load_s: Numbers | None = None,
+    undone_tokens: N,
+    uncached_tokens: N,
+    in_flight: N,
+    rate: N,
+    load_s: N | None = None,
     *,
-    weight: Numbers = 0.0,
-    stall: Numbers = 0.0,
-    running_tokens: Numbers = 0.0,
-) -> Numbers:
+    weight: N | float = 0.0,
+    stall: N | float = 0.0,
+    running_tokens: N | float = 0.0,
+) -> N:
     """Return the cost by the least-cost rule: (B + c L) / V + (U / V + T) (w + k L). Takes columns or
     numbers.
 
@@ -152,7 +150,7 @@ class LeastCost:
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
 
-    def _in_order(self, score_s: Floats, uncached: Floats, least: Numbers | None) -> list[int]:
+    def _in_order(self, score_s: Floats, uncached: Floats, least: float | None) -> list[int]:
         """Return the best candidates. Of those with nearly the least cost, the one with the fewest tokens to
         compute comes first.
 
@@ -198,7 +196,7 @@ class LeastCost:
         return counting
 
 
-def _sharing(weighed: Weighed, least: Numbers) -> float:
+def _sharing(weighed: Weighed, least: float) -> float:
     """Return how many requests share the stall price of a further copy of the longest match.
 
     While this request waits at a holder, about as many requests for this prefix will come as came in an equal
@@ -223,7 +221,7 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
     return sharing
 
 
-class _Last(Entry):
+class _Last(Struct, eq=False, gc=False):
     """The last requests for one prefix, oldest first."""
 
     times: list[float]
@@ -285,7 +283,7 @@ class Demand:
             assert last.times == sorted(last.times)
 
 
-class _Group(Entry):
+class _Group(Struct, eq=False, gc=False):
     came_at: float
     tokens: float
     """The fewest tokens that any server would have had to compute for the first request of the group."""

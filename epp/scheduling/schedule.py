@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
 from epp.scheduling.snapshot import Bools, Floats, Ints, SchedulingRequest, Snapshot
-from epp.types import Facts
 
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
@@ -36,7 +36,7 @@ _DISPLACING = 2.0
 displaces."""
 
 
-class Weighed(Facts, frozen=True):
+class Weighed(Struct, frozen=True, eq=False, gc=False):
     """The input of a rule: one request and the candidates that may serve it."""
 
     seen: Snapshot
@@ -68,7 +68,7 @@ class Rule(Protocol):
     def rank(self, weighed: Weighed) -> Ranked: ...
 
 
-class Choice(Facts, frozen=True):
+class Choice(Struct, frozen=True, eq=False, gc=False):
     """The endpoints for a request, best first.
     All lists are in the order of rank. `places` holds at most `MOST` places in the snapshot.
     """

@@ -14,9 +14,10 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.types import Address, Endpoint, EndpointName, Facts
+from epp.types import Address, Endpoint, EndpointName
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
 
 
-class SchedulingRequest(Facts, frozen=True):
+class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """The facts about one request that scheduling needs."""
 
     prompt_tokens: int
@@ -84,7 +85,7 @@ class Roster:
         """For each slot, a hash of its name: the same in every picker."""
 
 
-class Snapshot(Facts, frozen=True):
+class Snapshot(Struct, frozen=True, eq=False, gc=False):
     """The endpoints that may serve a request, as they are now."""
 
     roster: Roster

@@ -2,15 +2,13 @@
 large table.
 
 `cli` calls `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened, and
-`tune` when a worker is built and before it serves. `compiled` tells how the package was installed.
+`tune` when a worker is built and before it serves.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.machinery
-import importlib.util
 import os
 import resource
 import signal
@@ -33,17 +31,6 @@ _PR_SET_PDEATHSIG: Final = 1
 _GC_THRESHOLDS: Final = (1_000, 200, 100)
 
 GRPC_EXPERIMENTS: Final = "-event_engine_listener"
-
-HOT_MODULE: Final = "epp.http2.connection"
-"""One of the modules that `[tool.prefix-gateway]` in pyproject.toml lists. Either all of them are compiled,
-or none."""
-
-
-def compiled() -> bool:
-    """Return whether the hot path was installed as machine code (PREFIX_GATEWAY_COMPILE=1 in setup.py)."""
-    spec = importlib.util.find_spec(HOT_MODULE)
-    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-    return spec is not None and (spec.origin or "").endswith(suffixes)
 
 
 def choose_grpc() -> None:

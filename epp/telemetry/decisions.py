@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Struct
 
 from epp.decision import Decision
-from epp.types import Address, Value
+from epp.types import Address
 
 _MAX_TEXT_CHARS: Final = 512
 
 
-class Refusal(Value, frozen=True):
+class Refusal(Struct, frozen=True, gc=False):
     """A request that got no endpoint."""
 
     request_id: str

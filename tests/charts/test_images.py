@@ -81,12 +81,6 @@ def test_the_picker_has_its_c_extensions(built_images: Images) -> None:
     assert list(packages.glob("epp/prefix_index/_chain.*.so"))
 
 
-def test_the_picker_is_compiled(built_images: Images) -> None:
-    packages = packages_in(built_images["picker"])
-    assert list(packages.glob("epp/http2/connection.*.so"))
-    assert not list(packages.glob("mypy*")), "mypyc, which compiles the picker, is not in the image"
-
-
 @EACH
 def test_its_bill_of_materials_lists_every_locked_package_and_the_bases(
     built_images: Images, name: str

@@ -222,7 +222,7 @@ def test_the_readme_and_the_cluster_page_have_the_cost_pages_figures() -> None:
             measured.setdefault(key, (number(cells[3]), number(cells[5])))
     table = NAMED["README.md"].text.split("| prompt | chunks of the answer |")[1].splitlines()[2:7]
     for row in table:
-        prompt, chunks, floor, ours, _, _, _, envoy = [cell.strip() for cell in row.strip("|").split("|")]
+        prompt, chunks, floor, ours, _, _, envoy = [cell.strip() for cell in row.strip("|").split("|")]
         without, with_it = envoy.removesuffix(" ms").split(" / ")
         picker_ms, envoy_ms = measured[prompt, chunks, "Envoy, our picker"]
         assert number(floor) == measured[prompt, chunks, "Envoy, floor"][0]
