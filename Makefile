@@ -111,9 +111,8 @@ bench-exact: $(VENV)/.dev ## measure the cost of exact mode, and its gain in the
 bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share, without Redis and over a real Redis
 	@$(BIN)/python -m bench.bench_sharing
 
-bench-tiers: engine-env ## measure prefixes on disk with OPT's shapes: TTFT, bytes, reads; writes build/bench-tiers.json and .svg; ARGS="--help"
-	@mkdir -p build
-	@$(BIN)/python -m tests.engine_env run bench.tiers --json build/bench-tiers.json --svg build/bench-tiers.svg $(ARGS)
+bench-tiers: engine-env ## measure prefixes on disk with OPT's shapes: TTFT, bytes, reads; ARGS="--help"
+	@$(BIN)/python -m tests.engine_env run bench.tiers $(ARGS)
 
 bench-dataplane: $(VENV)/.dev ## measure CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m bench.dataplane $(ARGS)

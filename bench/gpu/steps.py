@@ -44,7 +44,8 @@ def on_gpu(device: str) -> list[Step]:
     """Return the steps for one data-centre GPU. Together they take less than ten minutes."""
     large = ("--shape", "8b", "--device", device)
     small = ("--shape", "gpt2", "--device", device)
-    opt = ("--device", device, "--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
+    cell = ("--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
+    opt = ("--device", device, "--disk", "direct", *cell)
     asked = ("--prefixes", "4", "--recorded", "12", "--warm-up", "8", "--requests", "10")
     return [
         _engine("001-6, 8B", "001-6", (*large, "--repeats", "1"), planned_s=50, timeout_s=120),
@@ -64,7 +65,7 @@ def tiny() -> list[Step]:
     tiers = (
         "--shape",
         "tiny",
-        "--real-compute",
+        *("--disk", "direct", "--real-compute"),
         "--ratios",
         "0.25",
         "--tiers",

@@ -13,20 +13,18 @@ consider chunks.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from bench.model_server.tables import bars, show, write_json
-from bench.tiers.samples import Sequencer, documents, in_order
+from bench.model_server.tables import show
+from bench.tiers.samples import Sequencer, documents
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.importance import NodeImportance
@@ -129,14 +127,9 @@ def measure(
     prefix_tokens: int,
     ratios: Sequence[float],
     new_tokens: int = 16,
-    widths: Sequence[float] = (),
-    after_each: Callable[[dict[tuple[float, str], Measured]], None],
 ) -> dict[tuple[float, str], Measured]:
     """Measure the samples. A sample is a prefix, the tokens after it, and the continuations of other
     requests, `new_tokens` each.
-
-    `widths` are further shares for sinks and window, to find where their answers are as
-    good as those of a choice of fewer tokens.
     """
     config = module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -144,7 +137,7 @@ def measure(
     source = MemorySource(sequencer.model.memory, sequencer.blocks, prefix_tokens, num_kv_heads)
     found: defaultdict[tuple[float, str], Measured] = defaultdict(Measured)
     started = time.monotonic()
-    for number, token_ids in in_order(samples):
+    for number, token_ids in enumerate(samples, start=1):
         token_ids, later = token_ids[: prefix_tokens + new_tokens], token_ids[prefix_tokens + new_tokens :]  # noqa: PLW2901 - from here on only the tokens of this request
         text = torch.tensor(token_ids[prefix_tokens:])
         sequencer.compute(token_ids[:prefix_tokens], start=0, num_logits=1)
@@ -167,14 +160,7 @@ def measure(
                 if name == PROBE:
                     cell.similarity.append(fmean(choice.similarity or 0 for choice in view.choices.values()))
                     cell.whole_layers.append(float(sum(c.tokens is None for c in view.choices.values())))
-        for width in set(widths) - set(ratios):
-            rng = torch.Generator()
-            heads = {"num_heads": num_heads, "group": num_heads // num_kv_heads}
-            rule = choosers(SelectionSettings(ratio=width), **heads, rng=rng)[SINKS]
-            logits = sequencer.compute(token_ids, start=prefix_tokens, view=SelectiveView(source, rule))
-            found[width, SINKS].add(logits, exact, text)
         print(f"sample {number} of {len(samples)}, {time.monotonic() - started:.0f} s", flush=True)
-        after_each(found)
     return dict(found)
 
 
@@ -200,110 +186,36 @@ def _packed(
     return [torch.tensor(order.slots) // _CHUNK_TOKENS for order in orders]
 
 
-def equal_windows(
-    found: Mapping[tuple[float, str], Measured], ours: str
-) -> list[tuple[float, float | None, float | None]]:
-    """Return for each share that `ours` keeps the least share with which sinks + window reach as many same
-    tokens, and as low a KL. None means a share above the measured ones.
-    """
-    windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
-    rows = []
-    for (ratio, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
-        if name == ours:
-            row = cell.row()
-            same = next((share for share, window in windows if window["same"] >= row["same"]), None)
-            kl = next((share for share, window in windows if window["kl"] <= row["kl"]), None)
-            rows.append((ratio, same, kl))
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=40, help="number of samples (default %(default)s)")
-    parser.add_argument(
-        "--skip", type=int, default=0, help="number of samples to skip, because another process measures them"
-    )
-    parser.add_argument(
-        "--merge", type=Path, nargs="+", help="show the results of several processes, and measure nothing"
-    )
-    parser.add_argument(
-        "--prefix-tokens", type=int, default=256, help="length of the prefixes (default %(default)s)"
-    )
-    parser.add_argument(
-        "--new-tokens", type=int, default=16, help="number of tokens after the prefix (default %(default)s)"
-    )
+    parser.add_argument("--prefix-tokens", type=int, default=256, help="length of the prefixes")
+    parser.add_argument("--new-tokens", type=int, default=16, help="number of tokens after the prefix")
     parser.add_argument(
         "--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of the prefix that are kept"
     )
-    parser.add_argument(
-        "--widths",
-        type=float,
-        nargs="*",
-        default=[0.35, 0.6, 0.7, 0.8, 0.9],
-        help="further shares for sinks + window, besides --ratios (default %(default)s)",
-    )
-    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
-    if args.merge:
-        found = merged(args.merge)
-        keep(found, path=args.json)
-        report(found, args)
-        return
     hf.use_threads(1)
     folder = find(SMOLLM2, progress=print)
     module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
     length = args.prefix_tokens + (1 + _OTHERS) * args.new_tokens
-    samples = documents(PretrainedLanguage(folder), length_tokens=length, count=args.samples)[args.skip :]
+    samples = documents(PretrainedLanguage(folder), length_tokens=length, count=args.samples)
     found = measure(
-        module,
-        samples,
-        prefix_tokens=args.prefix_tokens,
-        ratios=args.ratios,
-        new_tokens=args.new_tokens,
-        widths=args.widths,
-        after_each=partial(keep, path=args.json),
+        module, samples, prefix_tokens=args.prefix_tokens, ratios=args.ratios, new_tokens=args.new_tokens
     )
     report(found, args)
-
-
-def keep(found: dict[tuple[float, str], Measured], *, path: Path | None) -> None:
-    """Write the results so far, because the whole run takes minutes."""
-    content = [
-        {"kept": ratio, "choice": name, **cell.row(), "samples": asdict(cell)}
-        for (ratio, name), cell in found.items()
-    ]
-    write_json(path, content)
-
-
-def merged(paths: Sequence[Path]) -> dict[tuple[float, str], Measured]:
-    found: defaultdict[tuple[float, str], Measured] = defaultdict(Measured)
-    for path in paths:
-        for cell in json.loads(path.read_text()):
-            for name, values in cell["samples"].items():
-                getattr(found[cell["kept"], cell["choice"]], name).extend(values)
-    return dict(found)
 
 
 def report(found: dict[tuple[float, str], Measured], args: argparse.Namespace) -> None:
     rows = {key: cell.row() for key, cell in found.items()}
     show(
-        f"002-7: {len(found[1.0, EVERYTHING].same)} samples, prefix {args.prefix_tokens}, then {args.new_tokens} tokens each",
+        f"002-7: {args.samples} samples, prefix {args.prefix_tokens}, then {args.new_tokens} tokens each",
         ("kept", "choice", "same next token", "KL", "NLL"),
         [
             (f"{ratio:.0%}", name, f"{row['same']:.1%}", row["kl"], row["nll"])
             for (ratio, name), row in rows.items()
         ],
     )
-    for ours in (PROBE, FEW):
-        windows = [
-            (f"{ratio:.0%}", *("more" if share is None else f"{share:.0%}" for share in shares))
-            for ratio, *shares in equal_windows(found, ours)
-        ]
-        show(
-            f"002-7 at equal accuracy: the share that sinks + window has to keep to answer like `{ours}`",
-            (f"kept by `{ours}`", "for as many same next tokens", "for as low a KL"),
-            windows,
-        )
     chosen = [(ratio, row) for (ratio, name), row in rows.items() if name == PROBE]
     show(
         "002-1: likeness of the three heads' sets, mean over layers and samples",
@@ -318,7 +230,6 @@ def report(found: dict[tuple[float, str], Measured], args: argparse.Namespace) -
             for ratio, row in chosen
         ],
     )
-    bars("same next token", [(f"{ratio:.0%} {name[:6]}", row["same"]) for (ratio, name), row in rows.items()])
 
 
 if __name__ == "__main__":

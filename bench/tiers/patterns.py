@@ -1,13 +1,8 @@
 """Records the tokens that requests of one prefix attend to, from SmolLM2 on text that every Python includes.
 
-There are two kinds of prompts. `few-shot`: the prefix has worked examples of one task (a function's
-signature, then its purpose), and each request asks about another function, as the document's data sets do.
-`passages`: the prefix is the beginning of a manual page, and each request continues with another passage of
-the page. Attention is exact while it is recorded: no layer makes a choice.
-
-Two benchmarks call this module: the study of how alike requests choose, and the benchmark on shapes whose
-models are not available. A recording is kept in the cache folder, so that the same patterns are not computed
-twice.
+The prefix has worked examples of one task (a function's signature, then its purpose), and each request asks
+about another function, as the document's data sets do. Attention is exact while it is recorded: no layer
+makes a choice. A recording is kept in the cache folder, so that the same patterns are not computed twice.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.tiers.samples import MODULES, Sequencer, documents
+from bench.tiers.samples import MODULES, Sequencer
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.selection import Choice, Seen, head_weights
@@ -33,19 +28,18 @@ from model_server.weights.cache import made_once
 from model_server.weights.known import SMOLLM2, Progress, find
 
 PROBED_HEADS = 3
-_FORMAT = 1
+NEW_TOKENS = 24
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    kind: str
-    """`few-shot` or `passages`."""
     prefix_tokens: int
     prefixes: int = 6
     requests: int = 24
     """The number of requests of each prefix; all of them differ."""
-    new_tokens: int = 24
-    """The most new tokens of a request. A `few-shot` request is as long as its question."""
+    new_tokens: int = NEW_TOKENS
+    """The most new tokens of a request, which is as long as its question."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,18 +118,6 @@ def _recorded(
 
 
 def _prompts(language: PretrainedLanguage, recipe: Recipe) -> list[tuple[list[int], list[list[int]]]]:
-    if recipe.kind == "few-shot":
-        return _few_shot(language, recipe)
-    length = recipe.prefix_tokens + recipe.requests * recipe.new_tokens
-    pages = documents(language, length_tokens=length, count=recipe.prefixes)
-    starts = range(recipe.prefix_tokens, length, recipe.new_tokens)
-    return [
-        (page[: recipe.prefix_tokens], [page[start : start + recipe.new_tokens] for start in starts])
-        for page in pages
-    ]
-
-
-def _few_shot(language: PretrainedLanguage, recipe: Recipe) -> list[tuple[list[int], list[list[int]]]]:
     rng = random.Random(11)
     examples = _examples()
     prompts = []

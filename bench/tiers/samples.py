@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import pydoc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,63 +20,14 @@ from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.views import KvView
 from model_server.text.pretrained import PretrainedLanguage
 
-MODULES = [
-    "argparse",
-    "csv",
-    "datetime",
-    "decimal",
-    "difflib",
-    "enum",
-    "fractions",
-    "heapq",
-    "http.client",
-    "imaplib",
-    "inspect",
-    "ipaddress",
-    "json",
-    "logging",
-    "mailbox",
-    "math",
-    "os",
-    "pathlib",
-    "pickle",
-    "pprint",
-    "random",
-    "re",
-    "shutil",
-    "smtplib",
-    "socket",
-    "sqlite3",
-    "ssl",
-    "statistics",
-    "string",
-    "struct",
-    "subprocess",
-    "tarfile",
-    "tempfile",
-    "textwrap",
-    "threading",
-    "tokenize",
-    "types",
-    "unittest",
-    "urllib.request",
-    "uuid",
-    "xml.dom",
-    "zipfile",
-    "asyncio",
-    "bisect",
-    "calendar",
-    "collections",
-    "configparser",
-    "contextlib",
-    "copy",
-    "dataclasses",
-    "email.message",
-    "functools",
-    "gzip",
-    "hashlib",
-    "itertools",
-]
+_MODULES = """
+argparse csv datetime decimal difflib enum fractions heapq http.client imaplib inspect ipaddress
+json logging mailbox math os pathlib pickle pprint random re shutil smtplib socket sqlite3 ssl
+statistics string struct subprocess tarfile tempfile textwrap threading tokenize types unittest
+urllib.request uuid xml.dom zipfile asyncio bisect calendar collections configparser contextlib
+copy dataclasses email.message functools gzip hashlib itertools
+"""
+MODULES = _MODULES.split()
 
 
 def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -> list[list[int]]:
@@ -134,7 +85,3 @@ class Sequencer:
             )
         logits: torch.Tensor = out.logits[0]
         return logits
-
-
-def in_order(samples: Sequence[list[int]]) -> Iterator[tuple[int, list[int]]]:
-    yield from enumerate(samples, start=1)

@@ -2,8 +2,7 @@
 computation of one layer.
 
 `RealCompute` multiplies random weights of the shape, on a GPU or, for small shapes, anywhere.
-`ImposedCompute` waits at least as long as a stated accelerator would need. `ImposedCompute` serves where
-there is no such accelerator, and reports say that the time is imposed.
+`ImposedCompute` waits at least as long as a stated accelerator would need, where there is none.
 """
 
 from __future__ import annotations

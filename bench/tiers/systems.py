@@ -5,8 +5,6 @@ These parts are real: segments on disk with records of the shape's size, the tie
 and the choice from the weights. Two things are given. The weights are those of SmolLM2 (`patterns.py`): its
 layers are spread over the shape's layers, and its first three heads stand for the shape's. The content of the
 KV is random. So this bench says nothing about answers; `bench_accuracy.py` measures these on the real model.
-
-The benchmark on large shapes calls this module.
 """
 
 from __future__ import annotations
@@ -77,10 +75,6 @@ FORGETFUL = tuple(
 count uses of all chunks on disk.
 """
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
-STEPS = ((TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS), (*FORGETFUL, OURS, FEW_CHUNKS))
-"""The document's three techniques one after the other, beginning with their strongest rival, and then our own
-technique.
-"""
 COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
 
 

@@ -397,9 +397,7 @@ def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_half_of_the_t
 ) -> None:
     folder, module = smollm2
     samples = documents(PretrainedLanguage(folder), length_tokens=144, count=2)
-    found = measure(
-        copy.deepcopy(module), samples, prefix_tokens=128, ratios=[0.25, 0.5], after_each=lambda _: None
-    )
+    found = measure(copy.deepcopy(module), samples, prefix_tokens=128, ratios=[0.25, 0.5])
     for ratio in (0.25, 0.5):
         assert fmean(found[ratio, PROBE].similarity) > threshold(round(128 * ratio), 128)
         assert 5 * fmean(found[ratio, PROBE].kl) < fmean(found[ratio, RANDOM].kl)
