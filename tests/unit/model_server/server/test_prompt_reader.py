@@ -233,3 +233,22 @@ def test_a_long_prompt_is_cut_to_its_last_tokens_if_the_request_asks_for_it(
             reader().completion(
                 json.dumps({"prompt": "x", "truncate_prompt_tokens": wrong, "max_tokens": 1}).encode()
             )
+
+
+class Watched(bytes):
+    """A body that keeps how many bytes it was searched for at a time."""
+
+    portions: list[int]
+
+    def count(self, sub: Any, start: Any = 0, end: Any = None) -> int:
+        self.portions.append(end - start)
+        return super().count(sub, start, end)
+
+
+def test_a_body_of_30_mb_of_fields_is_refused_in_portions_undecoded() -> None:
+    raw = Watched(b"{" + b'"n":1,' * 5_000_000 + b'"prompt":"a"}')
+    raw.portions = []
+    with pytest.raises(ApiError, match="more than 1,048,576 fields"):
+        reader().completion(raw)
+    assert max(raw.portions) == 2**20
+    assert sum(raw.portions) >= len(raw)
