@@ -129,8 +129,6 @@ class Commits:
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
         self._caches.demand.asked(asked.prefix, now=now)
-        least = choice.uncached_tokens.item(choice.uncached_tokens.argmin())
-        self._caches.at_once.came(prompt.whole, tokens=least, now=now)
         helper = None
         if self._fleet.disaggregated:
             helper = self._prefilling.choose(

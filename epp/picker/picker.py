@@ -138,7 +138,6 @@ class Picker(FleetNews):
             matched=bool(found),
             prefix=prefix,
             earlier=self.caches.demand.earlier(prefix, now=now) if found else None,
-            at_once=self.caches.at_once.expected(prompt.whole, now=now),
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self.dry_run is not None:

@@ -38,7 +38,7 @@ from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable, Recorded
 from epp.request.canonical import OPAQUE, next_turn_prompt
 from epp.request.jsontext import continued
-from epp.scheduling.least_cost import AtOnce, Demand
+from epp.scheduling.least_cost import Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize
 
@@ -85,13 +85,6 @@ class Prompt(Struct, frozen=True, gc=False):
     chain: list[ChunkHash]
     teaches: bool
     """Whether its size shows something about the tokenizer: it is neither token ids nor an unread body."""
-
-    @property
-    def whole(self) -> int:
-        """Return a number that prompts with the same full chunks and the same length share. 0: there is no
-        full chunk.
-        """
-        return self.chain[-1] ^ self.size.text_bytes if self.chain else 0
 
 
 class Slots:
@@ -211,8 +204,6 @@ class ServerCaches:
         self._start_table()
         self.demand = Demand()
         """When each prefix was last asked for."""
-        self.at_once = AtOnce()
-        """How many requests come at once with the same prompt."""
         self._slots = Slots((), ())
         self._nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""

@@ -52,8 +52,6 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
     earlier: Earlier | None = None
     """The last requests for this prefix. None: there was none."""
-    at_once: float = 1.0
-    """How many requests probably come at once with the same prompt, this one included."""
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""

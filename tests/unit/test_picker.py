@@ -13,7 +13,6 @@ from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError, SaturatedError
-from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
@@ -252,21 +251,3 @@ def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
 def test_chance_decides_between_equals() -> None:
     chosen = {a_picker(seed=seed).pick(ask(text("p")), now=1.0).decision.chosen for seed in range(40)}
     assert chosen == set("abcd")
-
-
-def test_if_equal_prompts_come_eight_at_once_the_first_counts_an_eighth_of_its_stall_price() -> None:
-    def stalled_share(pick: Pick) -> float:
-        """Return the part of the stall price that counted, as a share of the whole price, at the worst
-        candidate.
-        """
-        seen = pick.decision.candidates[-1]
-        whole_s = 0.15 * seen.in_flight * seen.uncached_tokens / seen.prefill_tokens_per_s
-        return seen.parts_s["stall"] / whole_s
-
-    picker = a_picker()
-    for n in range(100):
-        for _ in range(8):
-            picker.pick(ask(text(f"p{n}")), now=1.0 + n)
-    first, second = (picker.pick(ask(text("new")), now=200.0 + 0.01 * n) for n in range(2))
-    assert stalled_share(first) == pytest.approx(1 / 8, rel=0.05)
-    assert stalled_share(second) == pytest.approx(1.0)

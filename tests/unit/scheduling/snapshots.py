@@ -70,7 +70,6 @@ def weighed(
     load_s: float = 0.5,
     unreported_picks: float = 0.0,
     earlier: Earlier | None = None,
-    at_once: float = 1.0,
 ) -> Weighed:
     shown = replace(snapshot(seen, adapter=adapter), unreported_picks=unreported_picks)
     asked = SchedulingRequest(
@@ -79,7 +78,6 @@ def weighed(
         session=session,
         beginning=beginning,
         earlier=earlier,
-        at_once=at_once,
     )
     return Weighed(
         seen=shown,

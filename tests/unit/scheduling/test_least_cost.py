@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.scheduling.least_cost import AtOnce, Demand, cost_parts_s
+from epp.scheduling.least_cost import Demand, cost_parts_s
 from epp.scheduling.schedule import MOST
 from epp.scheduling.snapshot import Earlier
 from tests.unit.scheduling.orders import SPEC, order, rule_of
@@ -154,17 +154,6 @@ def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_f
     assert first(one_in(1, *[9.1] * 30)) == "holder", "the earlier requests came before such a wait"
     assert first(one_in(1, *[0.05] * 30)) == "holder", "the earlier requests came together with this one"
     assert first(one_in(1, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "16 s there"
-
-
-@pytest.mark.parametrize(("at_once", "chosen"), [(1.0, "fewer"), (8.0, "sooner")])
-def test_equal_prompts_that_come_at_once_share_the_stall_price_so_the_backlog_counts_more(
-    at_once: float, chosen: str
-) -> None:
-    # Sooner: 3 s (1 + 0.15 x 20 / n) + 1 s, so 13 s or 5.1. Fewer: 4 s + 3 s (1 + 0.15 x 8 / n) + 0.4 s, so
-    # 11 s or 7.9.
-    seen = [SeenEndpoint("sooner", in_flight=20), SeenEndpoint("fewer", backlog=4000.0, in_flight=8)]
-    ranked = rule_of("least-cost").rank(weighed(seen, prompt=3000, at_once=at_once))
-    assert seen[ranked.places[0]].name == chosen
 
 
 def test_a_third_copy_of_a_prefix_has_half_the_stall_price_while_both_holders_are_busy() -> None:
@@ -319,76 +308,3 @@ def test_only_the_last_prefixes_and_requests_are_remembered() -> None:
     assert came(demand, 2, now=60.0) is None, "used least recently"
     assert came(demand, 1, now=60.0, most_s=1.0) == (1, 2)
     assert came(demand, 3, now=60.0) is not None
-
-
-def group(at_once: AtOnce, prompt: int, *, size: int, tokens: float = 3000.0, now: float) -> None:
-    """Send `size` requests for one prompt, 10 ms apart. The first request has to compute the prompt."""
-    for n in range(size):
-        at_once.came(prompt, tokens=0.0 if n else tokens, now=now + 0.01 * n)
-        at_once.check_integrity()
-
-
-def test_if_prompts_come_one_at_a_time_the_expected_group_size_is_one() -> None:
-    at_once = AtOnce()
-    for n in range(200):
-        group(at_once, n % 20 + 1, size=1, now=n * 0.05)
-    assert at_once.expected(99, now=11.0) == 1.0
-
-
-def test_the_size_of_groups_is_mostly_learned_after_ten_groups_and_forgotten_after_300() -> None:
-    at_once = AtOnce()
-    for n in range(1, 11):
-        group(at_once, n, size=8, now=float(n))
-    assert at_once.expected(99, now=20.0) == pytest.approx(6.25)
-    for n in range(11, 100):
-        group(at_once, n, size=8, now=float(n))
-    assert at_once.expected(999, now=100.0) == pytest.approx(8.0, rel=0.05)
-    for n in range(100, 400):
-        group(at_once, n, size=1, now=float(n))
-    assert at_once.expected(999, now=500.0) == pytest.approx(1.0, abs=0.1)
-
-
-def test_only_the_first_request_of_a_group_decides_for_the_others() -> None:
-    at_once = AtOnce()
-    for n in range(1, 11):
-        group(at_once, n, size=8, now=float(n))
-    at_once.came(99, tokens=3000.0, now=20.0)
-    assert at_once.expected(99, now=20.09) == 1.0
-    assert at_once.expected(98, now=20.09) > 5.0
-    assert at_once.expected(99, now=20.11) > 5.0, "this request comes too late for the group"
-    assert at_once.expected(0, now=20.11) == 1.0, "a prompt without a full chunk"
-
-
-def test_a_prompt_that_is_cached_everywhere_makes_no_group_however_often_it_comes() -> None:
-    at_once = AtOnce()
-    for n in range(1000):
-        at_once.came(7, tokens=1.0, now=n * 0.01)
-    assert at_once.expected(99, now=11.0) < 1.1
-
-
-def test_the_number_of_kept_groups_is_bounded() -> None:
-    at_once = AtOnce()
-    for n in range(1, 10_000):
-        at_once.came(n, tokens=100.0, now=1.0)
-        at_once.came(n, tokens=0.0, now=1.0)
-    at_once.check_integrity()
-    assert at_once.expected(9_999, now=1.0) == 1.0
-    assert at_once.expected(1, now=1.0) > 1.5, "the group is forgotten, so this is a first request again"
-
-
-def test_a_flood_of_one_prompt_counts_like_a_group_of_sixteen_and_is_soon_forgotten() -> None:
-    at_once = AtOnce()
-    for n in range(1000):
-        at_once.came(7, tokens=100_000.0, now=n * 0.00009)
-    assert at_once.expected(99, now=1.0) < 16
-    for n in range(100, 1300):
-        at_once.came(n, tokens=500.0, now=n * 0.2)
-    assert at_once.expected(99, now=1000.0) < 2
-
-
-def test_long_prompts_that_come_alone_leave_the_expected_group_size_at_exactly_one() -> None:
-    for tokens in (252_768.0, 253_278.0, 1_000_000.0):
-        at_once = AtOnce()
-        at_once.came(7, tokens=tokens, now=1.0)
-        at_once.check_integrity()
-        assert at_once.expected(99, now=2.0) == 1.0
