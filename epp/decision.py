@@ -73,7 +73,7 @@ class Candidate(Struct, frozen=True):
     score_s: float
     """Predicted cost in seconds. The least cost wins. 0: the rule gives no scores."""
     parts_s: dict[str, float]
-    """The parts that add up to the score: backlog, prefill, stall, in_flight, lora, failing."""
+    """The parts that add up to the score: backlog, prefill, stall, lora, failing."""
     excluded: str = ""
     """Why the candidate was left out: failing answers (failing), or a load threshold (waiting, kv_usage,
     undone). Empty: it was considered."""

@@ -55,7 +55,6 @@ CONFIGS: tuple[Config, ...] = (
     Config("least-cost", ours="least-cost"),
     Config("affinity", ours="affinity"),
     Config("prefix-hash", ours="prefix-hash"),
-    Config("least-cost+c0", ours="least-cost", settings={"running_request_tokens": 0.0}, default=False),
     Config("least-cost+k0", ours="least-cost", settings={"stalled_request_weight": 0.0}, default=False),
     Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
     Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),

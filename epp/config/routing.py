@@ -76,8 +76,9 @@ class Lora(Strict, frozen=True):
 
 
 class Cost(Strict, frozen=True):
-    """Weights of the least-cost rule. The score is in seconds and the smallest wins: (B + (U + T V) (w + k L)
-    + c L) / V.
+    """Weights of the least-cost rule. The score is in seconds, and the smallest one wins:
+    B / V + (U / V + T) (w + k L). B are the prompt tokens that an endpoint has to compute before this prompt,
+    U those of this prompt that it has not cached, L its requests in flight.
     """
 
     uncached_token_weight: Annotated[float, Meta(ge=0, le=100)] = 1.0
@@ -85,8 +86,6 @@ class Cost(Strict, frozen=True):
     stalled_request_weight: Annotated[float, Meta(ge=0, le=100)] = 0.15
     """k: extra price of a prompt token for each request in flight on the endpoint, because prefill delays
     their answers."""
-    running_request_tokens: Annotated[float, Meta(ge=0, le=10**6)] = 50.0
-    """c: price of one request in flight, in prompt tokens."""
     prefill_tokens_per_second: Annotated[float, Meta(gt=0, le=10**7)] = 8000.0
     """V: the prefill rate that the picker assumes until it has learned the real rate. A change applies only
     to models that the picker has not seen yet."""

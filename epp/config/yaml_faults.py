@@ -33,6 +33,10 @@ _WRITE: Final = (
     (re.compile(r"Expected `array\b.*, got "), "write a list, such as [a, b]"),
 )
 """The advice for a value of another type."""
+_REMOVED: Final = {
+    "runningRequestTokens": "a request in flight no longer has a price of its own",
+}
+"""Fields of earlier releases, and what replaces each."""
 _MOST_DEPTH: Final = 64
 _MOST_ALIASES: Final = 1_000
 
@@ -122,6 +126,8 @@ def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
 
 
 def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
+    if name in _REMOVED:
+        return f"`{name}` was removed{f' - at `${path}`' if path else ''}; delete it: {_REMOVED[name]}"
     known = _fields(_at(inspect.type_info(of), path))
     meant = difflib.get_close_matches(name, known, n=1)
     where = f" - at `${path}`" if path else ""

@@ -70,7 +70,6 @@ def computed_elsewhere(
         None,
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
-        running_tokens=0.0,  # one more answer is written there in either case
     )
     moving_s = transfer_s(lacking, spec.disaggregation)
     uncached = uncached_tokens(request, spec.gain)
@@ -96,14 +95,13 @@ def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Float
     """
     answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
     price_s: Floats = cost_s(
-        prefilling.undone_tokens + spec.cost.running_request_tokens * prefilling.in_flight,
+        prefilling.undone_tokens,
         uncached,
         answers,
         prefilling.rate,
         loading_s(prefilling, load_s=spec.lora.load_seconds),
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
-        running_tokens=0.0,
     )
     if prefilling.failure_share is not None:
         price_s = price_s + spec.failures.cost_seconds * prefilling.failure_share

@@ -25,8 +25,6 @@ from epp.config.routing import Cost
 from epp.scheduling.schedule import MOST, Ranked, Weighed, fewest
 from epp.scheduling.snapshot import Earlier, Floats
 
-_NEAR = 1.05
-"""Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
 _LOOKING_AT_ONE = 2.0
@@ -53,10 +51,8 @@ def cost_s(
     *,
     weight: N | float = 0.0,
     stall: N | float = 0.0,
-    running_tokens: N | float = 0.0,
 ) -> N:
-    """Return the cost by the least-cost rule: (B + c L) / V + (U / V + T) (w + k L). Takes columns or
-    numbers.
+    """Return the cost by the least-cost rule: B / V + (U / V + T) (w + k L). Takes columns or numbers.
 
     The prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
     wait behind it (w). They also stall the answers that the server is writing (k for each request in flight).
@@ -64,7 +60,7 @@ def cost_s(
     own_s = uncached_tokens / rate
     if load_s is not None:
         own_s = own_s + load_s
-    return (undone_tokens + running_tokens * in_flight) / rate + own_s * (weight + stall * in_flight)
+    return undone_tokens / rate + own_s * (weight + stall * in_flight)
 
 
 def cost_parts_s(
@@ -79,25 +75,17 @@ def cost_parts_s(
     """Return the parts that add up to one candidate's `cost_s`. Each part is the same expression with only
     one cause of cost left in.
     """
-    weight, stall, running = (
-        cost.uncached_token_weight,
-        cost.stalled_request_weight,
-        cost.running_request_tokens,
-    )
+    weight, stall = cost.uncached_token_weight, cost.stalled_request_weight
     return {
         "backlog": cost_s(undone_tokens, 0.0, in_flight, rate),
         "prefill": cost_s(0.0, uncached_tokens, in_flight, rate, weight=weight),
         "stall": cost_s(0.0, uncached_tokens, in_flight, rate, load_s, stall=stall),
-        "in_flight": cost_s(0.0, 0.0, in_flight, rate, running_tokens=running),
         "lora": cost_s(0.0, 0.0, in_flight, rate, load_s, weight=weight),
     }
 
 
 class LeastCost:
-    """Chooses the least predicted cost in seconds (`cost_s`). If several costs are nearly the least, chooses
-    the candidate of these that holds most of the prompt: a copy on another server gains next to nothing, and
-    takes room from other prefixes.
-    """
+    """Chooses the least predicted cost in seconds (`cost_s`)."""
 
     gated: ClassVar[bool] = True
 
@@ -106,13 +94,11 @@ class LeastCost:
         # Zero-dimensional arrays, which numpy takes twice as fast as numbers.
         self._weight = np.array(cost.uncached_token_weight)
         self._stall = np.array(cost.stalled_request_weight)
-        self._running_tokens = np.array(cost.running_request_tokens)
         self._failure_s = spec.failures.cost_seconds
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
         seen, uncached = weighed.seen, weighed.uncached_tokens
-        least = uncached[uncached.argmin()] if weighed.asked.matched else None  # a third of the time of `min`
         score_s = cost_s(
             seen.undone_tokens,
             uncached,
@@ -121,39 +107,25 @@ class LeastCost:
             weighed.load_s,
             weight=self._weight,
             stall=self._stall,
-            running_tokens=self._running_tokens,
         )
-        if least is not None and (sharing := _sharing(weighed, least)) > 1:
-            spared = (1 - 1 / sharing) * self._stall
-            score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
+        if weighed.asked.earlier is not None:
+            least = uncached[uncached.argmin()]  # a third of the time of `min`
+            sharing = _sharing(weighed, weighed.asked.earlier, least=least)
+            if sharing > 1:
+                spared = (1 - 1 / sharing) * self._stall
+                score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
-        places = self._in_order(score_s, uncached, least)
+        places = fewest(score_s, self._rng)
         if seen.unreported_picks > _LOOKING_AT_ONE:
             counting_s = self._of_few(score_s, weighed, places[0])
-            chosen = self._in_order(counting_s, uncached, least)[0]
+            chosen = fewest(counting_s, self._rng)[0]
             places = [chosen, *[place for place in places if place != chosen]][:MOST]
         first = places[0]
         if uncached[first] < weighed.asked.prompt_tokens:
             return Ranked(places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
-
-    def _in_order(self, score_s: Floats, uncached: Floats, least: float | None) -> list[int]:
-        """Return the best candidates. Of those with nearly the least cost, the one with the fewest tokens to
-        compute comes first.
-
-        least: the smallest value in `uncached`; None: no candidate holds a part of the prompt.
-        """
-        places = fewest(score_s, self._rng)
-        first = places[0]
-        if least is None or uncached[first] <= least:
-            return places
-        near = np.flatnonzero(score_s <= _NEAR * score_s[first])
-        holder = int(near[np.lexsort((score_s[near], uncached[near]))[0]])
-        if uncached[holder] == uncached[first]:
-            return places
-        return [holder, *[place for place in places if place != holder]][:MOST]
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
         """Return the scores when other pickers have sent many requests that this picker does not know of yet.
@@ -185,29 +157,22 @@ class LeastCost:
         return counting
 
 
-def _sharing(weighed: Weighed, least: float) -> float:
+def _sharing(weighed: Weighed, earlier: Earlier, *, least: float) -> float:
     """Return how many requests share the stall price of a further copy of the longest match.
 
     While this request waits at a holder, about as many requests for this prefix will come as came in an equal
     time before. If they are more than the holders' even part of all requests, the excess gains by the copy
     too. Each gains about half of what this request saves, since one more server then shares the holders'
     queues.
-
-    If there are several holders and all of them are busier than the mean, this alone shows the demand.
     """
     seen = weighed.seen
     held = weighed.uncached_tokens <= least + _ALIKE * (weighed.asked.prompt_tokens - least)
     holders, servers = np.count_nonzero(held), len(held)
     if holders == servers:
         return 1.0
-    sharing = 1.0
-    if holders > 1 and seen.in_flight[held].min() * servers > seen.in_flight.sum():
-        sharing = float(holders)
-    if weighed.asked.earlier is not None:
-        wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-        count, of_all = weighed.asked.earlier(_AT_ONCE_S, wait_s)
-        sharing = max(sharing, 1 + (count - of_all * holders / servers) / 2)
-    return sharing
+    wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
+    count, of_all = earlier(_AT_ONCE_S, wait_s)
+    return max(1.0, 1 + (count - of_all * holders / servers) / 2)
 
 
 class _Last(Struct, eq=False, gc=False):

@@ -4,7 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const MOST_ROWS = 100;
 const MOST_COLUMNS = 24;
-const PARTS = ["backlog", "prefill", "stall", "in_flight", "lora", "failing"];
+const PARTS = ["backlog", "prefill", "stall", "lora", "failing"];
 const byId = (id) => document.getElementById(id);
 
 function el(tag, props = {}, ...children) {

@@ -23,6 +23,7 @@ from tests.unit.config.test_policy import HEAD
         ("{lora: {slotsPerEndpoint: 0}}", "$.spec.lora.slotsPerEndpoint", ">= 1"),
         ("{prefixHash: {maxLoadRatio: 0.5}}", "$.spec.prefixHash.maxLoadRatio", ">= 1"),
         ("{load: {retryAfterSeconds: 0}}", "$.spec.load.retryAfterSeconds", ">= 1"),
+        ("{cost: {runningRequestTokens: 50}}", "$.spec.cost", "`runningRequestTokens` was removed"),
     ],
 )
 def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field: str, why: str) -> None:
@@ -38,7 +39,7 @@ def test_a_value_may_equal_its_bound() -> None:
             "gain": {"minMatchTokens": 0, "minMatchRatio": 1},
             "load": {"maxWaiting": 0, "maxKvUsage": 0, "whenSaturated": "Reject"},
             "failures": {"shareToLeaveOut": 1, "maxLeftOutShare": 0, "hangSeconds": 0},
-            "cost": {"uncachedTokenWeight": 0, "stalledRequestWeight": 0, "runningRequestTokens": 0},
+            "cost": {"uncachedTokenWeight": 0, "stalledRequestWeight": 0},
             "prefixHash": {"maxLoadRatio": 1},
         }
     )

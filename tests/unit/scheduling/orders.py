@@ -13,7 +13,7 @@ from epp.scheduling.snapshot import Earlier
 from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 
 SPEC = PolicySpec(
-    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.15, running_request_tokens=50.0),
+    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.15),
     lora=Lora(load_seconds=0.5),
 )
 

@@ -22,7 +22,7 @@ SETTINGS = Disaggregation(
 )
 SPEC = PolicySpec(
     disaggregation=SETTINGS,
-    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.1, running_request_tokens=0.0),
+    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.1),
 )
 
 
