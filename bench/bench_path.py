@@ -22,12 +22,11 @@ from bench.bench_pick import FLEETS, SIZES, picker_of_pods
 from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
-from epp.extproc.conversation import decode, encode
+from epp.extproc.codec import decode, encode
 from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.stream import HttpStream
 from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.gate import Gate
-from epp.picker.phases import Phase
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.picker_state import PickerStatus
@@ -89,9 +88,7 @@ class _Path:
         stream.close(now=now)
 
     def _receive(self, stream: HttpStream, data: bytes, *, now: float) -> None:
-        event = decode(
-            data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
-        )
+        event = decode(data, names=self._names, response_names=RESPONSE_NAMES)
         for action in stream.receive(event, now=now):
             encode(action)
 

@@ -23,7 +23,8 @@ from typing import Any, Final
 import grpc
 import uvloop
 
-from epp.extproc.conversation import SERVICE, encode
+from epp.extproc.codec import encode
+from epp.extproc.conversation import SERVICE
 from epp.extproc.header_names import DESTINATION
 from epp.extproc.http_events import Answer, Slot
 from epp.serve.process import tune

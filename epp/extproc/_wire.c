@@ -1,5 +1,5 @@
 /* Cuts ext_proc's messages out of protobuf's wire format, and writes the answer to each piece of a body.
- * epp/extproc/wire.py gives the reasons.
+ * epp/extproc/codec.py gives the reasons.
  *
  * If a message is not exactly as data planes send it, the result is None, and protobuf decodes the message.
  */
@@ -12,7 +12,7 @@ typedef unsigned char byte;
 /* Wire tags: field number times eight plus the wire type. */
 enum { RESPONSE_BODY = 0x2A };
 enum { REQUEST_SLOT = 0x1A, RESPONSE_SLOT = 0x22, COMMON_RESPONSE = 0x0A, BODY_MUTATION = 0x1A, STREAMED_RESPONSE = 0x1A };
-enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10 };
+enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10, LAST_BODY_FLAG = 0x20 };
 /* The bytes in front of a gRPC message: whether it is compressed, and its length. */
 enum { GRPC_HEAD = 5 };
 
@@ -61,13 +61,17 @@ take_field(Span *from, byte tag, Span *taken)
     return 0;
 }
 
-/* Returns the end-of-stream flag. Nothing else may be left: -1 if there is something else. */
+/* Returns the end-of-stream flag. Only flags may be left, whose tags begin with this one: -1 if there is something
+ * else. */
 static inline int
-flag_of(const Span *rest, byte tag)
+flag_of(const Span *rest, byte tag, byte last_tag)
 {
-    if (rest->at == rest->end)
-        return 0;
-    return left(rest) == 2 && rest->at[0] == tag && rest->at[1] <= 1 ? rest->at[1] : -1;
+    int ends = 0;
+    const byte *at = rest->at;
+    for (; rest->end - at >= 2 && at[0] >= tag && at[0] <= last_tag && at[0] % 8 == 0 && at[1] <= 1; at += 2)
+        if (at[0] == tag)
+            ends = at[1];
+    return at == rest->end ? ends : -1;
 }
 
 /* Returns the index of the name, or -1 if it is not wanted. -2: protobuf must look, because the name has letters that
@@ -127,7 +131,7 @@ headers_in(const byte *start, Py_ssize_t size, PyObject *names)
     rest.at++;
     if (!take_sized(&rest, &part) || !take_field(&part, FIRST, &map))
         Py_RETURN_NONE;
-    int ends = flag_of(&part, HEADERS_END);
+    int ends = flag_of(&part, HEADERS_END, HEADERS_END);
     if (ends < 0)
         Py_RETURN_NONE;
     PyObject *found = PyList_New(0);
@@ -218,7 +222,7 @@ find_body(Span *rest, Span *body)
     rest->at++;
     if (!take_sized(rest, &part) || !take_field(&part, FIRST, body))
         return -1;
-    return flag_of(&part, BODY_END);
+    return flag_of(&part, BODY_END, LAST_BODY_FLAG);
 }
 
 static PyObject *
@@ -235,6 +239,90 @@ body_of(PyObject *Py_UNUSED(self), PyObject *data)
         Py_RETURN_NONE;
     return Py_BuildValue("nnOn", (Py_ssize_t)(body.at - start), (Py_ssize_t)(body.end - start), ends ? Py_True : Py_False,
                          (Py_ssize_t)(rest.at - start));
+}
+
+/* The messages whose fields are counted, and which of them a field holds, by its number. 0: none of them. */
+enum { OTHER, REQUEST, PART, MAP, METADATA, NAMED, STRUCT, ENTRY, VALUE, LIST, KINDS };
+enum { MOST_NUMBER = 9, MOST_DEPTH = 100 };
+static const byte kind_in[KINDS][MOST_NUMBER + 1] = {
+    [REQUEST] = {[2] = PART, [3] = PART, [6] = PART, [7] = PART, [8] = METADATA, [9] = NAMED},
+    [PART] = {[1] = MAP, [2] = NAMED},
+    [METADATA] = {[1] = NAMED},
+    [NAMED] = {[2] = STRUCT},
+    [STRUCT] = {[1] = ENTRY},
+    [ENTRY] = {[2] = VALUE},
+    [VALUE] = {[5] = STRUCT, [6] = LIST},
+    [LIST] = {[1] = VALUE},
+};
+
+/* Takes a varint out of the span. Returns 0 if it is not there. */
+static int
+take_varint(Span *from, unsigned long long *value)
+{
+    *value = 0;
+    for (int shift = 0; shift < 70 && from->at < from->end; shift += 7) {
+        *value |= (unsigned long long)(*from->at & 0x7F) << (shift & 63);
+        if (*from->at++ < 0x80)
+            return 1;
+    }
+    return 0;
+}
+
+/* Takes fields off `allowed`, until it is below 0. Returns 0 if the bytes are broken. */
+static int
+take_fields(Span rest, int kind, int depth, Py_ssize_t *allowed)
+{
+    unsigned long long tag, skipped;
+    Span content;
+    int groups = 0;
+    while (rest.at < rest.end && --*allowed >= 0) {
+        if (!take_varint(&rest, &tag) || tag < 8 || tag > 0xFFFFFFFF)
+            return 0;
+        switch (tag & 7) {
+        case 0:
+            if (!take_varint(&rest, &skipped))
+                return 0;
+            break;
+        case 1:
+        case 5:
+            skipped = (tag & 7) == 1 ? 8 : 4;
+            if (skipped > (size_t)left(&rest))
+                return 0;
+            rest.at += skipped;
+            break;
+        case 2:
+            if (!take_sized(&rest, &content))
+                return 0;
+            int inner = groups || tag >> 3 > MOST_NUMBER ? OTHER : kind_in[kind][tag >> 3];
+            if (inner && (depth == MOST_DEPTH || !take_fields(content, inner, depth + 1, allowed)))
+                return 0;
+            break;
+        case 3:
+            groups++;
+            break;
+        case 4:
+            if (--groups < 0)
+                return 0;
+            break;
+        default:
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *
+count_fields(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t most;
+    if (!PyArg_ParseTuple(args, "y*n", &view, &most))
+        return NULL;
+    const byte *start = view.buf;
+    Py_ssize_t allowed = most;
+    int whole = take_fields((Span){start, start + view.len}, REQUEST, 0, &allowed);
+    PyBuffer_Release(&view);
+    return PyLong_FromSsize_t(whole ? most - (allowed < -1 ? -1 : allowed) : -1);
 }
 
 static inline int
@@ -392,6 +480,7 @@ echoes_in(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 static PyMethodDef methods[] = {
     {"headers_of", headers_of, METH_VARARGS, "Return the wanted headers of a message, whether the stream ends, and where the rest begins."},
     {"fields_of", fields_of, METH_VARARGS, "The fields of a message from a place on, by tag."},
+    {"count_fields", count_fields, METH_VARARGS, "The number of fields of a request, those inside of its fields included, or a larger number than the given one. -1: the bytes are broken."},
     {"body_of", body_of, METH_O, "Return where the body of a message begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
     {"echo_of", echo_of, METH_VARARGS, "Return the echo of a message with a piece of a response's body that is not the last, and where the rest begins."},

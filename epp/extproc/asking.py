@@ -336,11 +336,10 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     found = dict(headers)
     if len(found) == len(headers) and "".join(found).islower():
         return found  # the usual case
-    found.clear()
+    values: dict[str, list[str]] = {}
     for name, value in headers:
-        key = name.lower()
-        found[key] = f"{found[key]},{value}" if key in found else value
-    return found
+        values.setdefault(name.lower(), []).append(value)
+    return {name: ",".join(several) for name, several in values.items()}
 
 
 def answer_status(headers: Sequence[tuple[str, str]]) -> int:

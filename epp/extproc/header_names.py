@@ -8,6 +8,7 @@ error because of a peer's bytes.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -55,6 +56,9 @@ def read_claim(found: Mapping[str, str], flow: Flow) -> Claim:
 
 _LONGEST_ADDRESS: Final = 80
 """Longer text is not an address, and is not cached."""
+_MOST_ADDRESSES: Final = 4_096
+"""Most addresses of a subset hint. Those behind them do not count."""
+_MOST_PRESCRIBED: Final = 64
 
 
 def read_address(text: str) -> Address | None:
@@ -73,16 +77,17 @@ def _read_address(text: str) -> Address | None:
 
 def read_addresses(entries: Iterable[str]) -> frozenset[Address]:
     """Return every well-formed address in the entries. Each entry may be a comma list."""
-    found = (read_address(part.strip()) for entry in entries for part in entry.split(","))
+    parts = (part for entry in entries for part in entry.split(",", _MOST_ADDRESSES))
+    found = (read_address(part.strip()) for part in itertools.islice(parts, _MOST_ADDRESSES))
     return frozenset(address for address in found if address is not None)
 
 
 def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, ...]:
     """Return the addresses that a test prescribes, in the order of the header. An address without a port
-    means every endpoint on that host.
+    means every endpoint on that host. Only the first `_MOST_PRESCRIBED` count.
     """
     chosen: list[Address] = []
-    for part in (p.strip() for p in text.split(",")):
+    for part in (p.strip() for p in text.split(",", _MOST_PRESCRIBED)[:_MOST_PRESCRIBED]):
         address = read_address(part)
         host = part.strip("[]")
         chosen += [address] if address else [e.address for e in endpoints if e.address.host == host]

@@ -28,6 +28,8 @@ from epp.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.http2.limits import Limits
 
 _HEALTH: Final = "grpc.health.v1.Health"
+_MOST_QUESTION_BYTES: Final = 1024
+"""The most bytes of a question about health. It names a service."""
 
 
 class Http2Transport:
@@ -155,6 +157,8 @@ class _Watch(Handler):
 
 
 def _asked(data: bytes) -> str | None:
+    if len(data) > _MOST_QUESTION_BYTES:
+        return None
     try:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)
     except DecodeError:

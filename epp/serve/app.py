@@ -20,7 +20,6 @@ from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
 from epp.envoy import eds, sds
 from epp.errors import ConfigError
-from epp.extproc import wire
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import Listed
@@ -214,7 +213,7 @@ class App:
             await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
-                if not (jsontext.COMPILED and wire.COMPILED and server_caches.COMPILED):
+                if not (jsontext.COMPILED and server_caches.COMPILED):
                     _log.warning(
                         "the picker was installed without a C compiler, so requests cost up to twice the CPU"
                     )

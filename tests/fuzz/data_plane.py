@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from epp.config.policy import PolicySpec
 from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
-from epp.extproc.conversation import decode, encode
+from epp.extproc.codec import decode, encode
 from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.http_events import StreamProtocolError
 from epp.extproc.stream import HttpStream
 from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.events import Began, Ended, PickerEvent
-from epp.picker.phases import OVER, Phase
+from epp.picker.phases import OVER
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 
 
@@ -63,7 +63,6 @@ class ExtProcMessages(OfBytes):
                 data,
                 names=self._names,
                 response_names=RESPONSE_NAMES,
-                first=self._stream.phase is Phase.START,
             )
             for action in self._stream.receive(event, now=now):
                 assert encode(action)

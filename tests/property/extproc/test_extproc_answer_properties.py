@@ -7,7 +7,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.extproc.conversation import encode
+from epp.extproc.codec import encode
 from epp.extproc.header_names import DESTINATION, RESERVED
 from epp.extproc.http_events import Answer, Slot
 

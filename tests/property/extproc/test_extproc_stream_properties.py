@@ -4,6 +4,7 @@ leaves nothing booked.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -15,7 +16,7 @@ from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.asking import request_names
 from epp.extproc.bodies import BodyRoom
-from epp.extproc.conversation import decode, encode
+from epp.extproc.codec import decode, encode
 from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.http_events import (
     Answer,
@@ -241,11 +242,8 @@ def outcome_of(
 @given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"\x22", b"\x2a", b"\x22\x05\x0a\x03abc"]))
 def test_no_bytes_on_the_wire_raise_anything_but_a_protocol_error(data: bytes, prefix: bytes) -> None:
     names = request_names(PolicySpec(session_header="s"))
-    for first in (True, False):
-        try:
-            decode(prefix + data, names=names, response_names=RESPONSE_NAMES, first=first)
-        except StreamProtocolError:
-            continue
+    with contextlib.suppress(StreamProtocolError):
+        decode(prefix + data, names=names, response_names=RESPONSE_NAMES)
 
 
 @settings(max_examples=200, deadline=None)
@@ -263,5 +261,4 @@ def test_a_body_that_is_cut_out_of_the_bytes_equals_what_protobuf_reads(
         message.metadata_context.filter_metadata["envoy.lb"].fields["x"].string_value = "y"
     wire = message.SerializeToString()
     event = RequestBody(data, end_of_stream=end) if request_side else ResponseBody(data, end_of_stream=end)
-    for first in (True, False):
-        assert decode(wire, names=frozenset(), response_names=RESPONSE_NAMES, first=first) == event
+    assert decode(wire, names=frozenset(), response_names=RESPONSE_NAMES) == event

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
-from epp.extproc import wire
+from epp.extproc import _wire
 from epp.extproc.asking import request_names
-from epp.extproc.conversation import decode, echo_of, echoes_in, encode
+from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.http_events import (
     BodyMode,
@@ -92,7 +92,7 @@ def served_by(message: Any) -> str:
 
 
 def decoded(data: bytes) -> Event:
-    return decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
+    return decode(data, names=NAMES, response_names=RESPONSE_NAMES)
 
 
 texts = st.text(max_size=5)
@@ -268,7 +268,7 @@ def test_a_body_message_is_refused_or_read_as_protobuf_reads_it(data: bytes, dra
     data = bytes(broken)
 
     def decoded() -> Event:
-        return decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=False)
+        return decode(data, names=NAMES, response_names=RESPONSE_NAMES)
 
     try:
         wanted = expected_body(data)
@@ -284,7 +284,7 @@ def test_a_body_message_is_refused_or_read_as_protobuf_reads_it(data: bytes, dra
 @given(st.lists(st.tuples(st.sampled_from(WANTED), values), min_size=1, max_size=5))
 def test_no_value_is_taken_for_another_header(headers: list[tuple[str, bytes]]) -> None:
     header_map = b"".join(part(1, part(1, name.encode()) + part(3, value)) for name, value in headers)
-    read = wire.headers_of(part(2, part(1, header_map)), tuple(WANTED))
+    read = _wire.headers_of(part(2, part(1, header_map)), tuple(WANTED))
     assert read is not None
     assert read[0] == [(name, value.decode("latin-1")) for name, value in headers]
 
@@ -300,12 +300,8 @@ def test_the_messages_that_envoy_sends_need_no_protobuf() -> None:
         part(1, part(1, name.encode()) + (part(3, value) if value else b"")) for name, value in headers
     )
     data = part(2, part(1, header_map)) + b"\x42\x00\x5a\x02\x08\x02"
-    read = wire.headers_of(data, (":path", "x-request-id"))
+    read = _wire.headers_of(data, (":path", "x-request-id"))
     assert read == ([(":path", "/v1/completions"), ("x-request-id", "r1")], False, len(data) - 6)
-
-
-def test_the_part_in_c_is_compiled() -> None:
-    assert wire.COMPILED, "build it: python -m pip install --no-deps --no-build-isolation -e ."
 
 
 @given(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 
-from epp.extproc.conversation import encode
+from epp.extproc.codec import encode
 from epp.extproc.http_events import Answer, Estimate, Modes, RequestBody, RequestHeaders
 from epp.extproc.stream_settings import StreamSettings
 from epp.types import SERVER_HEADERS, Endpoint, EndpointName

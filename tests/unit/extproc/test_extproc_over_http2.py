@@ -120,7 +120,8 @@ async def test_bytes_that_are_no_question_and_no_question_at_all_end_the_call(pa
     data_plane = DataPlane()
     await data_plane.call(1, path, b"\xff\xff")
     await data_plane.call(3, path, ends=True)
-    assert data_plane.ends == {1: INTERNAL, 3: INTERNAL}
+    await data_plane.call(5, path, health_question("s" * 1_024))
+    assert data_plane.ends == {1: INTERNAL, 3: INTERNAL, 5: INTERNAL}
     assert data_plane.statuses(1) == data_plane.statuses(3) == []
 
 

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from epp.extproc.conversation import encode
+from epp.extproc.codec import encode
 from epp.extproc.http_events import (
     Answer,
     Echo,

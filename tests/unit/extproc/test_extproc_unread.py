@@ -11,7 +11,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
-from epp.extproc.conversation import Conversation, decode, encode
+from epp.extproc.codec import decode, encode
+from epp.extproc.conversation import Conversation
 from epp.extproc.header_names import DESTINATION, RESPONSE_NAMES
 from epp.extproc.http_events import Answer
 from epp.extproc.live_streams import LiveStreams
@@ -60,7 +61,7 @@ def answer(data: bytes, picker: Picker, *, settings: StreamSettings = SETTINGS) 
     unread = Unread(picker, timer=lambda: 0.0)
     if not unread.answers(settings):
         return None
-    event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
+    event = decode(data, names=NAMES, response_names=RESPONSE_NAMES)
     return unread.answer(event, settings=settings, now=1.0)
 
 
@@ -83,7 +84,7 @@ def test_the_usual_request_gets_the_answer_of_a_stream_and_holds_nothing(mode: i
         StreamContext(picker_of_servers("m"), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
         unread=True,
     )
-    event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
+    event = decode(data, names=NAMES, response_names=RESPONSE_NAMES)
     assert [found] == list(stream.receive(event, now=1.0))
     decision = seen.picks[0].decision
     assert (decision.request_id, decision.unread, decision.outcome) == ("r1", "overload", "detached")

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from epp.extproc.header_names import read_address
+from epp.extproc.header_names import read_address, read_addresses, read_prescribed
 from epp.extproc.http_events import Modes, RequestBody, RequestHeaders
 from epp.extproc.stream_settings import StreamSettings
 from epp.types import Address
@@ -95,3 +95,12 @@ def test_text_that_is_too_long_for_an_address_is_refused_and_not_kept() -> None:
     assert kept_bytes < 100_000
     assert read_address("10.0.0.1:8000" + " " * 100) is None
     assert read_address("[fd00::2]:65535") == Address("fd00::2", 65535)
+
+
+def test_a_hint_and_a_test_header_name_a_bounded_number_of_addresses() -> None:
+    addresses = [f"10.{n // 250}.{n % 250}.1:8000" for n in range(10_000)]
+    first = frozenset(map(Address.parse, addresses[:4_096]))
+    assert read_addresses(addresses) == read_addresses([",".join(addresses)]) == first
+    endpoints = Bench().picker.endpoints()
+    assert read_prescribed("," * 63 + str(A), endpoints) == (A,)
+    assert read_prescribed("," * 64 + str(A), endpoints) == ()
