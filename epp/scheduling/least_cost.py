@@ -15,14 +15,14 @@ import random
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.scheduling.schedule import MOST, Ranked, Weighed, fewest
+from epp.scheduling.schedule import MOST, Ranked, Rule, Weighed, fewest
 from epp.scheduling.snapshot import Earlier, Floats
 
 _ALIKE = 0.1
@@ -84,10 +84,8 @@ def cost_parts_s(
     }
 
 
-class LeastCost:
+class LeastCost(Rule):
     """Chooses the least predicted cost in seconds (`cost_s`)."""
-
-    gated: ClassVar[bool] = True
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         cost = spec.cost

@@ -13,7 +13,6 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import ClassVar
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -24,12 +23,10 @@ from epp.scheduling.schedule import MOST, Ranked, Rule, Weighed, fewest
 from epp.scheduling.snapshot import Floats, Snapshot
 
 
-class Affinity:
+class Affinity(Rule):
     """The 0602 proposal's plain rule. It prefers servers that hold the adapter, then servers with a free slot
     for the adapter; among these the longest match; among equal matches the least load.
     """
-
-    gated: ClassVar[bool] = True
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
@@ -46,10 +43,10 @@ class Affinity:
         return Ranked(places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load")
 
 
-class RoundRobin:
+class RoundRobin(Rule):
     """Chooses each candidate in turn, in the order of names."""
 
-    gated: ClassVar[bool] = False
+    gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._last = ""
@@ -63,10 +60,10 @@ class RoundRobin:
         return Ranked(places, "turn")
 
 
-class Random:
+class Random(Rule):
     """Chooses by chance, each candidate with the same probability."""
 
-    gated: ClassVar[bool] = False
+    gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
@@ -75,10 +72,10 @@ class Random:
         return Ranked(_some(weighed, self._rng), "chance")
 
 
-class LeastLoad:
+class LeastLoad(Rule):
     """Chooses the candidate with the fewest requests in flight."""
 
-    gated: ClassVar[bool] = False
+    gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
@@ -87,10 +84,10 @@ class LeastLoad:
         return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
 
 
-class PowerOfTwo:
+class PowerOfTwo(Rule):
     """Draws two candidates by chance. The less loaded one is the first choice, the other the second."""
 
-    gated: ClassVar[bool] = False
+    gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
@@ -101,14 +98,14 @@ class PowerOfTwo:
         return Ranked(places, "load")
 
 
-class Session:
+class Session(Rule):
     """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
 
     Endpoints that come or go move only their own share of the sessions.
     A request without a session goes by load.
     """
 
-    gated: ClassVar[bool] = False
+    gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
@@ -120,15 +117,13 @@ class Session:
         return Ranked(fewest(distance, None), "session")
 
 
-class PrefixHash:
+class PrefixHash(Rule):
     """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
 
     Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
     be remembered or shared. If the endpoint has its bound of requests, the next endpoint in the key's order
     gets the request. Prompts without a key go by load.
     """
-
-    gated: ClassVar[bool] = True
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._settings = spec.prefix_hash

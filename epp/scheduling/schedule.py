@@ -15,8 +15,9 @@ is over no threshold.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -61,11 +62,17 @@ class Ranked(NamedTuple):
     """Predicted cost of each candidate in seconds, for rules that predict a cost."""
 
 
-class Rule(Protocol):
-    gated: ClassVar[bool]
+class Rule(ABC):
+    """A routing rule: puts the candidates for one request in order."""
+
+    gated: ClassVar[bool] = True
     """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
 
-    def rank(self, weighed: Weighed) -> Ranked: ...
+    @abstractmethod
+    def rank(self, weighed: Weighed) -> Ranked:
+        """Return the best candidates, best first, and the reason in one word. Nothing may be booked here:
+        the caller may ask twice for one request.
+        """
 
 
 class Choice(Struct, frozen=True, eq=False, gc=False):

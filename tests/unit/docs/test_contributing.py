@@ -27,7 +27,7 @@ RULE: list[Edit] = [
         "epp/scheduling/rules.py",
         "RULES: Mapping[RuleName",
         (
-            "class Last:\n    def __init__(self, spec, rng): ...\n"
+            "class Last(Rule):\n    def __init__(self, spec, rng): ...\n"
             '    def rank(self, asked):\n        return Ranked([len(asked.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
         ),
     ),
@@ -73,7 +73,14 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         (
             "from epp.config.policy import check_spec\n"
             "from epp.scheduling.rules import RULES\n"
-            "assert RULES[check_spec({'rule': 'last'}).rule].__name__ == 'Last'\n"
+            "from epp.scheduling.schedule import Scheduler\n"
+            "from tests.unit.scheduling.snapshots import SeenEndpoint, request, snapshot\n"
+            "spec = check_spec({'rule': 'last'})\n"
+            "scheduler = Scheduler(spec, RULES[spec.rule](spec, None))\n"
+            "for waiting in (0, 1000):\n"
+            "    seen = [SeenEndpoint('a'), SeenEndpoint('b', waiting=waiting)]\n"
+            "    choice = scheduler.schedule(request(seen), snapshot(seen))\n"
+            "    assert choice.places[0] == (0 if waiting else 1), 'a load threshold narrows the candidates'\n"
         ),
     ),
     "an engine": (
@@ -137,7 +144,7 @@ def test_an_addition_takes_the_edits_that_the_page_names(copy: Path, what: str) 
     ran = subprocess.run(
         [sys.executable, "-c", f"import epp; assert epp.__path__[0].startswith({str(copy)!r})\n{program}"],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
