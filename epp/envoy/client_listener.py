@@ -12,7 +12,15 @@ from epp.config.envoy import Envoy as EnvoyConfig
 from epp.config.settings import Config
 from epp.envoy import cut_answers, error_replies, framing, tls, tracing
 from epp.envoy.messages import Message, address, extension, grpc_to, seconds, typed
-from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, STAT_PREFIX, SUBSET_NAMESPACE
+from epp.envoy.names import (
+    DESTINATION,
+    LB_NAMESPACE,
+    MODEL_SERVERS,
+    PATH,
+    PICKER,
+    STAT_PREFIX,
+    SUBSET_NAMESPACE,
+)
 from epp.errors import BlockedPathError
 from epp.types import BEGAN, SERVER_HEADERS
 
@@ -29,7 +37,7 @@ ACCESS_LOG_FIELDS: Final = {
     "flags": "%RESPONSE_FLAGS%",
     "headers_ms": "%RESPONSE_DURATION%",
     "method": "%REQ(:METHOD)%",
-    "path": "%REQ(:PATH)%",
+    "path": PATH,
     "picked": f"%DYNAMIC_METADATA({LB_NAMESPACE}:{DESTINATION})%",
     "protocol": "%PROTOCOL%",
     "request_id": "%REQ(X-REQUEST-ID)%",

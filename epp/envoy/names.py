@@ -20,6 +20,9 @@ STAT_PREFIX: Final = "gateway"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 """Header and metadata key of the pick."""
 
+PATH: Final = "%PATH(NQ)%"
+"""The path without its query, for logs and spans, because some clients put their key into the query."""
+
 LB_NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 

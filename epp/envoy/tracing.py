@@ -12,7 +12,7 @@ from typing import Any
 from epp.config.envoy import EnvoyTracing
 from epp.envoy.clusters import speaking_http2, static
 from epp.envoy.messages import Message, extension, grpc_to, socket_address, typed
-from epp.envoy.names import COLLECTOR
+from epp.envoy.names import COLLECTOR, PATH
 
 
 def of_requests(settings: EnvoyTracing) -> Message:
@@ -31,6 +31,8 @@ def of_requests(settings: EnvoyTracing) -> Message:
             ),
             # Otherwise one span would stand for both sides, and retries would not appear.
             "spawn_upstream_span": True,
+            # This replaces Envoy's own tag, which has the query.
+            "custom_tags": [{"tag": "http.url", "value": f"%REQ(:SCHEME)%://%REQ(:AUTHORITY)%{PATH}"}],
         },
         # By default a request without a UUID as id is never traced, and the UUID of others is changed.
         "request_id_extension": {

@@ -71,6 +71,7 @@ async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
                 async with gateway.client.stream(SECRET_PROMPT, headers=asked) as reply:
                     assert reply.status == 200
                     await reply.rest()
+            await gateway.client.request("GET", "/v1/models?key=sk-secret", headers={"traceparent": CALLER})
             for n, text in enumerate(HOSTILE):
                 told = {"traceparent": text.encode().decode("latin-1"), "x-request-id": f"h{n}"}
                 assert (await gateway.client.complete("hi", headers=told)).status == 200
@@ -105,6 +106,8 @@ async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
     everything = b"".join(collector.payloads)
     assert b"words-of-a-client" not in everything
     assert b"xxxx" not in everything
+    assert b"/v1/models" in everything
+    assert b"sk-secret" not in everything
 
 
 def of_trace(spans: list[Span], trace_id: str) -> list[Span]:
