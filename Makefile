@@ -15,7 +15,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-serving bench-gpu bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare soak fuzz docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-gpu bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare soak fuzz docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,22 +81,13 @@ bench: $(VENV)/.dev ## measure the cost of hashing, lookup, parsing, picking, a 
 	@for b in prefix request pick path scrape; do $(BIN)/python -m bench.bench_$$b; done
 
 bench-caching: $(VENV)/.dev ## measure hit rates, eviction policies, free queues and block-manager CPU of the model server
-	@for b in hit_rate partial free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
+	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
 
 bench-engine: engine-env ## measure the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)
 
-bench-schedulers: engine-env ## compare naive, offline and online batches of a real model, with and without the prefix cache; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run bench.model_server.engine.schedulers $(ARGS)
-
-bench-serving: engine-env vllm-env ## send Poisson arrivals to our engine and to vLLM on the CPU, with and without the cache; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run bench.model_server.serving $(ARGS)
-
 bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (ten minutes a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
-
-bench-peers: engine-env vllm-env ## compare our engine with transformers' continuous batching and vLLM on the CPU (a few minutes); ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run bench.model_server.peers $(ARGS)
 
 bench-routing: $(VENV)/.dev ## compare the picker with 27 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)

@@ -1,16 +1,14 @@
 """Measures rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, with its bound K,
 and of three policies.
 
-Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, which takes two minutes. The results are
-counts, not times.
+Run with `python -m bench.model_server.bench_hit_rate`, which takes two minutes. The results are counts, not
+times.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from bench.model_server.report_workload import (
     NUM_REQUESTS,
@@ -21,7 +19,7 @@ from bench.model_server.report_workload import (
     prompts,
     run,
 )
-from bench.model_server.tables import bars, show, write_json
+from bench.model_server.tables import show
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import EVICTION_NAMES
 
@@ -149,13 +147,6 @@ def policies_on_one_trace(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.model_server.bench_hit_rate",
-        description=(__doc__ or "").partition("\n\n")[0],
-    )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    args = parser.parse_args()
-
     points = figure_1()
     slope, intercept, r_squared = linear_fit([(p, rate) for p, rate, _ in points])
     show(
@@ -163,7 +154,6 @@ def main() -> None:
         ("p", "prompts found", "prompt tokens found"),
         points,
     )
-    bars("000-5: prompts found", [(f"p={p}", rate) for p, rate, _ in points])
     print(f"\n000-5: rate = {slope:.3f} p {intercept:+.3f}, R squared {r_squared:.4f}")
 
     identical = identical_prompts()
@@ -188,7 +178,6 @@ def main() -> None:
 
     sweep = sweep_of_the_bound()
     show("000: the bound K on unused blocks, p = 0.8", ("K", "prompts found"), sweep)
-    bars("000: prompts found, p = 0.8", [(f"K={bound}", rate) for bound, rate in sweep])
 
     policies = policies_on_one_trace()
     show("000-8: prefill tokens saved on one trace", ("blocks", *EVICTION_NAMES), policies)
@@ -197,17 +186,6 @@ def main() -> None:
         "000-8: prefill tokens saved if the favourites change every 100 requests",
         ("blocks", *EVICTION_NAMES),
         drifting,
-    )
-    write_json(
-        args.json,
-        {
-            "000-5": {"points": points, "slope": slope, "intercept": intercept, "r_squared": r_squared},
-            "000-5 by K": [{"K": c.bound, "points": c.points, "r_squared": c.r_squared} for c in curves],
-            "000-6": identical,
-            "000-6 as reported": reported,
-            "000-bound": sweep,
-            "000-8": {"steady": policies, "drifting": drifting},
-        },
     )
 
 

@@ -1,4 +1,4 @@
-"""Prints the results of the model server's benchmarks: a table, bars, and JSON for other programs."""
+"""Prints the results of the model server's benchmarks: a table, and JSON for other programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> 
     print("| " + " | ".join("---" for _ in columns) + " |")
     for row in rows:
         print("| " + " | ".join(_text(cell) for cell in row) + " |")
-
-
-def bars(title: str, points: Sequence[tuple[str, float]], *, full: float = 1.0) -> None:
-    """Print a plot with one value on each line. A bar of 50 characters stands for `full`."""
-    print(f"\n{title}\n")
-    for label, value in points:
-        print(f"{label:>8} {'#' * round(50 * value / full):<50} {value:.3f}")
 
 
 def write_json(path: Path | None, content: object) -> None:

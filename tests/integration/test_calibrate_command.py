@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from bench.model_server import bench_calibrated
-from model_server.calibrate.cost_file import cost_document, read_costs
+from model_server.calibrate.cost_file import read_costs
 from model_server.cli import main
-from model_server.runners.cost import CostModel
 from tests.integration.test_model_server_process import serving_process
 
 FLAGS = ("--max-prompt-tokens", "600", "--max-batch", "4", "--repeats", "1")
@@ -37,24 +34,6 @@ def test_a_server_is_measured_over_http_and_serve_reads_the_file(
     assert "R²" in said.err
     with serving_process("--cost", str(file)) as (_, port):
         assert port
-
-
-def test_the_fit_is_checked_on_requests_that_were_not_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, figures = tmp_path / "costs.yaml", tmp_path / "figures.json"
-    file.write_text(
-        cost_document(CostModel(prefill_tokens_per_s=20_000, decode_step_s=0.002), fit={}, source={})
-    )
-    with serving_process("--cost", str(file)) as (_, port):
-        asked = ["--url", f"http://127.0.0.1:{port}", "--cost", str(file), "--json", str(figures)]
-        options = ["--repeats", "1", "--requests-per-s", "20"]
-        monkeypatch.setattr("sys.argv", ["bench_calibrated", *asked, *options])
-        bench_calibrated.main()
-    measured = json.loads(figures.read_text())
-    assert [len(sides["real"]) == len(sides["modelled"]) == 1 for sides in measured.values()] == [True] * 4
-    assert all(one["ttft"] > 0 and one["tpot"] > 0 for sides in measured.values() for [one] in sides.values())
-    assert "| one prompt of 300 tokens |" in capsys.readouterr().out
 
 
 def test_tokens_that_come_together_cannot_be_timed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Measures the caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a
 larger shape on a GPU.
 
-The rows are 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5.
+The rows are 000-7, 001-6, 001-7, 001-8 and 003-5.
 The sides take turns, and the tables have medians of the repeats. `--layers 4` takes the model's first four
 layers, and its tables say so. All thirty layers take hours, and the comparison leaves out the same work on
 both sides. `--shape 8b --device cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every
@@ -24,9 +24,6 @@ from model_server.runners.hf.errors import ModelError
 
 ROWS = {
     "000-7": report_rows.identical_prompts,
-    "000-7-by-answer": report_rows.by_answer,
-    "000-6-by-answer": report_rows.question,
-    "000-figure-2": report_rows.items_by_p,
     "001-6": rows.prompts_twice,
     "001-7": serving_row.serving,
     "001-8": rows.unique_prompts,

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +13,7 @@ import torch
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench, Figures, Kept, Say
+from bench.model_server.engine.shapes import uneven_lengths
 from model_server.core.cache_options import CacheOptions
 from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, PromptEngine, run_naive
 from model_server.core.request import Request, TokenId
@@ -42,7 +41,7 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
                 runs.request(f"{again} {n}", prompt, max_tokens=WHOLE_ANSWER)
                 for n, prompt in enumerate(prompts)
             ]
-            seconds += runs.finish(bench, engine, made).total_s
+            seconds += runs.finish(bench, engine, made)
         kept.add(f"001-6 hits {word}", runs.hit_share(made) / 2)
         return seconds
 
@@ -65,15 +64,6 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
     return {"row": "001-6", "goal": ">= 1.6 times, hits 0.49", "rows": rows}
 
 
-def uneven_lengths(count: int) -> list[int]:
-    """Return lengths like those of people's prompts: log-normal about 360 tokens. A length outside of 256 to
-    512 is drawn again. The lengths are always the same.
-    """
-    rng = random.Random("001-6")
-    drawn = (round(rng.lognormvariate(math.log(360), 0.5)) for _ in itertools.count())
-    return list(itertools.islice((tokens for tokens in drawn if 256 <= tokens <= 512), count))
-
-
 def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
     """Measure row 001-8: the seconds to the first token of prompts that were never sent before. The seconds
     with the cache are divided by the seconds without it.
@@ -83,7 +73,7 @@ def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figur
         engine = runs.engine_of(bench, cache=cache)
         prompts = [bench.text_of(f"unique {repeat} {n}", 512) for n in range(4)]
         return sum(
-            runs.finish(bench, engine, [runs.request(str(n), prompt, max_tokens=1)]).total_s
+            runs.finish(bench, engine, [runs.request(str(n), prompt, max_tokens=1)])
             for n, prompt in enumerate(prompts)
         ) / len(prompts)
 

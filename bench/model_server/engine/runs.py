@@ -20,7 +20,6 @@ from bench.model_server.engine.shapes import SHAPES
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
-from model_server.core.sampling import GREEDY, SamplingParams
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.hf import model as hf
 from model_server.runners.hf.runner import HfRunner
@@ -34,8 +33,6 @@ Figures = dict[str, Any]
 BLOCK_TOKENS = 16
 MODES = ("naive", "offline", "online")
 """The modes of 003-5."""
-QUESTION = "What is your name?"
-"""The question of the hash table report (000)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +44,6 @@ class Bench:
     num_blocks: int
     text_of: Callable[[str, int], list[TokenId]]
     """Returns text of exactly this many tokens. The same name always gives the same text."""
-    question: Sequence[TokenId]
-    """`QUESTION` in the model's tokens, or as many random tokens."""
     whole: bool
     """True if the machine is fast enough for the documents' own numbers of prompts."""
     requests: int | None = None
@@ -87,7 +82,7 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
         return language.encode(prose(name, words=tokens))[:tokens]
 
     name = f"SmolLM2-135M, {layers or len(module.model.layers)} layers, float32, one CPU thread"
-    return Bench(model, name, num_blocks, text_of, language.encode(QUESTION), whole=False)
+    return Bench(model, name, num_blocks, text_of, whole=False)
 
 
 def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
@@ -109,12 +104,10 @@ def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
 
     on = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     model_name = f"random weights, shape {shape}, {str(dtype).removeprefix('torch.')}, on {on}"
-    return Bench(model, model_name, num_blocks, text_of, text_of(QUESTION, 5), whole=device.type == "cuda")
+    return Bench(model, model_name, num_blocks, text_of, whole=device.type == "cuda")
 
 
-def request(
-    name: str, prompt: Sequence[TokenId], *, max_tokens: int, sampling: SamplingParams = GREEDY
-) -> Request:
+def request(name: str, prompt: Sequence[TokenId], *, max_tokens: int) -> Request:
     """Return a request that never ends before `max_tokens`."""
     return Request(
         RequestId(name),
@@ -122,7 +115,6 @@ def request(
         max_tokens=max_tokens,
         arrival_s=0.0,
         ignore_eos=True,
-        sampling=sampling,
     )
 
 
@@ -144,28 +136,14 @@ def engine_of(bench: Bench, *, cache: bool, options: CacheOptions | None = None)
     return Engine(config_of(bench, cache=cache, options=options), HfRunner(bench.model))
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The seconds of a run: the total, and the seconds of the core, which is everything except the model."""
-
-    total_s: float
-    core_s: float
-
-
-def finish(bench: Bench, engine: Engine, requests: Sequence[Request]) -> Spent:
-    """Run all requests to their ends."""
+def finish(bench: Bench, engine: Engine, requests: Sequence[Request]) -> float:
+    """Run all requests to their ends. Return the seconds."""
     started = bench.now_s()
-    computing_s = 0.0
     for one in requests:
         engine.add(one)
     while engine.num_unfinished:
-        plan = engine.begin(now=time.monotonic())
-        before = bench.now_s()
-        result = engine.runner.execute(plan)
-        computing_s += bench.now_s() - before
-        engine.finish(plan, result, now=time.monotonic())
-    total_s = bench.now_s() - started
-    return Spent(total_s, total_s - computing_s)
+        engine.step(now=time.monotonic())
+    return bench.now_s() - started
 
 
 def hit_share(requests: Sequence[Request]) -> float:
@@ -201,9 +179,6 @@ class Kept:
             "mean": fmean(ratios),
             "of the repeats": f"{min(ratios):.2f} to {max(ratios):.2f}",
         }
-
-    def spread(self, over: str, under: str) -> str:
-        return str(self.ratios("", over, under)["of the repeats"])
 
     def in_turns(
         self, sides: Mapping[str, Callable[[int], float]], *, repeats: int, say: Callable[[str], None]

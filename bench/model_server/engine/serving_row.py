@@ -6,16 +6,18 @@ The command calls this module.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench, Kept
-from bench.model_server.serving.client import RequestTimes, Run
 from model_server.core.request import Request, RequestId
 
 Say = Callable[[str], None]
@@ -42,7 +44,7 @@ def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, An
     load = WHOLE if bench.whole else SMALL
 
     def serve(repeat: int, *, cache: bool) -> float:
-        row = run(bench, load, cache=cache, seed=repeat).row()
+        row = run(bench, load, cache=cache, seed=repeat)
         for name, value in row.items():
             kept.add(f"001-7 {name} {cache}", value)
         return row["TTFT ms"]
@@ -67,7 +69,8 @@ def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, An
     return {"row": "001-7", "goal": goal, "rows": rows}
 
 
-def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> Run:
+def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> dict[str, float]:
+    """Return means and 99th percentiles, under the names of 001's tables."""
     rng = random.Random(seed)
     shared = bench.text_of(f"{seed} shared", load.shared_tokens)
     engine = runs.engine_of(bench, cache=cache)
@@ -94,9 +97,25 @@ def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> Run:
         for output in outputs:
             request_id = output.request.request_id
             token_s[request_id].append(now - sent_s[request_id])
-    return Run(
-        [RequestTimes(token_s[request.request_id]) for request in made],
-        time.monotonic() - started,
-        sum(request.num_prompt_tokens for request in made),
-        runs.hit_share(made),
-    )
+    elapsed_s, times = time.monotonic() - started, list(token_s.values())
+    found = {
+        "hits": runs.hit_share(made),
+        "requests/s": len(made) / elapsed_s,
+        "input tokens/s": sum(request.num_prompt_tokens for request in made) / elapsed_s,
+        "output tokens/s": sum(map(len, times)) / elapsed_s,
+    }
+    series = {
+        "TTFT": [one[0] for one in times],
+        "TPOT": [(one[-1] - one[0]) / max(1, len(one) - 1) for one in times],
+        "ITL": [after - before for one in times for before, after in pairwise(one)],
+    }
+    for name, seconds in series.items():
+        found[f"{name} ms"] = 1000 * fmean(seconds)
+        found[f"{name} P99"] = 1000 * _percentile(seconds, 99)
+    return found
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that this percentage of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -1,9 +1,13 @@
-"""Lists the sizes of models whose weights are made up. Pure: no torch.
+"""Lists the sizes of models whose weights are made up, and lengths of prompts. Pure: no torch.
 
 The benches of the engine and of GPUs call this module.
 """
 
 from __future__ import annotations
+
+import itertools
+import math
+import random
 
 SHAPES: dict[str, dict[str, int]] = {
     "8b": {
@@ -32,3 +36,12 @@ SHAPES: dict[str, dict[str, int]] = {
     },
 }
 """The shape of Llama with 8 billion parameters, a shape of GPT-2's size, and a shape for tests."""
+
+
+def uneven_lengths(count: int) -> list[int]:
+    """Return lengths like those of people's prompts: log-normal about 360 tokens. A length outside of 256 to
+    512 is drawn again. The lengths are always the same.
+    """
+    rng = random.Random("001-6")
+    drawn = (round(rng.lognormvariate(math.log(360), 0.5)) for _ in itertools.count())
+    return list(itertools.islice((tokens for tokens in drawn if 256 <= tokens <= 512), count))
