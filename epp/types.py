@@ -271,6 +271,10 @@ class EndpointMetrics:
     """Adapters with running or waiting requests. Loaded adapters that are idle are not listed."""
     loaded_adapters: frozenset[str] | None = None
     """Adapters in GPU slots, idle ones too. None: the server does not say, as with most servers today."""
+    models: frozenset[str] = frozenset()
+    """Names of models that stand on the page. A server may have more names and adapters."""
+    asleep: bool = False
+    """Whether an engine sleeps: it takes requests and answers none until it is woken."""
 
     inside: int | None = field(init=False)
     """Requests in the server, running or waiting. None: the page lacks one of these numbers."""
@@ -306,6 +310,8 @@ class ModelList:
     """
 
     cards: tuple[ModelCard, ...]
+    whole: bool = True
+    """False: these are only the names on the server's metrics page, since it does not give its list."""
 
     @cached_property
     def base(self) -> str:

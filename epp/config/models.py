@@ -17,6 +17,9 @@ class Models(Strict, frozen=True):
     endpoints file or from annotations of the pods."""
     interval_seconds: Annotated[float, Meta(ge=5, le=86400)] = 60.0
     """Time between two such questions to one server."""
+    api_key_file: str = ""
+    """File with the API key of the model servers (vLLM's `--api-key`). The picker sends the key with these
+    questions and with probes. It reads the file each time, so a renewed key is used. Empty means no key."""
     unknown: Literal["NotFound", "Route"] = "NotFound"
     """What to do with a request for a model that no server lists. NotFound: answer 404, once the list of
     every server is known. Route: send the request to any server; this is for servers that load an adapter

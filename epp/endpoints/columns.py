@@ -34,7 +34,10 @@ _NEVER = -np.inf
 _ZERO = np.array(0.0)
 """Zero as an array, since numpy takes an array faster than a number."""
 _NONE: frozenset[str] = frozenset()
-_NOT_READY = "no model server is ready for this model; check the endpoints file or the InferencePool's pods"
+_NOT_READY = (
+    "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
+    "whether the servers sleep"
+)
 
 
 class Columns:
@@ -78,6 +81,8 @@ class Columns:
         """For each adapter, the slots of the servers that hold it."""
         self._failing: dict[int, int] = {}
         """For slots with failed scrapes, the number of scrapes that failed in a row."""
+        self.asleep: set[int] = set()
+        """Slots of the servers that say that they sleep."""
         self._pages: list[EndpointMetrics | None] = [None] * n
         self._models: list[ModelRate] = list({id(s.rate.model): s.rate.model for s in states}.values())
         number = {id(model): k for k, model in enumerate(self._models)}
@@ -121,6 +126,10 @@ class Columns:
     def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:
         self._pages[slot] = metrics
         self._rates_known = False
+        if metrics is not None and metrics.asleep:
+            self.asleep.add(slot)
+        else:
+            self.asleep.discard(slot)
         self._slowness[slot] = state.rate.slowness
         self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else _NEVER
         self._oldest_scrape = min(self._oldest_scrape, scraped_at)
@@ -220,6 +229,7 @@ class Columns:
             assert self._rate[slot] == state.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
+            assert (slot in self.asleep) == (state.metrics is not None and state.metrics.asleep)
             assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]
             assert self._loaded[slot] == loaded_adapters(state)
             for adapter in self._loaded[slot]:
@@ -296,6 +306,12 @@ class FleetView:
             if model and self._refuses and self._serving.none_serves(model, within):
                 self.unknown_asked += 1
                 raise UnknownModelError(model)
+            if set(within).isdisjoint(self.serving(model)):
+                # The subset has no server that lists the model, but one that lists nothing may have it.
+                allowed = list(
+                    self.healthy(self._serving.answering(self._within(self._serving.unlisted, subset)))
+                )
+        if not allowed:
             raise NoEndpointError(
                 "none of the endpoints that the data plane allows is ready", reason="subset_empty"
             )
@@ -342,15 +358,21 @@ class FleetView:
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 
     def healthy(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return the slots of `slots` that may be picked.
+        """Return the slots of `slots` that may be picked: servers that sleep would let a request wait.
 
         If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
         and Envoy's retries find those that work.
         """
-        failing = self.columns.failing(times=self._spec.scrape.failures_to_eject)
-        if not failing or len(failing) == len(self._states):
+        columns = self.columns
+        failing = columns.failing(times=self._spec.scrape.failures_to_eject)
+        if len(failing) == len(self._states):
             return slots
-        return [slot for slot in slots if slot not in failing]
+        out = failing | columns.asleep
+        return [slot for slot in slots if slot not in out] if out else slots
+
+    def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
+        """Return those of the slots that take so many tokens, as they say. If none does, all stay."""
+        return self._serving.fitting(slots, tokens=tokens)
 
     def adapter(self, model: str) -> str:
         """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty

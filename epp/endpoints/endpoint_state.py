@@ -188,9 +188,7 @@ class EndpointState:
     slot: int = -1
     """Its slot in the fleet's columns. -1: it is not in the fleet."""
     listed: ModelList | None = None
-    """The server's list at `/v1/models`. None: not known."""
-    asked: bool = False
-    """Whether the server was asked for this list, and answered or failed."""
+    """The server's list at `/v1/models`, or the names on its metrics page. None: not known."""
     changed: set[int] = field(default_factory=set)
     """Every change here adds the slot to this set, for the columns."""
 

@@ -16,7 +16,7 @@ from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns, FleetView
 from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import Serving, forget_models, union
+from epp.endpoints.served_models import Serving, forget_models, of_page, union
 from epp.types import Address, Endpoint, EndpointName, ModelCard, ModelList
 
 _KEPT_UNIONS: Final = 16
@@ -92,7 +92,7 @@ class Fleet(FleetView):
             old, old_model = state.endpoint, state.model
             state.endpoint = endpoint
             if old.process != endpoint.process:
-                state.listed, state.asked = None, False
+                state.listed = None
                 self._reset(state, now=now)
                 restarted.append(name)
             if old_model != state.model:
@@ -109,17 +109,18 @@ class Fleet(FleetView):
     def take_lists(
         self, lists: Mapping[EndpointName, ModelList | None], *, now: float
     ) -> Sequence[EndpointName]:
-        """Take in the servers' lists of models. None: the server was asked, but did not list its models.
-        Return the servers that list another base model than before. These count as other servers from now on.
+        """Take in the servers' lists of models. None: the server was asked, but did not list its models. The
+        names on its metrics page then stand for a list that was never known. Return the servers that list
+        another base model than before. These count as other servers from now on.
         """
         restarted: list[EndpointName] = []
         renamed = changed = False
-        for name, listed in lists.items():
+        for name, given in lists.items():
             state = self._states.get(name)
             if state is None:
                 continue
-            changed = changed or not state.asked
-            state.asked = True
+            unknown = state.listed is None or not state.listed.whole
+            listed = of_page(state.metrics) if given is None and unknown else given
             if listed is None or state.listed == listed:
                 continue
             before, state.listed, changed = state.model, listed, True
@@ -156,7 +157,6 @@ class Fleet(FleetView):
             [state.endpoint for state in self._in_slots],
             [state.listed for state in self._in_slots],
             everyone=self._columns.roster.everyone,
-            unasked={slot for slot, state in enumerate(self._in_slots) if not state.asked},
         )
 
     def set_aliases(self, aliases: Sequence[str]) -> None:
@@ -175,7 +175,9 @@ class Fleet(FleetView):
             lists = [
                 state.listed
                 for state in self._in_slots
-                if state.listed is not None and (subset is None or state.endpoint.address in subset)
+                if state.listed is not None
+                and state.listed.whole
+                and (subset is None or state.endpoint.address in subset)
             ]
             if len(self._unions) >= _KEPT_UNIONS:
                 self._unions.clear()
@@ -214,7 +216,8 @@ class Fleet(FleetView):
         assert self._columns.roster.models == [state.model for state in self._in_slots]
         assert self._pools == {state.endpoint.pool for state in self._in_slots}
         assert self.models == {state.model for state in self._in_slots}
-        assert self.unlisted == sum(state.listed is None for state in self._in_slots)
+        listed = (state.listed for state in self._in_slots)
+        assert self.unlisted == sum(one is None or not one.whole for one in listed)
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0

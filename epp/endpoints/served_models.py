@@ -1,5 +1,5 @@
 """Knows which servers can serve which model: from the models that the source declares, and from the list of
-each server at `/v1/models`.
+each server at `/v1/models`. Names on its metrics page stand for the list of a server that does not give it.
 
 `Serving` is an index over one list of endpoints. An index never changes. `Fleet` makes another one when
 endpoints come or go, or when a server lists other models. Only this module says which servers may get a
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from epp.errors import UnknownModelError
-from epp.types import Endpoint, ModelCard, ModelList
+from epp.types import Endpoint, EndpointMetrics, ModelCard, ModelList
 
 MOST_LISTED: Final = 4096
 """The most models in the gateway's answer to `GET /v1/models`. Further models are left out."""
@@ -25,7 +25,14 @@ _AWAY_S: Final = 300.0
 _MOST_GONE: Final = 256
 _MOST_NAMED: Final = 4096
 _NOTHING: Final[frozenset[str]] = frozenset()
+_ANY_LENGTH: Final = 2**62
 T = TypeVar("T")
+
+
+def of_page(metrics: EndpointMetrics | None) -> ModelList | None:
+    """Return the models that a metrics page names. None: it names none."""
+    names = sorted(metrics.models) if metrics is not None else ()
+    return ModelList(tuple(ModelCard(name) for name in names), whole=False) if names else None
 
 
 def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
@@ -98,35 +105,30 @@ class Named(NamedTuple):
 
 
 class Serving:
-    """An index of servers by model. `listed` has the list of each server by slot. None: not known. A server
-    whose list is not known may have what the other servers of its pool list. But nothing is assumed about a
-    server until it has been asked once, because its answer comes within a second and a wrong guess is a 404.
+    """An index of servers by model. `listed` has the list of each server by slot. None: not known. If some
+    server lists or declares a model, only such servers get requests for it.
 
     The servers of a model are looked up when the model is first asked for. A complete index over 100 servers
     with 512 names each would hold the loop for 150 ms whenever one of them changes its list.
     """
 
     def __init__(
-        self,
-        endpoints: Sequence[Endpoint],
-        listed: Sequence[ModelList | None],
-        *,
-        everyone: range,
-        unasked: AbstractSet[int] = frozenset(),
+        self, endpoints: Sequence[Endpoint], listed: Sequence[ModelList | None], *, everyone: range
     ) -> None:
-        """Build the index. everyone: all slots. This same object is returned if every server serves a model.
-        unasked: slots of new servers.
+        """Build the index. everyone: all slots. This same object is returned if every server serves a
+        model.
         """
         self._everyone = everyone
         self._endpoints, self._listed = endpoints, listed
         self._pools = [endpoint.pool for endpoint in endpoints]
         self._names = [one.names if one is not None else _NOTHING for one in listed]
-        self.unlisted: Sequence[int] = [slot for slot, one in enumerate(listed) if one is None]
-        heard_of = {self._pools[slot] for slot, one in enumerate(listed) if one is not None}
+        self.unlisted: Sequence[int] = [s for s, one in enumerate(listed) if one is None or not one.whole]
+        heard_of = {self._pools[slot] for slot, names in enumerate(self._names) if names}
         self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
-        """Servers of pools in which no server's list is known."""
-        # A source declares all models of a server. So only servers without a declared model may have more.
-        self._silent = [s for s in self.unlisted if not endpoints[s].model and s not in unasked]
+        """Servers of pools in which no server's models are known."""
+        lengths = [(one.max_model_len if one is not None else None) or _ANY_LENGTH for one in listed]
+        self._lengths = lengths if len(set(lengths)) > 1 else None
+        """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
         self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
         self._any = Named(everyone, self.answering(everyone), declared=False)
         self.named: dict[str, Named] = {"": self._any}
@@ -135,26 +137,20 @@ class Serving:
         """Whether every endpoint serves the same models, as far as known."""
 
     def _same_everywhere(self) -> bool:
-        models_of = [e.adapters | {e.model} for e in self._endpoints]
-        declared_anywhere = frozenset().union(*models_of)
-        ignored = {""} if any(self._names) else _NOTHING
-        for slot, names in enumerate(self._names):
-            declared = models_of[slot] - ignored
-            models_of[slot] = names if declared <= names else declared | names
-        silent = set(self._silent)
-        known = [slot for slot in self._everyone if slot not in silent]
-        if not known:
-            return len({*models_of}) <= 1
-        models = models_of[known[0]]
-        if any(models_of[slot] != models for slot in known):
-            return False
-        pools = {self._pools[slot] for slot in known}
-        for slot in silent:
-            missing = models - models_of[slot]
-            guessed = self._pools[slot] in pools and missing.isdisjoint(declared_anywhere)
-            if not models_of[slot] <= models or (missing and not guessed):
-                return False
-        return True
+        models_of = []
+        for endpoint, names in zip(self._endpoints, self._names, strict=True):
+            declared = (endpoint.adapters | {endpoint.model}) - {""}
+            models_of.append(names if declared <= names else declared | names)
+        return all(models == models_of[0] for models in models_of)
+
+    def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
+        """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
+        none does, all stay: one of them has to give the error.
+        """
+        lengths = self._lengths
+        if lengths is None:
+            return slots
+        return [slot for slot in slots if lengths[slot] >= tokens] or slots
 
     def look_up(self, model: str) -> Named:
         """Return what the lists say about the name, and keep it in `named`."""
@@ -173,13 +169,10 @@ class Serving:
         return [slot for slot in slots if slot not in self._no_answers] if self._no_answers else slots
 
     def _able(self, model: str) -> Sequence[int] | None:
-        declaring = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
-        slots = declaring.union(slot for slot, names in enumerate(self._names) if model in names)
+        slots = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
+        slots.update(slot for slot, names in enumerate(self._names) if model in names)
         if not slots:
             return None
-        if not declaring and self._silent:
-            pools = {self._pools[slot] for slot in slots}
-            slots.update(slot for slot in self._silent if self._pools[slot] in pools)
         return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
 
     def slots(

@@ -32,6 +32,8 @@ from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snaps
 from epp.types import Address
 
 _NO_SECRET = HashSecret()
+_LENGTH_MARGIN = 1.125
+"""A server whose limit the estimate of a prompt only just meets may still refuse it as too long."""
 
 
 class Picker(FleetNews):
@@ -123,11 +125,11 @@ class Picker(FleetNews):
         inference, fleet, spec = request.inference, self.fleet, self._spec
         adapter = fleet.adapter(inference.model)
         slots = fleet.candidates(inference.model, subset=request.subset)
-        snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         if prompt is None:
-            prompt = self.caches.prompt(
-                inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
-            )
+            base_model = fleet.columns.roster.models[slots[0]]
+            prompt = self.caches.prompt(inference, base_model=base_model, body_bytes=request.body_bytes)
+        slots = fleet.fitting(slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0))
+        snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         found = self.caches.table.holders(prompt.chain)
         prefix = prompt.chain[found[0][1] - 1] if found else 0
         asked = SchedulingRequest(

@@ -62,6 +62,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "lora": ("vllm:lora_requests_info",),
     "lora_loaded": ("vllm:lora_adapter_loaded",),
     "lora_loaded_count": ("vllm:num_gpu_loaded_lora_adapters",),
+    "awake": ("vllm:engine_sleep_state{sleep_state=awake}",),
     "lora_slots": ("vllm:max_gpu_lora_adapters", "sglang:lora_pool_slots_total"),
 }
 

@@ -98,6 +98,8 @@ def parse_page(page: bytes | bytearray, *, scraped_at: float) -> EndpointMetrics
         max_lora=max_lora,
         active_adapters=active,
         loaded_adapters=found.loaded_adapters(),
+        models=found.models(),
+        asleep=found.asleep(),
     )
 
 
@@ -216,6 +218,16 @@ class _Found:
         found = (_labels(sample.labels) for sample in series[:_MAX_ADAPTERS] if sample.value > 0)
         names = (labels.get(b"adapter_name", b"") for labels in found if labels.get(b"level") == b"gpu")
         return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
+
+    def models(self) -> frozenset[str]:
+        """Return the models that the page names. vLLM writes the first name that it serves a model by."""
+        labels = (_labels(sample.labels) for sample in self._by_field.get("running", ())[:_MAX_LABELLED])
+        names = {each.get(b"model_name", b"") for each in labels}
+        return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
+
+    def asleep(self) -> bool:
+        """Return whether an engine says that it is not awake. An unreadable value says nothing."""
+        return 0 in self._of_engines("awake")
 
     def _of_engines(self, field: str) -> list[float]:
         """Return one value for each engine and model. SGLang's tensor-parallel ranks repeat the gauge of

@@ -28,7 +28,7 @@ from msgspec.json import Decoder
 
 from epp.config.models import Models
 from epp.request.client_names import MAX_NAME_CHARS
-from epp.scraping.sessions import bounded_body, in_words, session_for_questions
+from epp.scraping.sessions import ApiKey, bounded_body, in_words, session_for_questions
 from epp.types import Endpoint, EndpointName, ModelCard, ModelList
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,6 @@ _FIRST_LOOK_S: Final = 0.1
 _AT_ONCE: Final = 32
 _PATIENCE_S: Final = 2.0
 """How long a starting picker waits for the lists."""
-_RETRY_S: Final = 5.0
-"""Pause before a server that could not be asked is asked again. It doubles with each failure."""
 _SOON_S: Final = 5.0
 _SOON_PER_S: Final = 20
 _TIMEOUT_S: Final = 5.0
@@ -60,7 +58,8 @@ class _Server:
     endpoint: Endpoint
     due_at: float
     asked_at: float = -inf
-    failures: int = 0
+    failed: bool = False
+    """Whether the last question failed."""
     asking: bool = False
     known: bool = False
     """Whether the server has listed its models."""
@@ -75,12 +74,14 @@ class ModelLists:
         self,
         settings: Models,
         *,
+        key: ApiKey,
         on_lists: Callable[[Mapping[EndpointName, ModelList | None]], None],
         unknown_asked: Callable[[], int],
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
         self._settings = settings
+        self._key = key
         self._on_lists = on_lists
         self._unknown_asked = unknown_asked
         self._unknown_seen = 0
@@ -122,7 +123,7 @@ class ModelLists:
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
-        session = session_for_questions(timeout_s=_TIMEOUT_S)
+        session = session_for_questions(timeout_s=_TIMEOUT_S, key=self._key)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
@@ -168,18 +169,17 @@ class ModelLists:
         server.asking = False
 
     def _failed(self, server: _Server, error: Exception) -> None:
-        if server.failures == 0:
+        if not server.failed:
             late = isinstance(error, TimeoutError)
             why = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
             logger.info("%s does not list its models: %s", server.endpoint.name, why)
-        server.failures += 1
-        if not server.answered:
-            self._answered(server, None)
-        wait_s = min(_RETRY_S * 2 ** min(server.failures - 1, 8), self._settings.interval_seconds)
+        server.failed = True
+        self._answered(server, None)
+        wait_s = min(soon_s(len(self._servers)), self._settings.interval_seconds)
         server.due_at = self._clock() + self._jittered(wait_s)
 
     def _took(self, server: _Server, listed: ModelList) -> None:
-        server.failures, server.known = 0, True
+        server.failed, server.known = False, True
         server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
         self._answered(server, listed)
 
@@ -194,7 +194,9 @@ class ModelLists:
 
 
 def soon_s(servers: int) -> float:
-    """Return how soon each of so many servers may be asked again because of requests for unknown models."""
+    """Return how soon each of so many servers may be asked again, because of requests for unknown models or
+    because it did not answer.
+    """
     return max(_SOON_S, servers / _SOON_PER_S)
 
 

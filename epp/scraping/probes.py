@@ -17,7 +17,7 @@ import msgspec
 
 from epp.endpoints.failures import is_fault
 from epp.endpoints.marks import Probe, Verdict
-from epp.scraping.sessions import bounded_body, session_for_questions
+from epp.scraping.sessions import ApiKey, bounded_body, session_for_questions
 
 _LOOK_S: Final = 0.25
 _TIMEOUT_S: Final = 3.0
@@ -29,12 +29,17 @@ class Probes:
     """Call `run`. counts: the probes by result."""
 
     def __init__(
-        self, *, due: Callable[[], Sequence[Probe]], on_verdict: Callable[[Probe, Verdict], None]
+        self,
+        *,
+        due: Callable[[], Sequence[Probe]],
+        on_verdict: Callable[[Probe, Verdict], None],
+        key: ApiKey,
     ) -> None:
         """due: the probes to send now.
         on_verdict: called for each of them, even if `run` ends meanwhile.
         """
         self._due = due
+        self._key = key
         self._on_verdict = on_verdict
         self._counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "unclear": 0})
 
@@ -43,7 +48,7 @@ class Probes:
         return self._counts
 
     async def run(self) -> None:
-        session = session_for_questions(timeout_s=_TIMEOUT_S)
+        session = session_for_questions(timeout_s=_TIMEOUT_S, key=self._key)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 for probe in self._due():

@@ -1,16 +1,21 @@
-"""Makes HTTP sessions for rare requests to model servers, and texts that say why such a request failed.
-Called by `model_lists`, `probes` and `scraper`.
+"""Makes HTTP sessions for rare requests to model servers, with their API key if they want one, and texts that
+say why such a request failed. Called by `model_lists`, `probes` and `scraper`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
+from pathlib import Path
 from typing import Final
 
 import aiohttp
 
+_log = logging.getLogger(__name__)
+_MOST_KEY_BYTES: Final = 4096
+_KEY: Final = re.compile(rb"[!-~]+")
 _HEADERS: Final = {
     "Accept": "application/json",
     "Accept-Encoding": "identity",
@@ -50,7 +55,45 @@ def in_words(error: Exception) -> str:
     return " ".join(text.split())[:300]
 
 
-def session_for_questions(*, timeout_s: float) -> aiohttp.ClientSession:
+class ApiKey:
+    """The API key of the model servers, in a file. The file is read at each question, so a renewed key is
+    used. Neither the log nor an error shows the key.
+    """
+
+    def __init__(self, path: str) -> None:
+        """path: empty if the servers want no key."""
+        self._path = path
+        self._fault = ""
+
+    def fault(self) -> str:
+        """Return what is wrong with the file. Empty: nothing."""
+        return self._read()[1] if self._path else ""
+
+    async def add(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Send a question of a session, with the key. If the file cannot be used, without one."""
+        if self._path:
+            key, fault = self._read()
+            if fault and fault != self._fault:
+                _log.error("model servers are asked without a key: models.apiKeyFile: %s", fault)
+            self._fault = fault
+            if key:
+                request.headers["Authorization"] = f"Bearer {key}"
+        return await send(request)
+
+    def _read(self) -> tuple[str, str]:
+        try:
+            with Path(self._path).open("rb") as file:
+                key = file.read(_MOST_KEY_BYTES + 1).strip()
+        except OSError as error:
+            return "", f"{self._path}: {error.strerror}"
+        if len(key) > _MOST_KEY_BYTES or not _KEY.fullmatch(key):
+            return "", f"{self._path}: the file has to hold one key of printable ASCII, and nothing else"
+        return key.decode(), ""
+
+
+def session_for_questions(*, timeout_s: float, key: ApiKey) -> aiohttp.ClientSession:
     """Return a session that asks for JSON, keeps no connection open, ignores proxies of the environment, and
     unpacks no answer. So an answer of any unpacked size stays bounded.
 
@@ -63,6 +106,7 @@ def session_for_questions(*, timeout_s: float) -> aiohttp.ClientSession:
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s / 2),
         trust_env=False,
+        middlewares=(key.add,),
     )
 
 

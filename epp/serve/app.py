@@ -33,6 +33,7 @@ from epp.request import jsontext
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.probes import Probes
 from epp.scraping.scraper import Scraper
+from epp.scraping.sessions import ApiKey
 from epp.serve import parts
 from epp.serve.hash_secret import hash_secret
 from epp.serve.inputs import certificate_watch, load_inputs, watchers
@@ -77,11 +78,13 @@ class App:
         self._gate = Gate(self._picker)
         self._sharing = sharing.make(self._picker, self._gate, config.sharing, hub=hub, keep=sources.keep)
         self._exact = parts.exact_mode(config, self._picker)
+        self._key = ApiKey(config.models.api_key_file)
         self._model_lists = self._make_model_lists()
         self._scraper = self._make_scraper()
         self._probes = Probes(
             due=lambda: self._picker.probes_due(now=time.monotonic()),
             on_verdict=lambda probe, verdict: self._picker.probed(probe, verdict, now=time.monotonic()),
+            key=self._key,
         )
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
         self._recording = parts.recording_service(config, self._picker, worker=worker)
@@ -133,6 +136,7 @@ class App:
     def _make_model_lists(self) -> ModelLists:
         return ModelLists(
             self._config.models,
+            key=self._key,
             on_lists=lambda lists: self._picker.take_lists(lists, now=time.monotonic()),
             unknown_asked=lambda: self._picker.fleet.unknown_asked,
             clock=time.monotonic,

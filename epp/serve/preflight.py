@@ -20,6 +20,7 @@ from epp.config.policy import Policy, PolicySpec
 from epp.config.settings import Config
 from epp.errors import ConfigError
 from epp.files.certificate import check_tls, files_of, to_do
+from epp.scraping.sessions import ApiKey
 from epp.serve.hash_secret import hash_secret
 
 _LONGEST_SOCKET_BYTES: Final = 107
@@ -37,6 +38,8 @@ def inspect(config: Config) -> list[str]:
             _check_socket(Path(address.removeprefix("unix:")), field="listen.address")
     if config.envoy.eds_file:
         _check_folder(_nearest(Path(config.envoy.eds_file).absolute().parent), field="envoy.edsFile")
+    if fault := ApiKey(config.models.api_key_file).fault():
+        raise ConfigError(f"models.apiKeyFile: {fault}")
     if config.hash_secret_file:
         hash_secret(config, hub=None)
     return [*_of_transport(config), *_of_dialect(config), *_of_pools(config), *_of_certificates(config)]

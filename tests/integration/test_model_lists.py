@@ -7,12 +7,15 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from random import Random
 
+import pytest
 from aiohttp import web
 
 from epp.config.models import Models
 from epp.scraping.model_lists import ModelLists, soon_s
+from epp.scraping.sessions import ApiKey
 from epp.types import Address, Endpoint, EndpointName, ModelList
 from tests.harness.listening import Handler, serving_path
 from tests.harness.processes import wait_until
@@ -35,9 +38,12 @@ class ReportedLists:
 
 
 @asynccontextmanager
-async def asking(heard: ReportedLists, **servers: Address) -> AsyncIterator[ModelLists]:
+async def asking(
+    heard: ReportedLists, *, key_file: str = "", **servers: Address
+) -> AsyncIterator[ModelLists]:
     lists = ModelLists(
         Models(),
+        key=ApiKey(key_file),
         on_lists=heard.take,
         unknown_asked=lambda: heard.unknown,
         clock=time.monotonic,
@@ -122,6 +128,34 @@ async def test_a_new_process_is_asked_at_once_and_its_list_replaces_the_old_one(
         await wait_until(lambda: EndpointName("a") in heard.lists, what="the first answer")
         lists.set_endpoints([Endpoint(EndpointName("a"), second)])
         await wait_until(lambda: heard.lists[EndpointName("a")].base == "n", what="the second answer")
+
+
+async def test_a_renewed_key_is_sent_with_the_next_question_and_never_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys: list[str | None] = []
+
+    async def with_key(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.json_response({"data": [{"id": "m"}]}, status=200 if keys[-1] == "Bearer new-key" else 401)
+
+    file = tmp_path / "key"
+    file.write_text("old-key\n")
+    heard = ReportedLists()
+    async with (
+        serving_path("/v1/models", with_key) as address,
+        asking(heard, key_file=str(file), a=address) as lists,
+    ):
+        await wait_until(lambda: EndpointName("a") in heard.silent, what="the old key is refused")
+        file.write_text("two\nlines")
+        lists.set_endpoints([Endpoint(EndpointName("a"), address, incarnation="2")])
+        await wait_until(lambda: len(keys) == 2, what="the file is no key")
+        file.write_text("new-key\n")
+        lists.set_endpoints([Endpoint(EndpointName("a"), address, incarnation="3")])
+        await wait_until(lambda: EndpointName("a") in heard.lists, what="the new key opens the list")
+    assert keys == ["Bearer old-key", None, "Bearer new-key"]
+    assert "models.apiKeyFile" in caplog.text
+    assert not any(secret in caplog.text for secret in ("old-key", "new-key", "two"))
 
 
 async def test_a_request_for_an_unknown_model_has_the_servers_asked_again_soon() -> None:

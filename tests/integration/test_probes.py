@@ -12,7 +12,7 @@ from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.marks import Mark, Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
 from epp.scraping.probes import Probes
-from epp.scraping.sessions import session_for_questions
+from epp.scraping.sessions import ApiKey, session_for_questions
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.listening import Handler, serving_path
 from tests.harness.ports import free_port
@@ -62,7 +62,9 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
     heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
     due = [Probe(state, "m", about, Mark(), queued=queued)]
     probes = Probes(
-        due=lambda: [due.pop()] if due else [], on_verdict=lambda _, verdict: heard.set_result(verdict)
+        due=lambda: [due.pop()] if due else [],
+        on_verdict=lambda _, verdict: heard.set_result(verdict),
+        key=ApiKey(""),
     )
     task = asyncio.create_task(probes.run())
     try:
@@ -108,7 +110,7 @@ async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_th
     """
     async with (
         serving_path("/v1/completions", never_ends) as address,
-        session_for_questions(timeout_s=60.0) as session,
+        session_for_questions(timeout_s=60.0, key=ApiKey("")) as session,
         session.get(f"http://{address}/v1/completions") as response,
     ):
         assert response.connection is not None

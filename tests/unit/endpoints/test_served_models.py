@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from epp.config.policy import PolicySpec
 from epp.endpoints import pages
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.served_models import union
 from epp.errors import NoEndpointError, UnknownModelError
@@ -71,7 +73,7 @@ def test_a_model_goes_to_the_servers_that_list_it() -> None:
 def test_an_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
     assert names_that_serve(fleet, "ghost") == "c", "only this server may have the model"
-    assert names_that_serve(fleet, "m") == "ac"
+    assert names_that_serve(fleet, "m") == "a"
     take(fleet, c=listing("n"))
     with pytest.raises(UnknownModelError, match="'ghost' does not exist") as raised:
         fleet.serving("ghost")
@@ -86,16 +88,61 @@ def test_unknown_models_go_to_any_server_if_they_are_not_refused() -> None:
     assert names_that_serve(fleet, "n") == "b"
 
 
-def test_a_server_without_a_known_list_may_have_the_models_of_others() -> None:
-    fleet = fleet_of("abc", a=listing("m"), b=None)
-    assert names_that_serve(fleet, "m") == "ab", "the picker asks c at once"
-
-
-def test_a_server_without_a_known_list_may_have_the_models_of_its_own_pool_only() -> None:
+def test_a_server_without_a_list_gets_no_request_for_a_model_of_others() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
     take(fleet, a=listing("llama"), b=None, c=listing("mistral"), d=None)
-    assert [names_that_serve(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
+    assert [names_that_serve(fleet, model) for model in ("llama", "mistral")] == ["a", "c"]
     assert names_that_serve(fleet, "ghost") == "bd", "nobody lists the model, and one of these may have it"
+
+
+def observe(fleet: Fleet, name: str, **page: Any) -> EndpointState:
+    state = fleet.get(EndpointName(name))
+    assert state is not None
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, running=0, waiting=0, **page), now=1.0)
+    return state
+
+
+def test_the_names_on_a_page_stand_for_a_list_that_the_server_does_not_give() -> None:
+    fleet = fleet_of("abc", a=listing("m", "alias"), c=listing("n"))
+    state = observe(fleet, "b", models=frozenset({"m"}))
+    take(fleet, b=None)
+    assert [names_that_serve(fleet, model) for model in ("m", "alias", "ghost")] == ["ab", "a", "b"]
+    assert (state.model, fleet.unlisted) == ("m", 1), "it may have more names, so no model is unknown"
+    assert "ghost" not in str(fleet.model_list())
+    take(fleet, b=listing("n"))
+    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["a", "bc"]
+    take(fleet, b=None)
+    assert names_that_serve(fleet, "n") == "bc", "a list stays while its server cannot be asked"
+
+
+def test_a_page_without_names_changes_nothing() -> None:
+    fleet = fleet_of("ab", a=listing("m"))
+    observe(fleet, "b")
+    take(fleet, b=None)
+    assert names_that_serve(fleet, "m") == "a"
+
+
+def test_a_server_that_sleeps_gets_no_requests_until_it_wakes() -> None:
+    fleet = fleet_of("ab", a=listing("m"), b=listing("m"))
+    observe(fleet, "a", asleep=True)
+    assert picked_from(fleet, "m", "ab") == "b"
+    observe(fleet, "b", asleep=True)
+    with pytest.raises(NoEndpointError, match="sleep"):
+        picked_from(fleet, "m", "ab")
+    observe(fleet, "a")
+    assert picked_from(fleet, "m", "ab") == "a"
+    fleet.check_integrity()
+
+
+def test_a_long_prompt_goes_to_a_server_that_lists_the_length() -> None:
+    short, long = (ModelList((ModelCard("m", max_model_len=length),)) for length in (8192, 32768))
+    fleet = fleet_of("abc", a=short, b=long, c=short)
+    slots = fleet.candidates("m", subset=None)
+    assert [list(fleet.fitting(slots, tokens=tokens)) for tokens in (8192, 8193, 32769)] == [
+        [0, 1, 2], [1], [0, 1, 2],
+    ]  # fmt: skip
+    take(fleet, b=short)
+    assert fleet.fitting(slots, tokens=10_000) is slots, "all take the same"
 
 
 def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
@@ -103,7 +150,7 @@ def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
     assert names_that_serve(fleet, "mistral") == "abcd"
     take(fleet, a=listing("llama"), b=None)
     assert names_that_serve(fleet, "mistral") == "cd"
-    assert names_that_serve(fleet, "llama") == "ab"
+    assert names_that_serve(fleet, "llama") == "a"
 
 
 def test_two_pools_that_serve_one_model_share_its_requests() -> None:
@@ -121,13 +168,11 @@ def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     assert names_that_serve(fleet, "fresh") == "ab"
 
 
-def test_a_new_server_gets_no_model_of_others_until_it_was_asked() -> None:
+def test_a_new_server_gets_no_model_of_others_until_it_lists_it() -> None:
     fleet = fleet_of("abcd", a=listing("m"), b=listing("n"))
     assert [names_that_serve(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
-    take(fleet, c=None, d=listing("n"))
-    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], (
-        "c has not listed its models"
-    )
+    take(fleet, c=listing("m"), d=listing("n"))
+    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["ac", "bd"]
     anew = [endpoint(name) for name in "abd"]
     fleet.set_endpoints([*anew, endpoint("c", model="k")], now=2.0)
     fleet.set_endpoints([*anew, endpoint("c")], now=3.0)
@@ -177,7 +222,7 @@ def test_a_declared_model_goes_only_to_the_endpoints_that_declare_it() -> None:
     assert names_that_serve(fleet, "m") == "a"
     take(fleet, a=listing("served-name"), b=None)
     assert names_that_serve(fleet, "m") == "a"
-    assert names_that_serve(fleet, "served-name") == "ab"
+    assert names_that_serve(fleet, "served-name") == "a"
 
 
 def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() -> None:
@@ -224,9 +269,6 @@ def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
     assert [names_that_serve(fleet, model) for model in ("n", "ghost")] == ["b", "b"], (
         "no other server has the model"
     )
-    take(fleet, b=None)
-    assert names_that_serve(fleet, "m") == "ab"
-    fleet.check_integrity()
 
 
 def test_a_fleet_with_one_model_returns_the_roster_of_all_slots_itself() -> None:
@@ -254,7 +296,7 @@ def test_the_servers_of_a_model_are_looked_up_on_request_and_kept_for_a_bounded_
     for n in range(5000):
         assert names_that_serve(fleet, f"ghost {n}") == "bc"
     fleet.check_integrity()
-    assert names_that_serve(fleet, "m") == "abc"
+    assert names_that_serve(fleet, "m") == "a"
 
 
 def test_a_change_of_one_list_does_not_read_the_cards_of_the_others_again() -> None:
