@@ -319,30 +319,30 @@ def test_vllm_has_a_home_that_any_user_may_write(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"shape": "gateway"}, {"sharing": {"enabled": False}}])
-def test_the_key_of_a_secret_signs_the_messages_of_replicas(helm: Helm, values: dict[str, Any]) -> None:
-    shared = values.get("sharing", {}).get("enabled", True)
-    for secret in ("", "pool-key"):
-        sharing = {**values.get("sharing", {}), "signingKeySecret": secret}
-        objects = helm.render(GATEWAY, {**values, "sharing": sharing})
-        config = yaml.safe_load(
-            of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
-        )
-        spec = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
-        (picker,) = (
-            each
-            for each in (*spec.get("initContainers", ()), *spec["containers"])
-            if each["name"] == "picker"
-        )
-        mounts = {mount["name"]: mount["mountPath"] for mount in picker["volumeMounts"]}
-        volumes = {v["name"]: v["secret"] for v in spec["volumes"] if "secret" in v}
-        if not (secret and shared):
-            assert "signingKeyFile" not in config.get("sharing", {}).get("redis", {})
-            assert "signing" not in mounts
+@pytest.mark.parametrize("secret", ["", "a-secret"])
+def test_keys_of_secrets_reach_the_picker_as_files(helm: Helm, values: dict[str, Any], secret: str) -> None:
+    sharing = {**values.get("sharing", {}), "signingKeySecret": secret}
+    models = {"apiKeySecret": secret}
+    objects = helm.render(GATEWAY, {**values, "sharing": sharing, "models": models})
+    name = "gateway-prefix-gateway"
+    config = yaml.safe_load(of_kind(objects, "ConfigMap", f"{name}-config")["data"]["config.yaml"])
+    spec = of_kind(objects, "Deployment", name)["spec"]["template"]["spec"]
+    containers = (*spec.get("initContainers", ()), *spec["containers"])
+    (picker,) = (each for each in containers if each["name"] == "picker")
+    mounts = {mount["name"]: mount["mountPath"] for mount in picker["volumeMounts"]}
+    volumes = {v["name"]: v["secret"] for v in spec["volumes"] if "secret" in v}
+    files = {
+        "signing": config.get("sharing", {}).get("redis", {}).get("signingKeyFile"),
+        "models": config.get("models", {}).get("apiKeyFile"),
+    }
+    for volume, file in files.items():
+        if not secret or (volume == "signing" and not sharing.get("enabled", True)):
+            assert file is None
+            assert volume not in mounts
             continue
-        file = config["sharing"]["redis"]["signingKeyFile"]
-        (item,) = volumes["signing"]["items"]
-        assert volumes["signing"]["secretName"] == secret
-        assert file == f"{mounts['signing']}/{item['path']}"
+        (item,) = volumes[volume]["items"]
+        assert volumes[volume]["secretName"] == secret
+        assert file == f"{mounts[volume]}/{item['path']}"
 
 
 def test_labels_annotations_and_priority_reach_every_pod_of_the_gateway(helm: Helm) -> None:

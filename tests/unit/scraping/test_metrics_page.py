@@ -9,7 +9,7 @@ import pytest
 
 from epp.scraping.metrics_page import MetricsError, PageReader, parse_page
 from epp.types import EndpointMetrics
-from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page, without_metadata
+from tests.unit.scraping.metric_pages import MODEL, EngineState, LoraSeries, vllm_page, without_metadata
 
 BUSY = EngineState(
     running=3,
@@ -84,6 +84,24 @@ def test_engines_of_one_server_add_up_and_their_cache_usage_is_the_mean() -> Non
     got = parse_page(vllm_page([BUSY, other]), scraped_at=0)
     assert (got.running, got.waiting, got.kv_usage) == (4, 7, 0.5)
     assert (got.prompt_tokens, got.finished, got.capacity_tokens) == (1010, 9, 24000)
+
+
+@pytest.mark.parametrize(
+    ("awake", "asleep"), [((b"1", b"1"), False), ((b"1", b"0"), True), ((b"NaN", b"1"), False)]
+)
+def test_a_server_sleeps_if_one_of_its_engines_does(awake: tuple[bytes, bytes], *, asleep: bool) -> None:
+    states = b"# TYPE vllm:engine_sleep_state gauge\n" + b"".join(
+        b'vllm:engine_sleep_state{engine="%d",model_name="m",sleep_state="%s"} %s\n' % (n, state, value)
+        for n, value in enumerate(awake)
+        for state, value in ((b"awake", value), (b"discard_all", b"0"))
+    )
+    assert parse_page(vllm_page([BUSY, BUSY]) + states, scraped_at=0).asleep is asleep
+
+
+def test_the_names_of_models_on_a_page_are_read_and_bounded() -> None:
+    assert parse_page(vllm_page([BUSY, BUSY]), scraped_at=0).models == {MODEL}
+    assert parse_page(vllm_page(model="m" * 2000), scraped_at=0).models == frozenset()
+    assert parse_page(SGLANG, scraped_at=0).models == {"m"}
 
 
 def test_the_stated_cache_size_is_believed_over_blocks_times_size() -> None:

@@ -72,6 +72,9 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- $_ := set $base "streams" (dict "modeOverride" false) }}
 {{- end }}
 {{- end }}
+{{- if .Values.models.apiKeySecret }}
+{{- $_ := set $base "models" (dict "apiKeyFile" "/etc/prefix-gateway/models/api-key") }}
+{{- end }}
 {{- if .Values.sharing.enabled }}
 {{- $redis := dict "url" (.Values.sharing.url | default (printf "redis://%s-valkey:6379/0" (include "gateway.fullname" .))) }}
 {{- if include "gateway.passwordSecret" . }}

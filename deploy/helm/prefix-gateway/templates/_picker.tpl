@@ -72,6 +72,9 @@
     {{- if include "gateway.signingSecret" . }}
     - {name: signing, mountPath: /etc/prefix-gateway/signing, readOnly: true}
     {{- end }}
+    {{- if .Values.models.apiKeySecret }}
+    - {name: models, mountPath: /etc/prefix-gateway/models, readOnly: true}
+    {{- end }}
     {{- with .Values.picker.volumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end }}
 
