@@ -96,7 +96,7 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
                 "e": listing("n"),
             }.items()
         }
-        async with asking(heard, **addresses) as lists:
+        async with asking(heard, key_file="", **addresses) as lists:
             await wait_until(lambda: len(heard.lists) == 2, what="the good ones have answered")
             await wait_until(lambda: EndpointName("d") in heard.silent, what="one server has no list")
             assert not lists.asked_all, "one hangs"
