@@ -12,11 +12,9 @@ import pytest
 
 from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
 from tests.harness.processes import wait_until
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_server import ServerRig, serving_picker
 from tests.unit.extproc.test_extproc_access_log import entry, log_message
 
-pytestmark = pytest.mark.usefixtures("both_transports")
 E1 = "10.0.0.1"
 """The address of the first endpoint of `serving`."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import aiohttp
 import pytest
@@ -15,15 +14,10 @@ import pytest
 from tests.harness.backend import Behaviour
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
-from tests.harness.transport import transport
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_faults_sick_servers import POLICY, complete_anew, left_out
 
 pytest_plugins = ["tests.harness.fixtures"]
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
-
-FORMS: dict[str, Literal["chunked", "length"]] = {"http2": "chunked", "grpcio": "length"}
-"""Envoy treats both forms alike, so each transport tests one form."""
+pytestmark = pytest.mark.envoy
 
 
 async def comes_whole(gateway: Gateway) -> bool:
@@ -50,7 +44,7 @@ async def has_cut(gateway: Gateway, name: str, *, times: float) -> bool:
 async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=4, policy=POLICY) as gateway:
         sick = gateway.backends[0]
-        sick.behaviour.cuts = FORMS[transport()]
+        sick.behaviour.cuts = "length"
         seen = 0
         while not await left_out(gateway, "s0"):
             seen += [await comes_whole(gateway) for _ in range(4)].count(False)

@@ -16,7 +16,6 @@ from tests.contract.spellings import combined, single
 from tests.contract.vllm_routes import SAMPLES, reaches_operators
 from tests.harness.envoy import connection_manager
 from tests.harness.gateway import EnvoyBench, running_bootstrap, running_gateway
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -71,7 +70,6 @@ async def test_no_spelling_of_a_blocked_path_gets_to_a_server_that_would_know_it
 
 async def test_the_picker_refuses_blocked_paths_if_the_gateway_lets_them_pass(
     tmp_path: Path,
-    both_transports: None,  # noqa: F811 - the fixture
 ) -> None:
     def without_routes(document: dict[str, Any]) -> None:
         (host,) = connection_manager(document)["route_config"]["virtual_hosts"]

@@ -34,27 +34,23 @@ from tests.harness.extproc_rig import (
 )
 from tests.harness.ports import free_port
 from tests.harness.seen import Seen
-from tests.harness.transport import transport
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytestmark = [
     pytest.mark.envoy,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.usefixtures("both_transports"),
 ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(
     tmp_path_factory: pytest.TempPathFactory,
-    both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[EnvoyRig]:
     async with running_upstreams(3) as upstreams:
         picker = picker_of_ports(upstreams)
         seen = Seen.of(picker)
         server = ExtProcServer(
             picker,
-            listen=Listen(address="127.0.0.1:0", transport=transport()),
+            listen=Listen(address="127.0.0.1:0"),
             settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES, streamed_hold_bytes=256 * 1024),
         )
         await server.start()
@@ -309,7 +305,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
         seen = Seen.of(picker)
         server = ExtProcServer(
             picker,
-            listen=Listen(address="127.0.0.1:0", transport=transport()),
+            listen=Listen(address="127.0.0.1:0"),
             settings=StreamSettings(),
         )
         await server.start()
@@ -334,8 +330,6 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
 @pytest.fixture
 def overloaded(rig: EnvoyRig) -> Iterator[None]:
     """Make the picker believe that every request has waited for too long. Other tests do not notice."""
-    if transport() == "grpcio":
-        pytest.skip("calls wait inside gRPC, where the picker cannot see them")
     believed = rig.server.overload
     skips = believed.skips
     believed.quiet = False

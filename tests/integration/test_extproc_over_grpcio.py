@@ -9,11 +9,10 @@ import time
 from typing import Any
 
 import grpc
-import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
+from epp.config.listening import Listen
 from epp.types import BEGAN
-from tests.harness.transport import VARIABLE
 from tests.integration.test_extproc_server import METHOD, headers, serving_picker
 
 BUFFERED = 2
@@ -37,11 +36,11 @@ async def answer_at_headers(channel: grpc.aio.Channel, *, began: str) -> bool:
     return bool(answer.request_headers.response.header_mutation.set_headers)
 
 
-async def test_late_calls_are_routed_from_their_headers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(VARIABLE, "grpcio")
-    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+async def test_late_calls_are_routed_from_their_headers() -> None:
+    async with (
+        serving_picker(listen=Listen(address="127.0.0.1:0", transport="grpcio")) as rig,
+        grpc.aio.insecure_channel(rig.target) as channel,
+    ):
         for odd in ("", "x", "nan", "-1", "inf", str(time.time() + 1000)):
             assert not await answer_at_headers(channel, began=odd)
         assert not await answer_at_headers(channel, began=str(time.time()))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import msgspec
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -31,10 +30,7 @@ from epp.extproc.stream_settings import StreamSettings
 from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
-from tests.harness.transport import transport
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.usefixtures("both_transports")
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 KEY = "x-gateway-destination-endpoint"
 BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()
@@ -96,7 +92,7 @@ async def serving_picker(
     picker: Picker | None = None,
     ready: bool = True,
 ) -> AsyncIterator[ServerRig]:
-    listen = msgspec.structs.replace(listen or Listen(address="127.0.0.1:0"), transport=transport())
+    listen = listen or Listen(address="127.0.0.1:0")
     picker = picker or picker_of_three()
     seen = Seen.of(picker)
     server = ExtProcServer(picker, listen=listen, settings=settings or StreamSettings())

@@ -17,10 +17,9 @@ from tests.harness.envoy import PICKER, cluster
 from tests.harness.gateway import Gateway, answers_in_flight, running_gateway, running_picker
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytest_plugins = ["tests.harness.fixtures"]
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
+pytestmark = pytest.mark.envoy
 
 STREAMS = 8
 

@@ -26,11 +26,9 @@ from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
 from tests.harness.slow_server import picker_of_slow_server, say_running
-from tests.harness.transport import transport
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_envoy import long_completion, post
 
-pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
+pytestmark = pytest.mark.envoy
 PATIENCE_S = 3.0
 """How long Envoy waits for the picker in this rig."""
 
@@ -45,7 +43,7 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
         gate = Gate(picker)
         server = ExtProcServer(
             picker,
-            listen=Listen(address="127.0.0.1:0", transport=transport()),
+            listen=Listen(address="127.0.0.1:0"),
             settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES),
             gate=gate,
         )

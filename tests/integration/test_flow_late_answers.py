@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.listening import Listen
@@ -21,11 +20,7 @@ from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.types import Address
 from tests.harness.slow_server import picker_of_slow_server, say_running
-from tests.harness.transport import transport
-from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_server import BODY, Exchange, headers
-
-pytestmark = pytest.mark.usefixtures("both_transports")
 
 
 class HastyGate(Gate):
@@ -46,7 +41,7 @@ async def serving_held(gate: type[Gate]) -> AsyncIterator[tuple[ExtProcServer, G
     held = gate(picker)
     server = ExtProcServer(
         picker,
-        listen=Listen(address="127.0.0.1:0", transport=transport()),
+        listen=Listen(address="127.0.0.1:0"),
         settings=StreamSettings(longest_delay_s=30.0),
         gate=held,
     )
