@@ -211,7 +211,6 @@ class App:
             raise ConfigError(f"admin.address: {error.strerror}; is another picker running?") from error
         _log.info("admin pages on http://%s/", address)
         if self._tracer is not None:
-            tracing.start(self._tracer)
             _log.info("spans of sampled picks go to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
         try:
             await self._server.start(ready=not self._not_ready())
@@ -225,7 +224,7 @@ class App:
             finally:
                 await self._server.stop(_STOP_GRACE_S)
                 if self._tracer is not None:
-                    await tracing.stop(self._tracer)
+                    await tracing.stop(self._tracer.processor)
         finally:
             await self._admin.stop()
 

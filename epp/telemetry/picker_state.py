@@ -276,8 +276,8 @@ class PickerStatus:
     )
     spans: Mapping[str, int] = counter(
         "epp_trace_spans_total",
-        "Spans of sampled picks, by result: sent, failed (the collector did not take them), dropped (too "
-        "many were waiting for the collector). Only with `tracing`.",
+        "Spans of sampled picks: made, sent, and failed (the collector did not take them). Spans that are made "
+        "while too many wait for the collector are dropped. Only with `tracing`.",
         "result",
         default_factory=dict,
     )

@@ -11,14 +11,14 @@ import importlib
 import os
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Final
 
 from epp.errors import ConfigError
-from epp.tracing.sending import Bounds
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     from epp.tracing.tracer import Tracer
 
@@ -60,37 +60,40 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
 def make(*, worker: int) -> Tracer:
     """Return a listener that sends spans. Raises ConfigError if a variable cannot be used."""
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
-    from opentelemetry.sdk.trace.export import SpanExportResult  # noqa: PLC0415
 
     from epp.tracing.tracer import Tracer  # noqa: PLC0415
 
-    exporter = _made_exporter()
     # Makes no span: it is used only to read the variables of sampling and resource.
     provider = TracerProvider(shutdown_on_exit=False)
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
     return Tracer(
         sampler=provider.sampler,
         ids=provider.id_generator,
         resource=_resource(worker),
-        export=lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS,
-        close=exporter.shutdown,
-        bounds=_bounds(),
+        processor=processor_of(_made_exporter()),
     )
 
 
-def start(tracer: Tracer) -> None:
-    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
-    tracer.sender.start()
+def processor_of(exporter: SpanExporter) -> BatchSpanProcessor:
+    """Return OpenTelemetry's batch processor, with the bounds in OTEL_BSP_*. It sends from its own thread."""
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
+
+    from epp.tracing.tracer import Counted  # noqa: PLC0415
+
+    return BatchSpanProcessor(Counted(exporter), *_bounds())
 
 
-async def stop(tracer: Tracer) -> None:
+async def stop(processor: BatchSpanProcessor) -> None:
     """Give the last spans a moment to arrive. A collector that is away does not delay the end for longer."""
-    tracer.sender.stop()
+    # Daemons: a collector that hangs cannot keep the process from ending.
+    last = threading.Thread(target=processor.shutdown, name="last spans", daemon=True)
+    last.start()
     try:
         async with asyncio.timeout(_LAST_SENDING_S):
-            while not tracer.sender.finished.is_set():  # noqa: ASYNC110 - a thread sets no asyncio event
+            while last.is_alive():  # noqa: ASYNC110 - the end of a thread sets no asyncio event
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        tracer.sender.give_up()
+        processor.span_exporter.shutdown()
 
 
 def _made_exporter() -> SpanExporter:
@@ -133,9 +136,8 @@ def _protocol() -> str:
     return "grpc"
 
 
-def _bounds() -> Bounds:
-    """Return the bounds in OTEL_BSP_*."""
-    usual = Bounds()
+def _bounds() -> tuple[int, int, int]:
+    """Return the most spans that wait, the milliseconds between two batches, and the most spans of one."""
 
     def number(name: str, default: int) -> int:
         text = os.environ.get(f"OTEL_BSP_{name}", "").strip() or str(default)
@@ -143,9 +145,5 @@ def _bounds() -> Bounds:
             raise ConfigError(f"tracing: OTEL_BSP_{name}: {text[:40]!r}; set a positive whole number")
         return int(text)
 
-    max_queued = number("MAX_QUEUE_SIZE", usual.max_queued)
-    return Bounds(
-        max_queued=max_queued,
-        max_batch=min(max_queued, number("MAX_EXPORT_BATCH_SIZE", usual.max_batch)),
-        delay_s=number("SCHEDULE_DELAY", int(usual.delay_s * 1000)) / 1000,
-    )
+    queue = number("MAX_QUEUE_SIZE", 2048)
+    return queue, number("SCHEDULE_DELAY", 5000), min(queue, number("MAX_EXPORT_BATCH_SIZE", 512))

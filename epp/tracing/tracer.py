@@ -3,7 +3,8 @@ whether the pick is sampled, and at the end of the request it queues the finishe
 
 A span lasts from the request's arrival at the picker to its pick, including the time in the queue. The span
 is sent when the request has ended, because only then its outcome is known. An unsampled request costs one
-look at its trace context. Everything except the sampling decision happens in the sending thread (`sending`).
+look at its trace context. OpenTelemetry's batch processor keeps a bounded queue, and sends from its own
+thread.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision as Sampling
 from opentelemetry.sdk.trace.sampling import Sampler
@@ -32,19 +34,37 @@ from epp.decision import Decision
 from epp.errors import FlowRefusedError
 from epp.picker.events import Began, Ended, PickerEvent, Refused
 from epp.tracing.attributes import Attributes, attributes_of, attributes_of_refusal, error_of
-from epp.tracing.sending import Bounds, Sender
 from epp.tracing.traceparent import read_traceparent
 
 SPAN_NAME: Final = "pick"
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE: Final = InstrumentationScope("prefix-gateway")
 
-Export = Callable[[Sequence[ReadableSpan]], bool]
-"""Returns whether the batch arrived."""
+
+class Counted(SpanExporter):
+    """Counts the spans that the collector took, and those that it did not take."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.sent = self.failed = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self.sent += len(spans)
+            else:
+                self.failed += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
 
 
 class _Span(NamedTuple):
-    """A sampled pick, which waits for the end of its request and then in the queue."""
+    """A sampled pick, which waits for the end of its request."""
 
     context: SpanContext
     parent: SpanContext | None
@@ -62,9 +82,7 @@ class Tracer:
         sampler: Sampler,
         ids: IdGenerator,
         resource: Resource,
-        export: Export,
-        close: Callable[[], None],
-        bounds: Bounds,
+        processor: BatchSpanProcessor,
         unix_clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -74,14 +92,18 @@ class Tracer:
         self._resource = resource
         self._unix_clock = unix_clock
         self._timer = timer
-        self._export = export
+        self.processor = processor
+        """Takes the finished spans. The composition root stops it."""
+        self._made = 0
         self._open: dict[int, _Span] = {}
         """Spans by the identity of picks that have not ended. The picks' streams keep the picks alive."""
-        self.sender: Sender[_Span] = Sender(self._send, close, bounds=bounds)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        return self.sender.counts
+        """Number of spans, by what became of them."""
+        exporter = self.processor.span_exporter
+        assert isinstance(exporter, Counted)
+        return {"made": self._made, "sent": exporter.sent, "failed": exporter.failed}
 
     def on_event(self, event: PickerEvent) -> None:
         """Begin the span of a pick, or queue the span of a request that is over or refused."""
@@ -90,7 +112,7 @@ class Tracer:
         elif isinstance(event, Ended):
             span = self._open.pop(id(event.request), None)
             if span is not None:
-                self.sender.put(span)
+                self._send(span)
         elif isinstance(event, Refused):
             self._refused(event)
 
@@ -113,7 +135,7 @@ class Tracer:
         now, error = self._unix_clock(), event.error
         waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
         attributes = attributes_of_refusal(event.request_id, error)
-        self.sender.put(_Span(*contexts, now - waited_s, now, attributes))
+        self._send(_Span(*contexts, now - waited_s, now, attributes))
 
     def _sampled(self, trace: str) -> tuple[SpanContext, SpanContext | None] | None:
         """Return the contexts of the new span and of its parent. None: this request is not sampled."""
@@ -129,11 +151,11 @@ class Tracer:
         made = SpanContext(trace_id, self._ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED)
         return made, parent
 
-    def _send(self, batch: Sequence[_Span]) -> bool:
-        return self._export([self._readable(span) for span in batch])
+    def _send(self, span: _Span) -> None:
+        self._made += 1
+        self.processor.on_end(self._readable(span))
 
     def _readable(self, span: _Span) -> ReadableSpan:
-        """Runs in the sending thread."""
         if isinstance(span.content, Decision):
             attributes, error = attributes_of(span.content), error_of(span.content)
         else:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_ON,
@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.sampling import (
 
 from epp.errors import FlowRefusedError
 from epp.picker.events import Pick, Refused
-from epp.tracing.sending import Bounds
+from epp.tracing.start import processor_of
 from epp.tracing.tracer import Tracer
 from tests.unit.telemetry.records import THERE, began, decision, ended, pick
 
@@ -35,22 +35,15 @@ class Traces:
     """A tracer that keeps its spans. `arrived` ends the tracer."""
 
     def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
-        self.spans: list[ReadableSpan] = []
+        self._kept = InMemorySpanExporter()
         self.tracer = Tracer(
             sampler=sampler,
             ids=RandomIdGenerator(),
             resource=Resource({"service.name": "s"}),
-            export=self._export,
-            close=lambda: None,
-            bounds=Bounds(delay_s=0.01),
+            processor=processor_of(self._kept),
             unix_clock=lambda: AT,
             timer=lambda: 0.0,
         )
-        self.tracer.sender.start()
-
-    def _export(self, spans: Sequence[ReadableSpan]) -> bool:
-        self.spans += spans
-        return True
 
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
         """Route one request and end it."""
@@ -60,9 +53,8 @@ class Traces:
         return made
 
     def arrived(self) -> list[ReadableSpan]:
-        self.tracer.sender.stop()
-        assert self.tracer.sender.finished.wait(60)
-        return self.spans
+        self.tracer.processor.shutdown()  # type: ignore[no-untyped-call]
+        return list(self._kept.get_finished_spans())
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from epp.errors import ConfigError
 from epp.tracing import start
-from epp.tracing.sending import Bounds
 from epp.tracing.tracer import Tracer
 from tests.unit.telemetry.records import began, ended, pick
 
@@ -77,10 +77,8 @@ async def test_a_tracer_is_made_for_each_protocol(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     start.require(True)
     tracer = start.make(worker=1)
-    assert tracer.counts == {"sent": 0, "failed": 0, "dropped": 0}
-    start.start(tracer)
-    await start.stop(tracer)
-    assert tracer.sender.finished.is_set()
+    assert tracer.counts == {"made": 0, "sent": 0, "failed": 0}
+    await start.stop(tracer.processor)
 
 
 def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
@@ -91,26 +89,60 @@ def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_tracing_stops_although_the_collector_hangs() -> None:
-    asked, free = threading.Event(), threading.Event()
+class PatientCollector(SpanExporter):
+    """Answers a batch when the test lets it."""
 
-    def export(_: Sequence[Any]) -> bool:
-        asked.set()
-        free.wait()
-        return False
+    def __init__(self, answer: SpanExportResult | Exception) -> None:
+        self.asked, self.free = threading.Event(), threading.Event()
+        self._answer = answer
 
-    tracer = Tracer(
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.free.wait()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    def shutdown(self) -> None:
+        self.free.set()
+
+
+def tracer_to(collector: SpanExporter, monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    return Tracer(
         sampler=ALWAYS_ON,
         ids=RandomIdGenerator(),
         resource=Resource({}),
-        export=export,
-        close=free.set,
-        bounds=Bounds(max_batch=1),
+        processor=start.processor_of(collector),
     )
-    start.start(tracer)
+
+
+def send_one(tracer: Tracer) -> None:
     made = pick()
     tracer.on_event(began(made))
     tracer.on_event(ended(made))
-    assert asked.wait(10)
-    await start.stop(tracer)
-    assert free.is_set(), "the sending was ended"
+
+
+async def test_tracing_stops_although_the_collector_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = PatientCollector(SpanExportResult.FAILURE)
+    tracer = tracer_to(collector, monkeypatch)
+    send_one(tracer)
+    assert collector.asked.wait(10)
+    await start.stop(tracer.processor)
+    assert collector.free.is_set(), "the sending was ended"
+
+
+@pytest.mark.parametrize(
+    ("answer", "sent", "failed"),
+    [(SpanExportResult.SUCCESS, 3, 0), (SpanExportResult.FAILURE, 0, 3), (OSError("no route"), 0, 3)],
+)
+async def test_spans_are_counted_by_what_became_of_them(
+    monkeypatch: pytest.MonkeyPatch, answer: SpanExportResult | Exception, sent: int, failed: int
+) -> None:
+    collector = PatientCollector(answer)
+    tracer = tracer_to(collector, monkeypatch)
+    for _ in range(3):
+        send_one(tracer)  # this would hang if a request waited for the collector
+    collector.free.set()
+    await start.stop(tracer.processor)
+    assert tracer.counts == {"made": 3, "sent": sent, "failed": failed}
