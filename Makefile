@@ -15,7 +15,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-gpu bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare soak fuzz docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-gpu bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load soak fuzz docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,9 +110,6 @@ bench-dataplane: $(VENV)/.dev ## measure CPU per request of the picker and of En
 
 load: $(VENV)/.dev ## run locust users against the gateway of `make run`; ARGS="shared --users 50", ARGS="--host http://..."
 	@$(BIN)/python -m bench.load $(ARGS)
-
-load-compare: $(VENV)/.dev ## compare round robin with the default rule under the same locust run, in one report; ARGS="replay"
-	@$(BIN)/python -m bench.load compare $(ARGS)
 
 soak: $(VENV)/.dev ## test under a mixed load that memory stays flat and no request fails when pickers are killed and Redis is flushed; ARGS="--minutes 30"
 	@$(BIN)/python -m bench.soak $(ARGS)

@@ -1,4 +1,4 @@
-"""Runs load tests from the command line: `make load` and `make load-compare` start `python -m bench.load`."""
+"""Runs load tests from the command line: `make load` starts `python -m bench.load`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from bench.demo.address import Place, running
 from bench.load import trace
-from bench.load.compare import Gateway, compare
 from bench.load.probe import LoadError, probe
 from bench.load.report import text
 from bench.load.run import SCENARIOS, Plan, run
@@ -46,18 +45,10 @@ def _parser() -> argparse.ArgumentParser:
         "scenario",
         nargs="?",
         default="conversation",
-        choices=[*SCENARIOS, "compare", "make-trace"],
-        help="the load to send (default conversation). `compare SCENARIO`: send it once for each of two rules. `make-trace FILE`: write a trace to FILE",
-    )
-    parser.add_argument(
-        "what", nargs="?", default="", help="with compare: the scenario; with make-trace: the file"
+        choices=list(SCENARIOS),
+        help="the load to send (default conversation)",
     )
     parser.add_argument("--host", default="", help="address of the gateway, http://NAME:PORT")
-    parser.add_argument(
-        "--admin",
-        default="",
-        help="with --host: the picker's admin address, http://NAME:PORT; the picker then records the run",
-    )
     parser.add_argument(
         "--users", type=_positive, default=24, help="number of users of a closed loop (default 24)"
     )
@@ -88,19 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     load = parser.add_argument_group("options of the load; the locust files have the defaults")
     for option, meaning in _FURTHER.items():
         load.add_argument(option, metavar="X", help=meaning)
-    rules = parser.add_argument_group("compare")
-    rules.add_argument(
-        "--rules",
-        default="round-robin,least-cost",
-        help="rules to compare, in this order (default round-robin,least-cost)",
-    )
-    rules.add_argument("--policy-file", type=Path, help="with --host: the policy file that the picker reads")
-    rules.add_argument(
-        "--server",
-        action="append",
-        default=[],
-        help="with --host: address of a model server whose cache is to be reset",
-    )
     return parser
 
 
@@ -121,13 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         value = getattr(args, option.strip("-").replace("-", "_"))
         if value is not None:
             further += [option, value]
-    if args.scenario == "compare" and args.what not in ("", *SCENARIOS):
-        parser.error(f"compare: {args.what!r} is not one of {', '.join(SCENARIOS)}")
     try:
-        if args.scenario == "make-trace":
-            return _make_trace(args, parser)
-        if args.scenario == "compare":
-            return _compare(args, further, parser)
         return _load(args, further)
     except (LoadError, trace.TraceError) as error:
         print(f"\nThe load cannot run: {error}", file=sys.stderr)
@@ -135,47 +107,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(args: argparse.Namespace, further: Sequence[str]) -> int:
-    place = None if args.host else _demo()
-    host, admin = (args.host, args.admin) if place is None else (place.gateway, place.admin)
-    plan = _plan(args, further, scenario=args.scenario, host=host, admin=admin)
+    plan = _plan(args, further, host=args.host or _demo().gateway)
     how_long = f"{plan.time_s} s" if plan.time_s else "until the whole trace is sent"
     print(
         f"{plan.scenario} against {plan.host}, {how_long}; follow it with: tail -f {plan.log_file}",
         flush=True,
     )
     record = run(plan)
-    print(f"\n{text([record])}\n\nReport: {plan.directory / 'report.html'}", flush=True)
+    print(f"\n{text(record)}\n\nReport: {plan.directory / 'locust.html'}", flush=True)
     return 1 if record.figures.failed else 0
 
 
-def _compare(args: argparse.Namespace, further: Sequence[str], parser: argparse.ArgumentParser) -> int:
-    if args.host:
-        if not (args.policy_file and args.admin):
-            parser.error(
-                "compare with --host needs --policy-file and --admin too: it changes the rule and waits until the picker uses it"
-            )
-        gateway = Gateway(args.host, args.admin.rstrip("/"), args.policy_file, args.server)
-    else:
-        place = _demo()
-        gateway = Gateway(place.gateway, place.admin, Path(place.policy_file), place.servers)
-    plan = _plan(args, further, scenario=args.what or "conversation", host=gateway.url, admin=gateway.admin)
-    rules = args.rules.split(",")
-    print(f"{plan.scenario} against {plan.host}, by each of {len(rules)} rules", flush=True)
-    records = compare(plan, gateway, rules=rules)
-    print(f"\n{text(records)}\n\nReport: {plan.directory / 'report.html'}", flush=True)
-    return 1 if any(record.figures.failed for record in records) else 0
-
-
-def _make_trace(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if not args.what:
-        parser.error("make-trace: name the file")
-    calls = trace.generated(args.requests or 300, seed=args.seed)
-    Path(args.what).write_text("".join(f"{line}\n" for line in trace.lines(calls)))
-    print(f"{len(calls)} requests over {calls[-1].at_s:.0f} s: {args.what}")
-    return 0
-
-
-def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, host: str, admin: str) -> Plan:
+def _plan(args: argparse.Namespace, further: Sequence[str], *, host: str) -> Plan:
+    scenario: str = args.scenario
     served = probe(host, model=args.model or "")
     if scenario == "lora" and not served.adapters:
         raise LoadError(f"{host} serves no LoRA adapter: start the model servers with some")
@@ -198,7 +142,6 @@ def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, ho
         salt="",
         directory=directory.resolve(),
         options=options,
-        admin=admin,
     )
 
 

@@ -26,7 +26,6 @@ from bench.load.figures import Figures, RunRecord, together
 from bench.load.health import LOOK_S
 from bench.load.probe import LoadError, Served, probe
 from bench.load.recorder import Recorder
-from bench.load.recording import TraceFile
 from bench.load.report import generator_lines
 from bench.load.sse import Answer, AnswerError, read_answer
 
@@ -47,7 +46,6 @@ class LoadRun:
         self.done = False
         """True if nothing is left to send and all answers have come."""
         self.client: Client | None = None
-        self._trace: TraceFile | None = None
         self._budget = 0
         self._from_workers: dict[str, dict[str, Any]] = {}
         self._in_flight = 0
@@ -83,14 +81,10 @@ class LoadRun:
             return
         if not isinstance(self.environment.runner, MasterRunner):
             self.client = Client(host, path=_PATH, silence_s=self.options.silence)
-            self._trace = self._trace_file()
 
     def stop(self) -> None:
         """End the run when the test has ended. The process may run another test."""
         self._watching = False
-        if self._trace is not None:
-            self._trace.close()
-            self._trace = None
 
     def ask(
         self, name: str, body: dict[str, Any], *, due_at: float | None = None, headers: str = ""
@@ -118,19 +112,7 @@ class LoadRun:
             self._in_flight -= 1
         size = sum(len(piece) for _, piece in pieces)
         self.recorder.answer(name, answer, began_at=began_at, ended_at=pieces[-1][0], size_bytes=size)
-        if self._trace is not None:
-            began_unix_s = time.time() - (time.monotonic() - began_at)
-            self._trace.note(body, output_tokens=answer.output_tokens, began_unix_s=began_unix_s)
         return answer
-
-    def _trace_file(self) -> TraceFile | None:
-        """Return the trace file of this process, or None if no trace is wanted."""
-        if not self.options.record:
-            return None
-        path = Path(self.options.record)
-        if self.options.generators > 1:
-            path = path.with_name(f"{path.stem}.w{self.worker}{path.suffix}")
-        return TraceFile(path, salt=self.options.salt)
 
     def _spend(self) -> None:
         """Use up one of the requests that --requests allows."""
@@ -282,9 +264,6 @@ def _add_options(parser: LocustArgumentParser) -> None:
     )
     group.add_argument("--label", default="load", help="name of this run in the report")
     group.add_argument("--figures", default="", help="file for the run's figures (JSON)")
-    group.add_argument(
-        "--record", default="", help="file for the requests that were sent, as a trace in Mooncake's format"
-    )
     group.add_argument("--trace", default="", help="trace to replay (default: a trace made from the seed)")
     group.add_argument(
         "--trace-speed", type=float, default=1.0, help="replay the trace this many times as fast (default 1)"

@@ -5,7 +5,6 @@
     chat           every prompt is new, so prompts share nothing
     shared         a prompt has one of some long beginnings, of which a few are frequent, and its own question
     conversation   each turn begins with the whole conversation so far; users think between turns
-    overload       new prompts of two priorities and three tenants; one tenant has eight tenths of the users
     lora           requests for adapters, chosen by a power law; each adapter has its own beginning
 
 To run one without the command: `locust -f bench/load/locustfile.py ConversationUser --host
@@ -58,35 +57,9 @@ class _ClosedLoop(LoadUser):
         return self.load.ask(self.scenario, body, headers=_of_tenant(tenant) if tenant else "")
 
 
-_OVERLOAD_TOKENS = 3000
-
-
 def _of_tenant(name: str) -> str:
     """Return the header with the tenant's name, as a line."""
     return f"x-llm-d-inference-fairness-id: {name}\r\n"
-
-
-class OverloadUser(_ClosedLoop):
-    """A user of one of three tenants. Every fifth user names the objective `interactive`. The figures are
-    grouped by tenant and priority.
-    """
-
-    scenario = "overload"
-
-    @task
-    def ask(self) -> None:
-        number = int(self.name.rsplit(" ", 1)[1])
-        tenant = {0: "light-a", 1: "light-b"}.get(number % 10, "greedy")
-        interactive = number // 10 % 5 == 0
-        options = self.load.options
-        messages: list[prompts.Message] = [{"role": "user", "content": self.fresh(_OVERLOAD_TOKENS)}]
-        body = prompts.chat(
-            self.load.served.model, messages, answer_tokens=options.answer_tokens, salt=options.salt
-        )
-        headers = _of_tenant(tenant)
-        if interactive:
-            headers += "x-llm-d-inference-objective: interactive\r\n"
-        self.load.ask(f"{tenant}{' interactive' * interactive}", body, headers=headers)
 
 
 class ChatUser(_ClosedLoop):

@@ -1,7 +1,6 @@
-"""Starts locust as a process of its own for one run, and makes the report from its files.
+"""Starts locust as a process of its own for one run, and reads its figures.
 
-A run leaves in its directory: `report.html` (ours), `locust.html`, `locust_*.csv`, `locust.log`,
-`figures.json`, `trace.jsonl`, and `recording.jsonl` if the picker's admin address is known.
+A run leaves in its directory: `locust.html`, `locust_*.csv`, `locust.log` and `figures.json`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.load.figures import RunRecord
-from bench.load.picker_recording import recorded
 from bench.load.probe import LoadError
-from bench.load.report import generator_lines, page
+from bench.load.report import generator_lines
 
 _HERE: Final = Path(__file__).resolve().parent
 _ROOT: Final = _HERE.parents[1]
@@ -26,7 +24,6 @@ SCENARIOS: Final = {
     "shared": ("locustfile.py", "SharedPrefixUser"),
     "conversation": ("locustfile.py", "ConversationUser"),
     "lora": ("locustfile.py", "LoraUser"),
-    "overload": ("locustfile.py", "OverloadUser"),
     "replay": ("replay_locustfile.py", "ReplayUser"),
 }
 _STOP_WITHIN_S: Final = 60
@@ -49,10 +46,6 @@ class Plan:
     directory: Path
     options: Sequence[str]
     """Further options of the locust file or of locust itself."""
-    admin: str = ""
-    """The picker's admin address. The picker then records the run. Empty means that the address is not
-    known.
-    """
 
     def command(self) -> list[str]:
         file, name = SCENARIOS[self.scenario]
@@ -81,17 +74,12 @@ class Plan:
         if self.processes > 1:
             command += ["--processes", str(self.processes), *_own_port()]
         command += ["--html", str(self.directory / "locust.html"), "--csv", str(self.directory / "locust")]
-        command += ["--record", str(self.directory / "trace.jsonl")]
         command += ["--figures", str(self.figures_file), "--label", self.label, "--salt", self.salt]
         return [*command, *self.options]
 
     @property
     def figures_file(self) -> Path:
         return self.directory / "figures.json"
-
-    @property
-    def recording_file(self) -> Path:
-        return self.directory / "recording.jsonl"
 
     @property
     def log_file(self) -> Path:
@@ -110,8 +98,7 @@ def run(plan: Plan) -> RunRecord:
     """Make the run to its end. Raise LoadError if it left no figures."""
     plan.directory.mkdir(parents=True, exist_ok=True)
     plan.figures_file.unlink(missing_ok=True)
-    with recorded(plan.admin, plan.recording_file):
-        status = _to_its_end(plan)
+    status = _to_its_end(plan)
     if not plan.figures_file.exists():
         tail = "\n".join(plan.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         raise LoadError(
@@ -122,11 +109,6 @@ def run(plan: Plan) -> RunRecord:
         tail = "\n".join(plan.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         raise LoadError(f"no request was sent. The end of locust's output:\n{tail}")
     _mark(plan.directory / "locust.html", record)
-    links = [("locust's own report", "locust.html"), ("statistics (CSV)", "locust_stats.csv")]
-    links += [("over time (CSV)", "locust_stats_history.csv"), ("failures (CSV)", "locust_failures.csv")]
-    links += [("locust's output", "locust.log")]
-    title = f"Load test: {plan.scenario}"
-    (plan.directory / "report.html").write_text(page([record], title=title, links=links))
     return record
 
 
@@ -148,7 +130,7 @@ def _to_its_end(plan: Plan) -> int:
 
 
 def _mark(file: Path, record: RunRecord) -> None:
-    """Write the generator's verdict into locust's own report too."""
+    """Write the generator's verdict into locust's report too."""
     if not file.exists():
         return
     colour = "#cf222e" if record.figures.verdict else "#1a7f37"

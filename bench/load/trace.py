@@ -17,7 +17,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -185,15 +185,3 @@ def _conversation(
             blocks = (*blocks[:-1], next(ids))
         tokens += output
         now += rng.uniform(1.0, 8.0)
-
-
-def lines(calls: Iterable[Call]) -> Iterator[str]:
-    """Yield the trace as JSON lines for `read`."""
-    for call in calls:
-        row = {
-            "timestamp": round(call.at_s * 1000),
-            "input_length": call.prompt_tokens,
-            "output_length": call.output_tokens,
-            "hash_ids": call.blocks,
-        }
-        yield json.dumps(row)

@@ -1,0 +1,119 @@
+"""The load generator: how it reads answers and traces, when it sends, and what it reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from bench.demo.address import Place, announced, running
+from bench.load import trace
+from bench.load.figures import Figures, RunRecord, together
+from bench.load.health import LOOK_S, Health
+from bench.load.report import text
+from bench.load.samples import Samples
+from bench.load.schedule import Schedule
+from bench.load.sse import AnswerError, read_answer
+
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":90,"completion_tokens":9}}\n\n'
+DONE = b"data: [DONE]\n\n"
+MOONCAKE = """\
+{"timestamp": 3000, "input_length": 1100, "output_length": 7, "hash_ids": [5, 6, 7]}
+{"timestamp": 1000, "input_length": 512, "output_length": 0, "hash_ids": [5]}
+"""
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_answer_is_the_same_however_its_bytes_are_cut(size: int) -> None:
+    body = TOKEN + TOKEN + USAGE + DONE
+    answer = read_answer([(float(at), body[at : at + size]) for at in range(0, len(body), size)])
+    assert (answer.text, answer.output_tokens, answer.prompt_tokens) == ("aa", 9, 90)
+    assert answer.first_token_at == (len(TOKEN) - 2) // size * size, "the piece that ends its line"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(TOKEN, "cut"), (DONE, "malformed"), (TOKEN + b'data: {"error": {}}\n\n', "error event")],
+)
+def test_an_incomplete_answer_is_an_error_with_its_class(body: bytes, kind: str) -> None:
+    with pytest.raises(AnswerError) as caught:
+        read_answer([(1.0, body)])
+    assert caught.value.kind == kind
+
+
+def test_requests_due_while_the_generator_slept_are_all_sent_with_their_own_lateness() -> None:
+    made = [trace.Call(at_s=0.1 * n, blocks=(n,), prompt_tokens=1, output_tokens=1) for n in range(20)]
+    schedule, health = Schedule(made, started_at=0.0), Health()
+    for now in (0.0, 1.0):
+        for due in schedule.take(now=now):
+            health.note_sent(due_at=due.due_at, sent_at=now)
+    assert health.lateness_s.count == 11
+    assert health.lateness_s.most == pytest.approx(0.9)
+    schedule.check_integrity()
+
+
+def test_both_formats_of_traces_are_read_and_a_fault_names_its_line() -> None:
+    first, second = trace.parse(MOONCAKE, name="x")
+    assert (first.at_s, first.blocks, second.at_s, second.blocks) == (0.0, (5,), 2.0, (5, 6, 7))
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,1000,44\n"
+    [only] = trace.parse(azure, name="x")
+    assert (len(only.blocks), only.output_tokens) == (2, 44)
+    with pytest.raises(trace.TraceError, match="line 1: not an object with timestamp"):
+        trace.parse('{"timestamp": 0}', name="x")
+
+
+def test_a_made_up_trace_is_the_same_for_a_seed() -> None:
+    assert trace.generated(200, seed=7) == trace.generated(200, seed=7) != trace.generated(200, seed=8)
+
+
+def test_quantiles_are_within_half_a_percent_and_add_up() -> None:
+    rng = random.Random(1)
+    values = sorted(rng.lognormvariate(-2, 1.5) for _ in range(5000))
+    whole = Samples()
+    for n in range(3):
+        whole.merge(Samples.of(json.loads(json.dumps(Samples(values[n::3]).document()))))
+    for share in (0.25, 0.5, 0.99):
+        assert whole.quantile(share) == pytest.approx(values[round(share * 5000) - 1], rel=0.005)
+    whole.check_integrity()
+
+
+def test_the_verdict_tells_own_work_from_a_machine_that_others_use() -> None:
+    for cpu, waited, said in ((0.7, 0.01, "--processes"), (0.05, 0.3, "waited 30% of the time")):
+        health = Health()
+        for _ in range(60):
+            health.note_window(wall_s=1.0, cpu_s=cpu, waited_s=waited)
+            for _ in range(round(1 / LOOK_S)):
+                health.note_wake(late_s=0.0005)
+        assert health.verdict(median_ttft_s=0.1) == []
+        for _ in range(50):
+            health.note_wake(late_s=0.04)
+        assert said in health.verdict(median_ttft_s=0.1)[0]
+        assert health.verdict(median_ttft_s=10.0) == [], "40 ms are little beside 10 s"
+
+
+def test_the_report_has_figures_failures_and_verdict_and_is_read_back(tmp_path: Path) -> None:
+    made = Figures(asked=11, answered=10, prompt_tokens=1000, cached_tokens=250, first_at=5.0, last_at=15.0)
+    for name in ("ttft_s", "answer_s"):
+        made.measures[name] = Samples([0.4] * 10)
+    made.fail("status 503", "status 503: none ready")
+    for _ in range(10):
+        made.health.note_window(wall_s=1.0, cpu_s=1.0, waited_s=0.0)
+    RunRecord("a", {}, together([made])).write(tmp_path / "f.json")
+    said = text(RunRecord.read(tmp_path / "f.json"))
+    for part in ("400 ms", "25.0%", "1 failed by class 'status 503'", "BOTTLENECK", "10 of 10 seconds"):
+        assert part in said
+
+
+def test_a_running_demo_is_found_and_a_killed_demo_is_ignored(tmp_path: Path) -> None:
+    place = Place(os.getpid(), "http://gw", "http://admin", "/policy.yaml", ["http://s1"])
+    with announced(place, directory=tmp_path):
+        assert running(directory=tmp_path) == [place]
+    (tmp_path / "1.json").write_text(
+        '{"pid": 999999999, "gateway": "", "admin": "", "policy_file": "", "servers": []}'
+    )
+    (tmp_path / "2.json").write_text("half a fi")
+    assert running(directory=tmp_path) == []
