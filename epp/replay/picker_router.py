@@ -41,6 +41,8 @@ class PickerRouter:
         self._adapters = adapters
         self._open: dict[int, _Open] = {}
         self._incarnations: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        """The place of each server's address. A server keeps its address when others come or go."""
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         if restarted:
@@ -53,13 +55,17 @@ class PickerRouter:
         return [
             Endpoint(
                 name=EndpointName(name),
-                address=Address(f"10.0.{index // 200}.{index % 200 + 1}", 8000),
+                address=self._address(name),
                 model=BASE_MODEL,
                 adapters=self._adapters,
                 incarnation=str(self._incarnations.get(name, 0)),
             )
-            for index, name in enumerate(names)
+            for name in names
         ]
+
+    def _address(self, name: str) -> Address:
+        place = self._places.setdefault(name, len(self._places))
+        return Address(f"10.{place // 40_000}.{place // 200 % 200}.{place % 200 + 1}", 8000)
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         return self._send(request, self._pick_request(request), self.pickers[0], now=now)
