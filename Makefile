@@ -4,9 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-FAST := not envoy and not vllm and not cluster and not slow and not processes
-# All tests of these folders start processes.
-UNCOLLECTED := $(addprefix --ignore=tests/,integration conformance fuzz)
 # With these variables, a test whose environment is missing fails instead of being skipped.
 REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
@@ -15,7 +12,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-gpu bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load soak fuzz docs lock clean
+.PHONY: fetch-model $(shell awk -F: '/^[a-z][a-z-]*:.*## / {print $$1}' Makefile)
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,17 +23,23 @@ run: $(VENV)/.run $(if $(MODEL),fetch-model) ## start Envoy, the picker and four
 fetch-model: engine-env
 	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
 
-test: check ## run what CI runs: the checks, then all tests in parts; print a table of times
-	@$(BIN)/python -m tests.suite $(ARGS)
+test: check ## run the checks, all tests that start no processes, and a core of the others; ARGS="protocol" runs that part instead
+	@$(BIN)/python -m tests.suite $(or $(ARGS),test)
+
+test-all: test ## run everything, as CI does: `make test`, then the tests that need vLLM, torch, a cluster or long
+	@$(MAKE) --no-print-directory test-rest
+
+test-rest: $(VENV)/.dev ## run the tests that `make test` leaves out
+	@$(BIN)/python -m tests.suite rest
+
+test-fast: $(VENV)/.dev ## run the tests that start no processes and are quick, on all cores
+	@$(BIN)/python -m tests.suite --only fast $(ARGS)
 
 check: $(VENV)/.dev ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-
-test-fast: $(VENV)/.dev ## run the tests that start no processes, on all cores (under three minutes)
-	$(PYTEST) -n auto --dist loadfile -m "$(FAST)" $(UNCOLLECTED) $(ARGS)
 
 test-vllm: vllm-env ## run only the tests that need real vLLM
 	$(REQUIRED) $(PYTEST) -m vllm $(ARGS)
@@ -46,6 +49,8 @@ vllm-env: $(VENV)/.dev ## install vLLM for the CPU and a tiny model outside the 
 
 test-engine: engine-env ## run only the engine's tests, in the environment that has torch
 	$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
+
+environments: vllm-env engine-env cluster-env image-env ## build all environments that tests need outside the checkout
 
 engine-env: $(VENV)/.dev ## install torch and transformers for the CPU outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.engine_env build

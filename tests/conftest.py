@@ -8,12 +8,10 @@ import gc
 import importlib.util
 import logging
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 import pytest
 
-_HERE = Path(__file__).parent
-_WITH_PROCESSES = tuple(_HERE / name for name in ("integration", "conformance", "fuzz"))
+_WITH_PROCESSES = ("tests/integration/", "tests/conformance/", "tests/fuzz/")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,8 +28,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(folder in item.path.parents for folder in _WITH_PROCESSES):
+        if item.nodeid.startswith(_WITH_PROCESSES):
             item.add_marker(pytest.mark.processes)
+        if item.get_closest_marker("core") and any(map(item.get_closest_marker, ("vllm", "cluster"))):
+            raise pytest.UsageError(f"{item.nodeid}: a core test needs neither vLLM nor a cluster")
 
 
 def pytest_collection_finish() -> None:

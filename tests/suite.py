@@ -1,11 +1,12 @@
 """Run all tests in parts, and print a table of times at the end: `python -m tests.suite`.
 
-Meanwhile the command builds the environments that the tests need. The fast part comes first and has all
-cores. Then two parts run at a time if there are two cores, because most tests wait for processes and one part
-keeps only one core busy. Each line of output begins with the name of its part. A test that fails runs once
-more, in a fresh process with servers of its own. A test counts as failed if it fails twice. A test that
-passes the second time is named in the table, because a test that needs a second run has a fault that must be
-repaired. The status is 1 if a part failed.
+`make test` runs the parts of the group `test`, which need no environment but the virtual one. `make test-all`
+runs the group `rest` too. Meanwhile the command builds the environments of that group. The fast part comes
+first and has all cores. Then two parts run at a time if there are two cores, because most tests wait for
+processes and one part keeps only one core busy. Each line of output begins with the name of its part. A test
+that fails runs once more, in a fresh process with servers of its own. A test counts as failed if it fails
+twice. A test that passes the second time is named in the table, because a test that needs a second run has a
+fault that must be repaired. The status is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _LONG_FILE_S = 60.0
 """Files that take longer are named below the table."""
 _FAILED = 1
 """pytest's status when tests failed. Any other status except 0 means that pytest could not run the tests."""
+_NO_TESTS = 5
+"""pytest's status when it found no test. A part without tests fails, because it proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,39 +45,50 @@ class Part:
     """True: the part runs before the others, because it uses all cores itself."""
 
 
-_FAST = "not envoy and not vllm and not cluster and not slow and not processes"
-_PROTOCOL = ("tests/conformance", "tests/fuzz")
-_WITHOUT_PROTOCOL = tuple(f"--ignore={folder}" for folder in _PROTOCOL)
+PROTOCOL = ("tests/conformance", "tests/fuzz")
+"""All tests of these folders start processes, as those of tests/integration do (tests/conftest.py)."""
+_IGNORED = tuple(f"--ignore={folder}" for folder in PROTOCOL)
+_SINGLE = "not envoy and not vllm and not cluster and not processes"
+_PYTEST = (_PYTHON, "-m", "pytest")
 
 PARTS = (
     Part(
         name="fast",
         about="no processes of their own; on all cores",
         command=(
-            *(_PYTHON, "-m", "pytest", "-n", "auto", "--dist", "loadfile", "-m", _FAST),
-            # All tests there start processes.
-            *("--ignore=tests/integration", *_WITHOUT_PROTOCOL),
+            *(*_PYTEST, "-n", "auto", "--dist", "loadfile", "-m", f"{_SINGLE} and not slow and not core"),
+            *("--ignore=tests/integration", *_IGNORED),
         ),
         alone=True,
     ),
     Part(
+        name="core",
+        about="the gateway's promises on real Envoy, Redis and the model server",
+        command=(*_PYTEST, "-m", "core"),
+    ),
+    Part(
+        name="slow",
+        about="no processes of their own, but seconds each",
+        command=(*_PYTEST, "-m", f"{_SINGLE} and slow and not core", "--ignore=tests/integration", *_IGNORED),
+    ),
+    Part(
         name="integration",
-        about="real Envoy, Redis, Valkey and vLLM; what takes long",
+        about="real Envoy, Redis, Valkey and vLLM",
         command=(
-            *(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow or processes) and not cluster"),
-            *_WITHOUT_PROTOCOL,
+            *(*_PYTEST, "-m", "(envoy or vllm or processes) and not cluster and not core"),
+            *_IGNORED,
         ),
         needs="vllm-env engine-env",
     ),
     Part(
         name="protocol",
         about="the endpoint picker protocol row by row, and generated input",
-        command=(_PYTHON, "-m", "pytest", *_PROTOCOL, "-m", "not cluster"),
+        command=(*_PYTEST, *PROTOCOL, "-m", "not cluster and not core"),
     ),
     Part(
         name="cluster",
         about="a real Kubernetes control plane",
-        command=(_PYTHON, "-m", "pytest", "-m", "cluster"),
+        command=(*_PYTEST, "-m", "cluster and not core"),
         needs="cluster-env image-env",
     ),
     Part(
@@ -85,8 +99,14 @@ PARTS = (
     ),
 )
 """The part with all cores comes first, and then the longest parts, so that two parts that run at a time end
-together. The second part needs nothing that has to be built.
+together.
 """
+GROUPS = {
+    "test": ("fast", "core", "slow"),
+    "rest": ("integration", "protocol", "cluster", "engine"),
+    "all": tuple(part.name for part in PARTS),
+}
+"""`make test`, what `make test-all` adds to it, and both together. Only the second needs environments."""
 
 
 @dataclass(slots=True)
@@ -133,6 +153,8 @@ def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
         outcome.status, second = _pytest(part, "second", "--last-failed", "--last-failed-no-failures", "none")
         outcome.failed = list(second.failed)
         outcome.second_run = sorted(set(failed) - set(outcome.failed))
+    if not outcome.status and not outcome.tests:
+        outcome.status = _NO_TESTS
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -190,7 +212,10 @@ def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
         lines.append(f"{o.part.name:<12} {o.tests:>6} {o.skipped:>8} {o.seconds / 60:>8.1f}  {result}")
     tests, skipped = sum(o.tests for o in outcomes), sum(o.skipped for o in outcomes)
     lines.append(f"{'all':<12} {tests:>6} {skipped:>8} {seconds / 60:>8.1f}")
-    lines += [f"needed a second run: {name}" for o in outcomes for name in o.second_run]
+    again = [name for o in outcomes for name in o.second_run]
+    if again:
+        lines.append(f"{len(again)} failed at first and passed when run again; each has a fault to repair:")
+    lines += [f"needed a second run: {name}" for name in again]
     lines += [f"failed: {name}" for o in outcomes for name in o.failed]
     files = sorted(((s, name) for o in outcomes for name, s in o.files_s.items()), reverse=True)
     lines += [f"{s / 60:.1f} minutes: {name}" for s, name in files if s > _LONG_FILE_S]
@@ -199,11 +224,19 @@ def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__.splitlines()[0])
-    names = [part.name for part in PARTS]
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all by default")
-    chosen = parser.parse_args().parts or names
-    if unknown := set(chosen) - set(names):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    known = (*GROUPS["all"], *GROUPS)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(known)}; all by default")
+    parser.add_argument(
+        "--only", nargs=argparse.REMAINDER, metavar="PART", help="run one part; more words go to its pytest"
+    )
+    options = parser.parse_args()
+    if options.only:
+        (part,) = (part for part in PARTS if part.name == options.only[0])
+        return subprocess.run([*part.command, *options.only[1:]], check=False).returncode
+    asked = options.parts or ["all"]
+    if unknown := set(asked) - set(known):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    chosen = {name for each in asked for name in GROUPS.get(each, (each,))}
     parts = [part for part in PARTS if part.name in chosen]
     _FOLDER.mkdir(parents=True, exist_ok=True)
     # A test whose environment is missing fails instead of being skipped.
@@ -226,7 +259,11 @@ def run_all(parts: Sequence[Part]) -> list[Outcome]:
 
 
 def _make(targets: str) -> int:
-    return _run(["make", "--no-print-directory", *targets.split()], name="build")
+    """Build. A download may fail for a reason that has passed a moment later, so a failed build is tried once
+    more.
+    """
+    command = ["make", "--no-print-directory", *targets.split()]
+    return _run(command, name="build") and _run(command, name="build")
 
 
 if __name__ == "__main__":

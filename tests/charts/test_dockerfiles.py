@@ -107,6 +107,7 @@ def test_the_command_of_the_chart_is_in_the_image(path: Path, chart: Path) -> No
     assert f"command: [{entry}, serve]" in templates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "package", "lacks"),
     [(PICKER, "epp", "torch"), (SERVER, "model_server", "kubernetes")],

@@ -132,6 +132,7 @@ def test_missing_tools_name_the_command_that_builds_them(
         environment.require()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("required", "outcome"), [("1", "errors"), ("", "skipped")])
 def test_without_the_tools_a_test_is_skipped_or_fails_where_it_must_not_be(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, required: str, outcome: str

@@ -95,6 +95,7 @@ def traces() -> list[Trace]:
     return read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue", ["linked", "lazy", "deferred"])
 def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm_on_1000_traces(
     traces: list[Trace], queue: QueueName

@@ -96,6 +96,7 @@ def get_json(url: str, data: bytes | None = None, headers: dict[str, str] | None
         return json.loads(response.read()), response.headers
 
 
+@pytest.mark.core
 def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Path, tmp_path: Path) -> None:
     file, recording = tmp_path / "figures.json", tmp_path / "recording.jsonl"
     options = (

@@ -56,6 +56,7 @@ async def assert_picked(gateway: Gateway) -> None:
     assert await gateway.picker.decision(reply.headers["x-request-id"]) is not None
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
 async def test_a_picker_that_comes_back_with_a_renewed_certificate_is_asked_as_before(
     tmp_path: Path, *, mutual: bool
@@ -92,6 +93,7 @@ def secret(config: Config, name: str) -> Any:
     return resource
 
 
+@pytest.mark.core
 def test_envoy_trusts_the_ca_that_the_configuration_names_or_else_the_certificate_itself(
     tmp_path: Path,
 ) -> None:

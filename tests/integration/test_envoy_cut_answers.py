@@ -41,6 +41,7 @@ async def has_cut(gateway: Gateway, name: str, *, times: float) -> bool:
     return await cut_answers(gateway, name) == times
 
 
+@pytest.mark.core
 async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=4, policy=POLICY) as gateway:
         sick = gateway.backends[0]

@@ -38,6 +38,7 @@ async def test_requests_without_a_body_get_a_pick_too(bench: EnvoyBench) -> None
     assert [(await bench.client.get("/v1/models")).served_by for _ in range(4)] == ["s1"] * 4
 
 
+@pytest.mark.core
 async def test_a_dead_first_choice_is_replaced_by_the_next_in_the_list(tmp_path: Path) -> None:
     dead = dead_address()
     async with running_bootstrap(tmp_path, extra=[dead]) as bench:
@@ -113,6 +114,7 @@ async def test_an_endpoint_that_envoy_does_not_hold_is_passed_over(bench: EnvoyB
     assert {(await bench.client.complete()).served_by for _ in range(4)} == {"s0", "s1"}
 
 
+@pytest.mark.core
 async def test_a_client_never_chooses_its_server(bench: EnvoyBench) -> None:
     """This holds when the picker names another server, when the picker names none, and when the picker is
     gone.

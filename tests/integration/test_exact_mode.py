@@ -297,6 +297,7 @@ async def test_lost_messages_are_replayed_or_else_the_server_is_forgotten(*, rep
                 task.cancel()
 
 
+@pytest.mark.core
 @pytest.mark.envoy
 async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -> None:
     """The gateway runs as an operator would run it: files for configuration, endpoints and tokenizer, and

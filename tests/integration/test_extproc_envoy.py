@@ -100,6 +100,7 @@ async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_plac
     assert rig.seen.picks[-1].decision.asked_model == "m"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size_bytes", [1_000, 150_000])
 async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
@@ -141,6 +142,7 @@ async def test_a_destination_that_the_client_sends_never_decides(rig: EnvoyRig, 
         assert (await response.json())["destination"] == ",".join(map(str, rig.seen.picks[-1].destinations))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("mode", READS_BODY)
 async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str) -> None:
     body = long_completion(8_000, tag=f"again-{mode}")
@@ -202,6 +204,7 @@ async def test_a_body_declared_over_the_pickers_limit_gets_413(rig: EnvoyRig, mo
         assert (await response.json())["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("mode", READS_BODY)
 async def test_bad_json_gets_400_in_openais_shape(rig: EnvoyRig, mode: str) -> None:
     async with rig.client.post(rig.url(mode), data=b'{"model": "m", "prompt": ') as response:
@@ -338,6 +341,7 @@ def overloaded(rig: EnvoyRig) -> Iterator[None]:
     believed.skips = skips  # type: ignore[method-assign]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("size", [1_000, 400_000])
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives_whole(

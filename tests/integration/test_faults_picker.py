@@ -43,6 +43,7 @@ async def new_requests(gateway: Gateway, count: int = STREAMS) -> list[Reply]:
     return await asyncio.gather(*tasks)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
 async def test_running_answers_complete_and_new_requests_are_served(tmp_path: Path, fault: str) -> None:
     async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway, STREAMS) as answers:
@@ -57,6 +58,7 @@ async def test_running_answers_complete_and_new_requests_are_served(tmp_path: Pa
         assert await gateway.envoy.bypassed() >= STREAMS
 
 
+@pytest.mark.core
 async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         gateway.picker.process.kill()
@@ -71,6 +73,7 @@ async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
             assert await gateway.envoy.bypassed() == bypassed
 
 
+@pytest.mark.core
 async def test_a_picker_that_stops_on_sigterm_cuts_nothing_and_does_not_wait_for_answers(
     tmp_path: Path,
 ) -> None:
@@ -93,6 +96,7 @@ async def test_after_one_of_two_workers_is_killed_no_request_bypasses_the_picker
         assert await gateway.envoy.bypassed() == before
 
 
+@pytest.mark.core
 async def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, workers=2) as gateway:
         victim, other = gateway.picker.worker_pids()

@@ -40,6 +40,7 @@ async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_
         assert await gateway.envoy.bypassed() == 0
 
 
+@pytest.mark.core
 async def test_requests_that_a_killed_server_had_taken_are_served_by_others(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         for backend in gateway.backends:
@@ -54,6 +55,7 @@ async def test_requests_that_a_killed_server_had_taken_are_served_by_others(tmp_
         assert "s0" not in await pending
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("page", ["hang", "garbage", "huge", "error"])
 async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
     tmp_path: Path, page: MetricsPage
@@ -73,6 +75,7 @@ async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
         await wait_until(serves_again, what="the server serves again")
 
 
+@pytest.mark.core
 async def test_without_endpoints_it_is_503_and_with_them_again_it_serves(gateway: Gateway) -> None:
     assert (await gateway.client.complete()).status == 200
     await gateway.set_backends([])

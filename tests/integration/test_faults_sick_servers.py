@@ -74,6 +74,7 @@ async def in_force(gateway: Gateway, rule: str) -> bool:
     return await gateway.picker.metric("epp_policy_info", policy=rule) == 1
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("fault", [{"status": 429}, {"reset": True}], ids=["429", "reset"])
 async def test_one_failed_request_is_enough_where_requests_are_few_and_a_probe_finds_the_recovery(
     tmp_path: Path, fault: dict[str, Any]
@@ -181,6 +182,7 @@ async def test_pickers_over_redis_agree_on_a_failing_server_and_on_its_recovery(
         await wait_until(neither, what="both pickers use the server again")
 
 
+@pytest.mark.core
 async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) -> None:
     policy = {**POLICY, "failures": {"trialSeconds": 0.5, "hangSeconds": 0.3}}
     async with running_gateway(tmp_path, backends=4, policy=policy) as gateway:

@@ -34,6 +34,7 @@ async def test_a_request_that_cannot_be_in_time_is_refused_at_once(tmp_path: Pat
         assert len(gateway.backends[0].prompts) == 1
 
 
+@pytest.mark.core
 async def test_the_higher_priority_goes_first(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
         tasks = await begin(gateway, "batch-1", "batch-2")
@@ -76,6 +77,7 @@ async def test_bodies_of_many_megabytes_wait_within_their_bound(tmp_path: Path) 
         assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
 
 
+@pytest.mark.core
 async def test_a_policy_that_turns_flow_control_off_sends_all_waiting_requests(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
         tasks = await begin(gateway, "second", "third")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from tests.harness.http_model_server import NEVER_ENDING, PROMPT, Start, until
@@ -11,6 +13,7 @@ from tests.harness.http_model_server import NEVER_ENDING, PROMPT, Start, until
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 
 
+@pytest.mark.core
 async def test_a_completion_has_the_apis_shape(start: Start) -> None:
     server = await start()
     answer = await server.complete(model="demo", max_tokens=5)
@@ -42,6 +45,7 @@ async def test_a_prompt_of_every_form_is_answered(start: Start) -> None:
         assert answer["usage"]["completion_tokens"] == 4 * choices
 
 
+@pytest.mark.core
 async def test_a_next_turn_finds_prompt_and_answer_of_the_last_one_in_the_cache(start: Start) -> None:
     server = await start()
     messages = [
@@ -71,6 +75,7 @@ async def test_an_answer_ends_by_itself_unless_told_otherwise(start: Start) -> N
     assert ignoring["usage"]["completion_tokens"] == 100
 
 
+@pytest.mark.core
 async def test_a_stream_has_the_text_of_the_whole_answer_in_order(start: Start) -> None:
     server = await start()
     whole = await server.complete(max_tokens=30)
@@ -163,6 +168,7 @@ async def test_stream_headers_come_before_any_prefill_and_an_abort_frees_the_blo
     assert aborted == [1]
 
 
+@pytest.mark.core
 async def test_an_abort_in_the_middle_of_a_stream_frees_the_blocks(start: Start) -> None:
     server = await start(costs=CostModel())
     body = {"prompt": PROMPT, "stream": True, "max_tokens": 10_000, "ignore_eos": True}

@@ -31,6 +31,7 @@ def serving_process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
+@pytest.mark.core
 def test_a_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     with serving_process("--port-file", str(port_file), "--decode-step-ms", "5") as (process, port):

@@ -47,6 +47,7 @@ async def policy_in_use(gateway: Gateway, *, policy: str, rule: str) -> None:
     await wait_until(told, what=f"policy {policy} is in use")
 
 
+@pytest.mark.core
 async def test_a_picker_whose_policy_is_refused_starts_on_the_default_says_so_and_takes_a_mended_one(
     tmp_path: Path,
 ) -> None:
@@ -62,6 +63,7 @@ async def test_a_picker_whose_policy_is_refused_starts_on_the_default_says_so_an
         await reload_ok(gateway, "policy", 1.0)
 
 
+@pytest.mark.core
 async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, policy={"rule": "least-cost"}) as gateway:
         first = await decided(gateway, "first")
@@ -82,6 +84,7 @@ async def test_a_new_policy_keeps_the_table_and_a_bad_one_changes_nothing(tmp_pa
         assert "$.spec.rule" in gateway.picker.process.tail()
 
 
+@pytest.mark.core
 async def test_an_endpoints_file_that_is_refused_leaves_all_endpoints_in_place(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
         Path(gateway.config.endpoints_file).write_text("endpoints: [{name: a, address: localhost}]")

@@ -30,6 +30,7 @@ from tests.harness.sharing import Sharer, both_ways, met, sharing, sharing_over
 from tests.unit.picker_questions import text
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
 async def test_pickers_learn_from_each_other_over_one_server(tmp_path: Path, kind: Kind) -> None:
     async with running_redis(tmp_path, kind=kind) as server:
@@ -155,6 +156,7 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.core
 async def test_tls_is_verified_and_a_certificate_shown_where_one_is_asked_for(tmp_path: Path) -> None:
     tls = write_tls(tmp_path)
     cert, key = Path(tls.cert_file), Path(tls.key_file)

@@ -62,6 +62,7 @@ async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_p
     await hub.close()
 
 
+@pytest.mark.core
 @pytest.mark.envoy
 async def test_two_workers_hit_as_one_does_and_one_that_was_killed_starts_warm(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, workers=2) as gateway:

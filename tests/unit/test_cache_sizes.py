@@ -67,11 +67,13 @@ def believed_prompts(
     return picker.table.mirrors[A].capacity_bytes / PROMPT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_first", [20, 30, 120, 480])
 def test_the_size_of_a_cache_is_found_from_a_larger_and_a_smaller_guess(at_first: int) -> None:
     assert 30 <= believed_prompts(at_first=at_first, really=60) <= 120
 
 
+@pytest.mark.slow
 def test_a_stated_size_is_corrected_only_a_little() -> None:
     assert 48 <= believed_prompts(at_first=1, really=15, stated=60) < 55
     assert 65 < believed_prompts(at_first=1, really=150, stated=60) <= 75

@@ -57,6 +57,11 @@ def test_a_file_that_cannot_be_imported_fails(folder: Path) -> None:
     assert outcome.status != 0
 
 
+def test_a_part_without_tests_fails(folder: Path) -> None:
+    outcome = run_part(_part("", folder), built=None)
+    assert outcome.status != 0
+
+
 def test_skipped_tests_are_counted(folder: Path) -> None:
     text = "import pytest\n\n@pytest.mark.skip\ndef test_later(): pass\n"
     outcome = run_part(_part(text, folder), built=None)
@@ -107,7 +112,7 @@ def test_every_test_belongs_to_one_part() -> None:
     """The test uses the parts' own expressions, over all combinations of markers, in the folders that have
     their own part and elsewhere.
     """
-    markers = ("envoy", "vllm", "cluster", "slow", "processes")
+    markers = ("envoy", "vllm", "cluster", "slow", "processes", "core")
     for number in range(2 ** len(markers)):
         has = {marker for place, marker in enumerate(markers) if number >> place & 1}
         assert len(_parts_of(has, protocol=False)) == 1, has

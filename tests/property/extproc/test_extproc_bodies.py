@@ -110,7 +110,7 @@ class Streams(RuleBasedStateMachine):
         assert self.bench.settings.room.held_bytes == 0
 
 
-TestStreams = Streams.TestCase
+TestStreams = pytest.mark.slow(Streams.TestCase)
 
 
 # -- without room --------------------------------------------------------------------------------------------

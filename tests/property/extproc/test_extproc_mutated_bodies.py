@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.http_events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.stream import HttpStream
@@ -50,6 +52,7 @@ def damaged(body: bytes, rng: random.Random) -> bytes:
     return body
 
 
+@pytest.mark.slow
 def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking() -> None:
     rng = random.Random(3)
     picker = Picker(DEFAULT_POLICY, rng=rng)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -264,7 +265,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.sound()
 
 
-TestFlowMachine = FlowMachine.TestCase
+TestFlowMachine = pytest.mark.slow(FlowMachine.TestCase)
 TestFlowMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -205,5 +206,5 @@ class Http2Machine(RuleBasedStateMachine):
         assert side.held.now == 0
 
 
-TestHttp2Machine = Http2Machine.TestCase
+TestHttp2Machine = pytest.mark.slow(Http2Machine.TestCase)
 TestHttp2Machine.settings = settings(max_examples=60, stateful_step_count=50)

@@ -183,6 +183,7 @@ def events_of(rng: random.Random) -> list[Any]:
     return found if rng.random() < 0.95 else [rng.choice(odd)]
 
 
+@pytest.mark.slow
 @given(prompts=st.lists(BODIES, min_size=1, max_size=4), seed=st.integers(0, 2**32))
 def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
     templated_language: FolderLanguage, prompts: list[tuple[str, dict[str, Any]]], seed: int

@@ -156,7 +156,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
         check_integrity(self.mirrors.table)
 
 
-TestKnowledge = KnowledgeMachine.TestCase
+TestKnowledge = pytest.mark.slow(KnowledgeMachine.TestCase)
 TestKnowledge.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
@@ -192,5 +192,5 @@ class BoundedMachine(KnowledgeMachine):
         self.knowledge.forget(name)
 
 
-TestBounded = BoundedMachine.TestCase
+TestBounded = pytest.mark.slow(BoundedMachine.TestCase)
 TestBounded.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -4,6 +4,7 @@ replaced by another process.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -104,5 +105,5 @@ class SequenceMachine(RuleBasedStateMachine):
             assert order[0] == 0
 
 
-TestSequence = SequenceMachine.TestCase
+TestSequence = pytest.mark.slow(SequenceMachine.TestCase)
 TestSequence.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

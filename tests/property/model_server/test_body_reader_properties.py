@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from model_server.core.request import Adapter, TokenId
@@ -84,12 +85,14 @@ def check_body(raw: bytes) -> None:
         job.cache_salt.encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(content=body)
 def test_any_json_is_a_job_or_a_typed_error(content: dict[str, Any]) -> None:
     check_body(json.dumps(content).encode())
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(content=body, data=st.data())
 def test_damaged_bytes_are_a_job_or_a_typed_error(content: dict[str, Any], data: st.DataObject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -70,4 +71,4 @@ class BoundedPoolMachine(RuleBasedStateMachine):
 
 
 BoundedPoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-Test_000_3_pool_of_unused_blocks = BoundedPoolMachine.TestCase
+Test_000_3_pool_of_unused_blocks = pytest.mark.slow(BoundedPoolMachine.TestCase)

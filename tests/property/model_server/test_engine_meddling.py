@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from model_server.core.cache_options import CacheOptions
@@ -104,6 +105,7 @@ class MeddledEngine:
         self.engine.check_integrity()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(config=configs, script=st.lists(actions, max_size=60))
 def test_whatever_happens_during_a_step_every_answer_is_right_and_every_block_is_freed(

@@ -5,6 +5,7 @@ links and hashes.
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
@@ -140,4 +141,4 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 KVCacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestKVCache = KVCacheMachine.TestCase
+TestKVCache = pytest.mark.slow(KVCacheMachine.TestCase)

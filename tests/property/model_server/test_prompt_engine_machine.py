@@ -5,6 +5,7 @@ block is lost.
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -91,4 +92,4 @@ class PromptEngineMachine(RuleBasedStateMachine):
 
 
 PromptEngineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-Test_003_2_prompt_engine = PromptEngineMachine.TestCase
+Test_003_2_prompt_engine = pytest.mark.slow(PromptEngineMachine.TestCase)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from model_server.core.engine import Engine, EngineConfig, StepResult
@@ -184,6 +185,7 @@ def run(
     return model, requests
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(arrivals, st.integers(9, 16), st.integers(1, 5), st.integers(4, 40))
 def test_answers_equal_those_of_a_model_that_computes_everything(

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -300,5 +301,5 @@ class PickerMachine(RuleBasedStateMachine):
         self.invariants_hold()
 
 
-TestPickerMachine = PickerMachine.TestCase
+TestPickerMachine = pytest.mark.slow(PickerMachine.TestCase)
 TestPickerMachine.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

@@ -341,5 +341,5 @@ class TableMachine(RuleBasedStateMachine):
             assert self.table.mirrors[name].evicted == server.evicted
 
 
-TestTable = TableMachine.TestCase
+TestTable = pytest.mark.slow(TableMachine.TestCase)
 TestTable.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

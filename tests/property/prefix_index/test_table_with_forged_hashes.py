@@ -4,6 +4,7 @@ bounds.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ steps = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(script=st.lists(steps, max_size=40), capacity_bytes=st.integers(min_value=0, max_value=20))
 @settings(max_examples=200, deadline=None)
 def test_no_sequence_of_forged_chains_breaks_the_table(

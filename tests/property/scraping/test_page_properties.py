@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def test_any_bytes_are_read_or_refused(page: bytes) -> None:
     assert metrics is None or believable(metrics)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(engines, st.data())
 def test_a_damaged_page_is_read_or_refused(engine: EngineState, data: st.DataObject) -> None:
@@ -115,6 +117,7 @@ def test_a_damaged_page_is_read_or_refused(engine: EngineState, data: st.DataObj
     assert metrics is None or believable(metrics)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(engines, min_size=1, max_size=3), st.lists(names, max_size=3, unique=True), names)
 def test_the_numbers_that_a_server_writes_are_read_back(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def _identity() -> int:
     return identity_of(next(iter(known_names.picker.fleet.states())))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(batches(_identity()), max_size=8))
 def test_batches_that_no_picker_would_make_break_nothing(made: list[Batch]) -> None:

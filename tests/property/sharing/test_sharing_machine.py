@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -115,5 +116,5 @@ class SharingMachine(RuleBasedStateMachine):
             replica.check()
 
 
-TestSharingMachine = SharingMachine.TestCase
+TestSharingMachine = pytest.mark.slow(SharingMachine.TestCase)
 TestSharingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

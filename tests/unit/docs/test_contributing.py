@@ -135,6 +135,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", TRIALS)
 def test_an_addition_takes_the_edits_that_the_page_names(copy: Path, what: str) -> None:
     edits, most, program = TRIALS[what]

@@ -125,4 +125,4 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         assert all(b.tokens == 0 for b in self.over)
 
 
-TestBacklogAgainstNaiveModel = AgainstNaiveModel.TestCase
+TestBacklogAgainstNaiveModel = pytest.mark.slow(AgainstNaiveModel.TestCase)

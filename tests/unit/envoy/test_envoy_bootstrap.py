@@ -87,6 +87,7 @@ def test_the_json_and_the_yaml_output_are_equal() -> None:
     assert json.loads(bootstrap(config, output="json")) == yaml.safe_load(bootstrap(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
 @pytest.mark.parametrize(
     "envoy",
@@ -115,6 +116,7 @@ def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
         parsed(text.replace("merge_slashes", "merge_slash"))
 
 
+@pytest.mark.core
 @pytest.mark.envoy
 @pytest.mark.parametrize(
     ("envoy", "listen"),
@@ -131,6 +133,7 @@ def test_real_envoy_accepts_the_bootstrap(tmp_path: Path, envoy: Envoy, listen: 
     validate(bootstrap(config_in(tmp_path, envoy=envoy, listen=listen)), tmp_path)
 
 
+@pytest.mark.core
 @pytest.mark.envoy
 def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
     tls = write_tls(tmp_path, mutual=True)

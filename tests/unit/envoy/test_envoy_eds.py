@@ -51,6 +51,7 @@ ENDPOINTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(ENDPOINTS, st.randoms(use_true_random=False))
 def test_the_file_holds_each_address_once_and_does_not_depend_on_the_order(
     endpoints: list[Endpoint], rng: object
@@ -63,6 +64,7 @@ def test_the_file_holds_each_address_once_and_does_not_depend_on_the_order(
     assert render([*reversed(endpoints), *endpoints[:3]]) == text
 
 
+@pytest.mark.slow
 @given(st.lists(ENDPOINTS, min_size=1, max_size=6))
 def test_the_version_follows_the_content_and_no_other_file_is_left(history: list[list[Endpoint]]) -> None:
     with TemporaryDirectory() as directory:

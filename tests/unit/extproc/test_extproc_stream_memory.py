@@ -57,6 +57,7 @@ def _held_bytes() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced")
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "open"])
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_a_new_request_of_higher_priority_gets_the_place_of_one_that_waits_at_an
     assert [refused.reason for refused in pool.gates[0].refused] == ["full"] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lopsided", [False, True])
 def test_tenants_share_what_all_pickers_let_go_within_a_tenth(*, lopsided: bool) -> None:
     """`lopsided`: the light tenants use two of the pickers, the greedy tenant uses all."""

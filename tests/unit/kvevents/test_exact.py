@@ -317,6 +317,7 @@ def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_h
     assert fleet.exact.models()[""].algorithm == "sha256_cbor"
 
 
+@pytest.mark.slow
 def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes() -> None:
     fleet = TwoReportingServers()
     for n in range(300):

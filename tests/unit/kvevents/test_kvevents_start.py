@@ -62,6 +62,7 @@ def test_a_missing_tokenizer_is_refused_at_start(tmp_path: Path) -> None:
         start.require(config.exact_mode)
 
 
+@pytest.mark.slow
 def test_without_the_section_no_module_of_exact_mode_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "endpoints.yaml").write_text("endpoints: [{name: a, address: '10.0.0.1:80'}]")
     path = tmp_path / "config.yaml"

@@ -30,6 +30,7 @@ def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     assert first.failed == 0
 
 
+@pytest.mark.slow
 def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
     path = tmp_path / "recording.jsonl"
     was = record_simulation(path, requests=300)

@@ -110,6 +110,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     fields=st.dictionaries(st.text(), JSON, max_size=5),
     model=st.text(min_size=1),

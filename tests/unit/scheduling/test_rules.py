@@ -26,6 +26,7 @@ def test_every_rule_name_of_a_policy_has_a_rule() -> None:
     assert set(RULES) == set(ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @given(
     data=st.data(),

@@ -27,6 +27,7 @@ def copies() -> dict[float, list[Copies]]:
     return {load: copies_of(replace(AT_CAPACITY, load=load)) for load in (0.25, 1.3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.25, 1.3])
 def test_a_rare_adapter_is_never_on_more_than_two_servers(
     copies: dict[float, list[Copies]], load: float
@@ -47,6 +48,7 @@ def test_the_most_popular_adapter_gets_more_copies_as_its_load_grows_and_never_a
     assert busy.mean >= max(adapter.mean for adapter in copies[1.3][1:])
 
 
+@pytest.mark.slow
 def test_adapters_are_loaded_a_third_as_often_as_round_robin_and_ttft_is_no_worse_than_least_load() -> None:
     run = replace(AT_CAPACITY, load=0.9)
     ours, in_turn, least = (simulate(replace(run, rule=rule)).row for rule in ("least-cost", "rr", "least"))

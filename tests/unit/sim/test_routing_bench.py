@@ -50,6 +50,7 @@ def run_of(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [config.name for config in CONFIGS])
 def test_every_configuration_serves_every_request_and_repeats_itself(rule: str) -> None:
     first, again = (outcome_of(run_of(rule, load=0.5)) for _ in range(2))

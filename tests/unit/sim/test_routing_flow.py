@@ -48,6 +48,7 @@ def run(flow: str, load: float, *, mix: str = "") -> tuple[Outcome, Row]:
     return outcome, row_of(outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", list(SETTINGS))
 def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) -> None:
     first, _ = run(flow, 2.0)

@@ -61,6 +61,7 @@ def test_a_run_of_many_servers_measures_the_cost_of_each_part_of_the_pickers_wor
     assert told_alone == 0
 
 
+@pytest.mark.slow
 def test_pickers_that_share_nothing_find_all_hits_if_equal_system_prompts_go_to_the_same_picker() -> None:
     def hits(pool: scale.Pool) -> float:
         return scale.run(pool, servers=16, rate_per_s=160, seconds=4)[0].hit_ratio

@@ -131,6 +131,7 @@ def shape_of(*, num_blocks: int, max_num_seqs: int, budget: int, max_loras: int 
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -25,6 +25,7 @@ def scan(held: dict[Block, tuple[TokenId, ...]], wanted: tuple[TokenId, ...]) ->
     return max(map(common, held.values()), default=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(contents=st.lists(_tokens, max_size=30), wanted=st.lists(_tokens, max_size=10), rng=st.randoms())
 def test_the_index_finds_the_longest_common_beginning_as_a_scan_does(
@@ -65,6 +66,7 @@ class ComparedToken(int):
     __hash__ = int.__hash__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["look up", "add"])
 def test_sixteen_times_as_many_blocks_take_only_a_few_more_comparisons(kind: str) -> None:
     worst = {}

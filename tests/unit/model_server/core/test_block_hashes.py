@@ -44,6 +44,7 @@ def prompts_that_share(rng: random.Random, *, num_blocks: int, block: int) -> It
         yield prompt
 
 
+@pytest.mark.slow
 def test_000_1_chained_and_direct_hashes_name_the_same_prefixes_over_100_000_random_blocks() -> None:
     block = 4
     hashers = {name: make_hasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}

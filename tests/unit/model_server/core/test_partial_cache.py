@@ -95,6 +95,7 @@ class Trie:
         return end
 
 
+@pytest.mark.slow
 def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations() -> None:
     rng, manager, trie = random.Random(5), partial_manager(40_000, block_size=4), Trie()
     live: list[Request] = []

@@ -283,6 +283,7 @@ def test_003_6_naive_offline_online_and_continuous_give_the_same_greedy_answers(
     )
 
 
+@pytest.mark.slow
 def test_003_5_fifteen_distinct_prompts_of_64_cost_a_quarter_of_the_prefill_tokens() -> None:
     """This is document 003's load, counted in tokens instead of timed: 64 requests with prompts of
     856 tokens and answers of 16.
