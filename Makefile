@@ -32,6 +32,9 @@ test-all: test ## run everything, as CI does: `make test`, then the tests that n
 test-rest: $(VENV)/.dev ## run the tests that `make test` leaves out
 	@$(BIN)/python -m tests.suite rest
 
+size: $(VENV)/.dev ## print how large each part is, beside its limit and its target
+	@$(BIN)/python -m bench.size
+
 test-fast: $(VENV)/.dev ## run the tests that start no processes and are quick, on all cores
 	@$(BIN)/python -m tests.suite --only fast $(ARGS)
 
