@@ -103,10 +103,6 @@ bench-routing: $(VENV)/.dev ## compare the picker with 27 other rules in a simul
 bench-live: $(VENV)/.dev ## run a small fleet of real processes and the simulator on the same requests (some minutes); ARGS="--help"
 	@$(BIN)/python -m bench.routing.live $(or $(ARGS),--quick)
 
-bench-exact: $(VENV)/.dev ## measure the cost of exact mode, and its gain in the simulated fleet; ARGS="--workloads hot --seeds 1"
-	@$(BIN)/python -m bench.bench_exact
-	@$(BIN)/python -m bench.routing.exact_mode $(ARGS)
-
 bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share, without Redis and over a real Redis
 	@$(BIN)/python -m bench.bench_sharing
 

@@ -18,7 +18,6 @@ import uvloop
 from bench.dataplane import report
 from bench.dataplane.load import BadAnswerError
 from bench.dataplane.measure import Bench, Results
-from bench.dataplane.page import page
 from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, thousand_plan, tracing_plan
 from bench.dataplane.rig import running_rig
 
@@ -67,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures of every turn to this file"
     )
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page of the docs")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="compare with the picker of the checkout in DIR"
     )
@@ -169,8 +167,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.close()
     shown = report.tables(results)
     print(f"{machine}\n\n{shown}")
-    if args.page:
-        args.page.write_text(page(machine=machine, tables=shown))
     if args.json:
         args.json.write_text(json.dumps({"machine": machine, **report.document(results)}, indent=1) + "\n")
     return 0

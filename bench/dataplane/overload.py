@@ -2,26 +2,24 @@
 many of them it still reads.
 
     python -m bench.dataplane.overload [--load 2] [--seconds 8] [--core 0.25] [--slow evenly,quota] [--of
-    constant,http2,grpcio]
+    http2,grpcio]
 
 The picker is limited to a part of a core (bench/dataplane/slowing.py), which needs root. First the bench
 finds the picker's capacity: requests a second with as many in flight as keep it busy, all of them read. Then
 it sends `load` times as many requests at an even rate, whether earlier ones are answered or not. Times are
-those to the first byte of the answer, including Envoy and the model server. `constant` is the floor: a server
-that answers with constants takes the picker's place. At the end the bench sends fewer requests than the
-picker can handle, to see that the picker has recovered.
+those to the first byte of the answer, including Envoy and the model server. At the
+end the bench sends fewer requests than the picker can handle, to see that the picker has recovered.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,7 +34,7 @@ from epp.config.settings import Config
 from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.ports import free_ports
-from tests.harness.processes import ManagedProcess, connects, managed_process
+from tests.harness.processes import connects, managed_process
 
 _ENDPOINTS: Final = 4
 _CONNECTIONS: Final = 400
@@ -105,8 +103,7 @@ class Trial:
         )
 
 
-async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, *, counted: bool) -> Trial:
-    """Make one trial. `counted` is true if the server's metrics show how many requests were not read."""
+async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace) -> Trial:
     port = int(config.envoy.listen.rpartition(":")[2])
     prompts = Prompts(size_bytes=int(args.kb * 1000), chunks=1, kind="cold", seed=1)
     client = Client(port)
@@ -117,7 +114,7 @@ async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, 
     await asyncio.sleep(2)
 
     async def unread() -> float:
-        return await _counter(config, "epp_unread_bodies_total{") if counted else 0.0
+        return await _counter(config, "epp_unread_bodies_total{")
 
     unread_before, passed_before = await unread(), await _bypassed(envoy)
     took = await at_rate(port, prompts, rate=rate, seconds=args.seconds)
@@ -140,23 +137,6 @@ async def _bypassed(envoy: EnvoyProcess) -> int:
     return sum(value for key, value in stats.items() if key.endswith("ext_proc.failure_mode_allowed"))
 
 
-@contextlib.asynccontextmanager
-async def _running(
-    name: str, config: Config, addresses: Sequence[Address], *, directory: Path
-) -> AsyncIterator[ManagedProcess]:
-    """Run `epp serve` or the floor."""
-    path = Path(config.listen.address.removeprefix("unix:"))
-    path.unlink(missing_ok=True)
-    if name != "constant":
-        async with running_picker(config, directory=directory) as process:
-            yield process
-        return
-    command = [sys.executable, "-m", "bench.dataplane.constant", config.listen.address, *map(str, addresses)]
-    async with managed_process(name, command, directory=directory) as process:
-        await process.wait_ready(path.exists)
-        yield process
-
-
 async def _behind_envoy(name: str, slow: str, args: argparse.Namespace) -> Trial:
     with tempfile.TemporaryDirectory(prefix="overload-") as made:
         directory, ports = Path(made), free_ports(_ENDPOINTS)
@@ -165,18 +145,14 @@ async def _behind_envoy(name: str, slow: str, args: argparse.Namespace) -> Trial
         async with managed_process("upstream", command, directory=directory) as upstream:
             await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
             own = directory / "ours"
-            transport = "http2" if name == "constant" else name
-            config = written_config(own, addresses, share=0.0, transport=transport)
-            if name == "constant":
-                async with _running("http2", config, addresses, directory=own):
-                    pass  # The picker leaves behind the files that Envoy reads.
+            config = written_config(own, addresses, share=0.0, transport=name)
             async with (
-                _running(name, config, addresses, directory=own) as server,
+                running_picker(config, directory=own) as server,
                 running_envoy(config, directory=directory) as envoy,
             ):
                 await envoy.wait_endpoints({str(a) for a in addresses})
                 with SLOWED[slow](args.core, server.pid):
-                    return await _trial(config, envoy, args, counted=name != "constant")
+                    return await _trial(config, envoy, args)
 
 
 async def _main(args: argparse.Namespace) -> None:
@@ -210,8 +186,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--of",
-        default="constant,http2,grpcio",
-        help="servers to measure, of constant, http2, grpcio (default %(default)s)",
+        default="http2,grpcio",
+        help="transports to measure, of http2, grpcio (default %(default)s)",
     )
     arguments = parser.parse_args()
     run_before_others()

@@ -9,7 +9,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from bench.routing.live import exact
 from bench.routing.live.run import Case, live, settled
 from bench.routing.live.small import server_flags
 from tests.harness.model_servers import running_model_servers
@@ -22,7 +21,7 @@ async def test_the_same_requests_run_live_with_pickers_and_with_a_rule_without_a
     tmp_path: Path,
 ) -> None:
     async with (
-        running_model_servers(tmp_path, count=2, flags=[*server_flags(), *exact.EVENTS]) as servers,
+        running_model_servers(tmp_path, count=2, flags=server_flags()) as servers,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
     ):
         for case in (
@@ -40,10 +39,3 @@ async def test_the_same_requests_run_live_with_pickers_and_with_a_rule_without_a
             assert result.row.load_cov > 0, "Envoy's log names the server of each request"
             assert result.lateness is not None
             assert result.lateness.ran_share["servers"] > 0
-        with_events = exact.Case("b2b", "reset", exact=True, seed=1, seconds=2.0, grace_s=120.0)
-        folder = tmp_path / "exact"
-        folder.mkdir()
-        run = await exact.run(with_events, servers=servers, session=session, directory=folder)
-        assert (run.failures, run.row.completed) == (0, 1)
-        assert run.row.hit_ratio > 0
-        assert run.followed > 0, "the servers' events name the blocks of the prompts"

@@ -10,7 +10,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bench.routing.live import exact
 from bench.routing.live.report import agreeing, is_late, kendall, report
 from bench.routing.live.rules import DEFAULTS, Product, product_of
 from bench.routing.live.run import Case, Lateness, Result, load_cov, simulate
@@ -122,23 +121,3 @@ def _as_live(result: Result, factor: float) -> Result:
         ttft_p90_s=result.row.ttft_p90_s * factor,
     )
     return msgspec.structs.replace(result, side="live", row=row)
-
-
-def test_exact_mode_is_compared_run_by_run_on_the_same_requests() -> None:
-    row = simulate(Case("b2b", "least-cost", 1, 3.0)).row
-    runs = [
-        exact.Run(
-            "b2b", "reset", on, seed, 3.0, replace(row, ttft_mean_s=mean, ttft_p90_s=1.0), 0.5, 1.0, 0.01, 0
-        )
-        for on, seed, mean in [
-            (False, 1, 1.0),
-            (True, 1, 0.5),
-            (True, 2, 0.9),
-            (False, 2, 1.0),
-            (True, 3, 9.0),
-        ]
-    ]
-    lines = exact.table_of(runs).splitlines()
-    assert len(lines) == 3
-    assert "| b2b | reset | 2 |" in lines[2], "a run without its counterpart is not compared"
-    assert "1.000 -> 0.700 | 0.70 (0.50 to 0.90) | 1.00 |" in lines[2]
