@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
 from bench.routing.more_workloads import MANY_SERVERS, MORE
-from bench.routing.report import ablation, cells_of, goals, report, svg
+from bench.routing.report import ablation, cells_of, goals, report
 from bench.routing.store import Store, code_of, named
 from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, label
@@ -33,8 +33,8 @@ examples:
   python -m bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
   python -m bench.routing --store results.jsonl --rules all
       add every run to the file, and make only the runs that it lacks (our rules run again if the picker's code has changed)
-  python -m bench.routing --read results.jsonl --svg routing.svg
-      print and draw the results of earlier runs
+  python -m bench.routing --read results.jsonl
+      print the results of earlier runs
 """
 
 _QUICK_WORKLOADS = ("conversation", "b2b", "hot", "chat")
@@ -122,7 +122,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="add the figures to this file, and make only the runs that it lacks",
     )
-    add("--svg", type=Path, metavar="PATH", help="draw the picture into this file")
     add(
         "--read",
         type=Path,
@@ -191,8 +190,6 @@ def main() -> int:
     print(goals(cells))
     print("\nSettings of our own rule, mean TTFT in s, TPOT p90 in ms:\n")
     print(ablation(cells))
-    if args.svg:
-        args.svg.write_text(svg(cells))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Makes tables and a picture of the results. A place is one workload at one load."""
+"""Makes tables of the results. A place is one workload at one load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from xml.sax.saxutils import escape
 
 from bench.routing.bench import Result
 from bench.routing.catalog import is_ours
@@ -234,53 +233,3 @@ def ablation(cells: Cells) -> str:
             fields.append(f"{mine.ttft_mean_s:.2f}, {mine.tpot_p90_s * 1000:.0f}" if mine else "")
         lines.append(f"| {rule} | {' | '.join(fields)} |")
     return "\n".join(lines)
-
-
-# -- picture -------------------------------------------------------------------------------------------------
-
-_LEFT, _TOP, _WIDTH, _HEIGHT = 150, 110, 52, 20
-_RIGHT = 80
-"""Room for the slanted name of the last column."""
-
-
-def svg(cells: Cells) -> str:
-    """Return a field for each rule and place: its mean TTFT as a multiple of the best one there. Green is 1,
-    red is 10 and more.
-    """
-    places = list(cells)
-    worth = {
-        rule: _against_best(cells, rule, "ttft_mean_s")[0]
-        for rule in {cell.rule for row in cells.values() for cell in row}
-    }
-    rules = sorted(worth, key=lambda rule: (worth[rule], rule))
-    width, height = _LEFT + _WIDTH * len(places) + _RIGHT, _TOP + _HEIGHT * len(rules) + 20
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        '<text x="10" y="20" font-size="13">mean TTFT as a multiple of the best rule at each workload and load</text>',
-    ]
-    for column, (workload, load) in enumerate(places):
-        x = _LEFT + _WIDTH * column + _WIDTH / 2
-        parts.append(
-            f'<text transform="translate({x:.0f},{_TOP - 6}) rotate(-40)">{escape(workload[:14])} {load:g}</text>'
-        )
-    for line, rule in enumerate(rules):
-        y = _TOP + _HEIGHT * line
-        bold = ' font-weight="bold"' if rule == REFERENCE else ""
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end"{bold}>{escape(rule)}</text>')
-        parts += [_field(cells[place], rule, column, y) for column, place in enumerate(places)]
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _field(row: Sequence[Cell], rule: str, column: int, y: int) -> str:
-    mine = next((cell.mean.ttft_mean_s for cell in row if cell.rule == rule), None)
-    if mine is None:
-        return ""
-    ratio = mine / max(1e-9, min(cell.mean.ttft_mean_s for cell in row))
-    hue = 120 - 120 * min(1.0, math.log10(max(1.0, ratio)))
-    x = _LEFT + _WIDTH * column
-    text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-    return (
-        f'<rect x="{x}" y="{y}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" fill="hsl({hue:.0f},65%,72%)"/>'
-        f'<text x="{x + _WIDTH / 2 - 1:.0f}" y="{y + 14}" text-anchor="middle">{text}</text>'
-    )
