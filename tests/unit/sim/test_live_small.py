@@ -11,13 +11,11 @@ import msgspec
 import pytest
 
 from bench.routing.live.report import agreeing, is_late, kendall, report
-from bench.routing.live.rules import DEFAULTS, Product, product_of
-from bench.routing.live.run import Case, Lateness, Result, load_cov, simulate
-from bench.routing.live.small import WORKLOADS, server_flags
+from bench.routing.live.rules import DEFAULTS
+from bench.routing.live.run import Case, Lateness, Result, simulate
+from bench.routing.live.small import WORKLOADS
 from bench.routing.live.words import prompt_of
-from model_server.cli import main as model_server
 from model_server.sim.prompts import Segment
-from model_server.sim.request import Record, SimRequest
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -28,18 +26,6 @@ def test_a_prompt_has_the_tokens_of_its_segments_and_equal_beginnings_are_equal_
     assert len(tokenizer.encode(whole)) == 341
     assert whole.startswith(prompt_of((shared._replace(num_tokens=120),), answers={}))
     assert tokenizer.encode(whole)[:300] == tokenizer.encode(prompt_of((shared,), answers={}))
-
-
-def test_the_next_prompt_holds_an_answer_as_the_server_wrote_it() -> None:
-    answer = Segment(9, 5)
-    assert prompt_of((Segment(7, 1), answer), answers={9: " as it was said"}).endswith(" as it was said")
-
-
-def test_the_model_server_takes_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        model_server(["serve", *server_flags(), "--num-blocks", "none"])
-    assert ended.value.code == 2
-    assert "--num-blocks: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
@@ -53,16 +39,6 @@ def test_a_small_workload_is_the_same_for_the_same_seed_and_fits_its_servers(nam
 @pytest.mark.parametrize("rule", DEFAULTS)
 def test_every_rule_runs_in_the_small_fleet(rule: str) -> None:
     assert simulate(Case("lora", rule, 1, 3.0, grace_s=60.0)).row.completed == 1
-
-
-def test_the_name_of_a_product_states_the_number_of_its_pickers_and_whether_they_share() -> None:
-    assert product_of("least-cost") == Product("least-cost")
-    assert product_of("least-load*4") == Product("least-load", 4, shared=True)
-    assert product_of("least-cost/2") == Product("least-cost", 2)
-    assert product_of("sgl+8") is None
-    for wrong in ("no-such", "least-cost*0", "sgl*4", ""):
-        with pytest.raises(ValueError, match="no such rule"):
-            product_of(wrong)
 
 
 def test_pickers_that_share_nothing_hit_less_and_the_report_says_so() -> None:
@@ -80,14 +56,6 @@ def test_kendall_is_1_for_equal_ranks_and_minus_1_for_opposite_ranks_and_near_ti
     assert kendall([1, 2, 3], [3, 2, 1]) == -1
     assert kendall([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
     assert agreeing([1.0, 1.1, 2.0], [1.1, 1.0, 2.0], apart=0.15) == (2, 2)
-
-
-def test_the_spread_of_load_is_computed_from_the_servers_of_the_requests() -> None:
-    request = SimRequest(request_id=1, segments=(Segment(1, 16),), answer=Segment(2, 1))
-    one = Record(request=request, arrived_s=0.0, server="a", ended_s=2.0)
-    assert load_cov([one], until_s=2.0) == pytest.approx(3**0.5)
-    spread = [Record(request=request, arrived_s=0.0, server=s, ended_s=2.0) for s in "abcd"]
-    assert load_cov(spread, until_s=2.0) == 0
 
 
 def test_the_report_shows_only_workloads_that_both_sides_ran() -> None:

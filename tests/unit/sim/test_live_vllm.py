@@ -9,11 +9,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bench.routing.live import vllm, vllm_fleet, vllm_report
+from bench.routing.live import vllm, vllm_report
 from bench.routing.live.vllm_fleet import Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
-from bench.routing.live.words import ENGLISH, prompt_of
-from model_server.sim.prompts import Segment
 
 SPEED = Speed(alone_tokens_per_s=400.0, together_tokens_per_s=200.0, step_s=0.1)
 
@@ -47,26 +45,6 @@ def test_the_conversations_run_in_the_simulator_by_every_rule(rule: str) -> None
     assert first == again
     assert first.requests > 20
     assert first.hit_ratio > 0.2
-
-
-def test_round_robin_hits_at_least_a_fifth_less_than_least_cost() -> None:
-    rows = {rule: run_of(rule).simulated for rule in ("least-cost", "round-robin")}
-    assert rows["round-robin"].hit_ratio < 0.8 * rows["least-cost"].hit_ratio
-
-
-def test_prompts_for_a_real_tokenizer_are_english_words() -> None:
-    prompt = prompt_of([Segment(1, 50)], answers={}, words=ENGLISH)
-    assert len(prompt.split()) == 50
-    assert set(prompt.split()) <= {word.strip() for word in ENGLISH}
-
-
-def test_the_body_asks_for_an_exact_number_of_tokens_and_for_usage() -> None:
-    body = vllm_fleet.completion("a b", answer_tokens=7)
-    assert (body["max_tokens"], body["ignore_eos"], body["stream_options"]) == (
-        7,
-        True,
-        {"include_usage": True},
-    )
 
 
 def test_the_report_names_the_pairs_of_rules_that_the_simulator_orders_differently() -> None:

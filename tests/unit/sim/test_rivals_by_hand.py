@@ -7,24 +7,55 @@ no rule gains or loses by the order of names.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.routing import rules_cost as cost
 from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.held import HoldingRouter
-from bench.routing.peer import Index, Rule, World
+from bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
 from bench.routing.rules_preble import AibrixPreble, prefill_s
+from model_server.core.hashing import BlockHash
 from model_server.sim.engine import EngineShape, SimEngine
 from model_server.sim.fleet import WAITS
+from model_server.sim.prompts import Segment, block_names
+from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot, snapshot
-from tests.unit.sim.test_routing_rules import BLOCK, a_world, asked, choice
 
 NONE = (0, 0, 0)
+BLOCK = 100
+
+
+def a_world(*, in_flight: Sequence[int] = (0, 0, 0), backlog: Sequence[int] = (0, 0, 0)) -> World:
+    world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000, max_loras=4)
+    for index, (requests, tokens) in enumerate(zip(in_flight, backlog, strict=True)):
+        pod = Pod(f"pod-{index}", 1 << index)
+        pod.in_flight, pod.backlog_tokens, pod.backlog_work = requests, tokens, tokens * 500.0
+        world.pods.append(pod)
+    return world
+
+
+def asked(*segments: tuple[int, int], session: str = "", number: int = 0) -> Asked:
+    request = SimRequest(
+        request_id=number,
+        segments=tuple(Segment(*s) for s in segments) or (Segment(1, 1000),),
+        answer=Segment(9, 10),
+        session=session,
+    )
+    names = block_names(request.segments, block_tokens=BLOCK)
+    return Asked(request=request, names=names, num_tokens=request.num_prompt_tokens, block_tokens=BLOCK)
+
+
+def choice(rule: Rule, *depths: int, what: Asked | None = None) -> int:
+    found = {f"pod-{n}": depth for n, depth in enumerate(depths or (0, 0, 0))}
+    return int(rule.choose(what or asked(), found, now=0.0).name[-1])
 
 
 @dataclass(frozen=True)
@@ -379,3 +410,50 @@ def test_dynamo_holds_a_request_while_all_servers_are_busy(
         router.route(second, now=0.0)
         world.pods[2].backlog_tokens = 500
         assert list(router.decided(now=1.0)) == [(1, "pod-2")], "the first request fills the server again"
+
+
+def test_the_router_books_until_the_first_token_and_the_end() -> None:
+    world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000, max_loras=4)
+    router = PeerRouter(cost.LeastWork(world), world, index=Index(1000))
+    router.set_servers(["pod-0"], restarted="", now=0.0)
+    for number in range(2):
+        router.route(asked(number=number).request, now=0.0)
+    pod = world.pods[0]
+    assert (pod.in_flight, pod.backlog_tokens) == (2, 1000 + 100)  # the last block is never a whole hit
+    router.first_token(0, now=1.0)
+    assert (pod.in_flight, pod.backlog_tokens) == (2, 100)
+    for number in range(2):
+        router.ended(number, failed=False, cached_tokens=0, now=2.0)
+    assert (pod.in_flight, pod.backlog_tokens, pod.backlog_work) == (0, 0, 0.0)
+    assert not pod.active_blocks
+
+
+_CHAINS = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(
+    lambda path: [BlockHash("".join(path[: n + 1]).encode()) for n in range(len(path))]
+)
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 2), _CHAINS), max_size=30), asks=_CHAINS)
+def test_an_index_that_never_evicts_matches_as_a_set_of_prefixes_would(
+    steps: list[tuple[int, list[BlockHash]]], asks: list[BlockHash]
+) -> None:
+    pods = a_world().pods
+    index, held = Index(None), [set[BlockHash](), set[BlockHash](), set[BlockHash]()]
+    for number, chain in steps:
+        index.record(pods[number], chain)
+        held[number].update(chain)
+    expected = {
+        pod.name: next((n for n, name in enumerate(asks) if name not in held[i]), len(asks))
+        for i, pod in enumerate(pods)
+    }
+    assert index.depths(asks, pods) == expected
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 2), _CHAINS), max_size=30))
+def test_a_bounded_index_drops_tails_before_heads(steps: list[tuple[int, list[BlockHash]]]) -> None:
+    pods = a_world().pods
+    index = Index(3)
+    for number, chain in steps:
+        index.record(pods[number], chain)
+        assert index.size(pods[number]) <= 3
+        assert index.depths(chain, pods)[pods[number].name] == min(3, len(chain))

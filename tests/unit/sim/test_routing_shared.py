@@ -4,8 +4,6 @@ picker, with little traffic.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from bench.routing import scale
@@ -69,10 +67,3 @@ def test_pickers_that_share_nothing_find_all_hits_if_equal_system_prompts_go_to_
     one = hits(scale.Pool("least-cost", 1))
     assert hits(scale.Pool("least-cost", 4, share=False, by_prompt=True)) > 0.97 * one
     assert hits(scale.Pool("least-cost", 4, share=False)) < 0.9 * one
-
-
-def test_time_in_an_inner_part_is_not_counted_in_the_outer_part() -> None:
-    meter = scale.Meter(clock=itertools.count().__next__)
-    with meter.on("outer"), meter.on("inner"):
-        pass
-    assert meter.spent_s == {"outer": 2, "inner": 1}
