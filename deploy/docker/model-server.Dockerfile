@@ -13,6 +13,8 @@ COPY requirements/model-server.txt requirements/model-server.txt
 RUN pip install --no-compile --require-hashes --only-binary :all: -r requirements/model-server.txt
 COPY pyproject.toml README.md ./
 COPY model_server model_server
+# The C extensions are the picker's. This image holds no file of the picker.
+RUN sed -i '/^\[\[tool.setuptools.ext-modules/,/^$/d' pyproject.toml
 RUN pip install --no-compile --no-deps --no-build-isolation .
 # Compiles to bytecode only the modules that the command imports. Bytecode of all modules would be half of the packages' size.
 RUN model-server serve --help >/dev/null && model-server lora-sync --help >/dev/null && python -I -m compileall -q /opt/venv/lib/python3.11/site-packages/model_server

@@ -13,8 +13,7 @@ COPY requirements/picker.txt requirements/picker.txt
 RUN pip install --no-compile --require-hashes --only-binary :all: -r requirements/picker.txt
 COPY pyproject.toml README.md ./
 COPY epp epp
-# Without its C extensions the picker would be slow, so the build fails then.
-RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext, epp.extproc._wire, epp.prefix_index._chain'
+RUN pip install --no-compile --no-deps --no-build-isolation .
 # Imports all modules of epp except those of `epp replay`, whose simulated servers are not in this image. So only these modules, and the modules
 # that they import, are compiled to bytecode. Bytecode of all modules would be half of the packages' size.
 RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.replay.")]'

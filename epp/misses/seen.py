@@ -13,15 +13,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+from epp.prefix_index._chain import sampled
 from epp.types import ChunkHash, EndpointName
-
-try:
-    from epp.prefix_index._chain import sampled
-except ImportError:
-
-    def sampled(chunks: Sequence[ChunkHash], mask: int, /) -> list[ChunkHash]:
-        return [chunk for chunk in chunks if not chunk & mask]
-
 
 _MOST: Final = 32_768
 _OLD_S: Final = 3600.0

@@ -33,6 +33,7 @@ from epp.endpoints.learned import (
     TokenEstimate,
 )
 from epp.endpoints.served_models import forget_models
+from epp.prefix_index._chain import chain_of
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable, Recorded
@@ -41,19 +42,6 @@ from epp.request.jsontext import continued
 from epp.scheduling.least_cost import Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize
-
-try:
-    from epp.prefix_index._chain import chain_of
-except ImportError:
-    COMPILED = False
-
-    def chain_of(
-        _prompt: bytes | memoryview, _seed: int, _size: int, _count: int, _later_size: int, _later: int, /
-    ) -> list[int]:
-        raise NotImplementedError
-else:
-    COMPILED = True
-    """In C a prompt of 400 KB is hashed by one call instead of 450."""
 
 _SCHEME = b"prefix-gateway chain 2"
 """Increase this number whenever the canonical form of prompts or any hash of this module changes. Old hashes
@@ -161,7 +149,7 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[Chu
     `seed`.
     """
     size, count = schedule.chunk_bytes, schedule.chunks_in(len(prompt))
-    if COMPILED and size >= _LONG_BYTES and schedule.later_chunk_bytes >= _LONG_BYTES:
+    if size >= _LONG_BYTES and schedule.later_chunk_bytes >= _LONG_BYTES:
         early = min(count, schedule.early_chunks)
         return cast(
             "list[ChunkHash]",

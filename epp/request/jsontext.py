@@ -4,9 +4,7 @@ what reading a body will cost.
 A long text that is not all ASCII costs CPython 3.11 a nanosecond for each character to encode, and as much to
 decode: 0.9 ms for 400 KB, half of what such a request cost the picker; and a `str` takes four bytes for each
 letter as soon as there is one emoji in it. `_jsontext.c` works on the bytes directly, in 0.1 ms. It returns
-None for everything that it does not know for certain, so that only one decoder judges errors. `COMPILED` is
-False if the picker was installed without a C compiler. Every answer is then None: the results are the same,
-but take longer.
+None for everything that it does not know for certain, so that only one decoder judges errors.
 
 A JSON decoder takes a hundred times as long for a body of brackets as for a text of the same size, and a
 hundred times as much memory. So one pass over the bytes counts what the body holds, and an estimate in
@@ -28,27 +26,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-try:
-    from epp.request._jsontext import continued as continued  # noqa: PLC0414 - server_caches imports it from here
-    from epp.request._jsontext import ids_of, text_of
-    from epp.request._jsontext import weigh as counts_of
-    from epp.request._jsontext import weighed_chat as weighed_chat  # noqa: PLC0414 - parse imports it from here
-except ImportError:
-    COMPILED = False
+from epp.request._jsontext import continued as continued  # noqa: PLC0414 - server_caches imports it from here
+from epp.request._jsontext import ids_of, text_of
+from epp.request._jsontext import weigh as counts_of
+from epp.request._jsontext import weighed_chat as weighed_chat  # noqa: PLC0414 - parse imports it from here
 
-    def continued(text: bytes | memoryview, step: int, /) -> tuple[int, int]:
-        sample = bytes(text[::step])
-        return len(sample), len(sample) - len(sample.translate(None, _CONTINUATION))
-
-    def weighed_chat(
-        _body: bytes | memoryview, _most_units: int, /
-    ) -> tuple[str, bytes, int, int, int, int, int, int, int] | None:
-        return None
-
-else:
-    COMPILED = True
-
-_CONTINUATION = bytes(range(0x80, 0xC0))
 _QUOTE = ord('"')
 _DECODE_TEXT = msgspec.json.Decoder(str)
 _DECODE_IDS = msgspec.json.Decoder(list[int])
@@ -62,10 +44,9 @@ _TIMES_PLAIN: Final = 10
 _LONGEST_NS: Final = 12_000_000
 """Nothing may hold the loop for more than 20 ms, so this leaves a margin of two fifths."""
 
-_BYTE_NS: Final = 1.5 if COMPILED else 3.0
-_UNIT_NS: Final = 25 if COMPILED else 60
-"""Time for each string, list, object and comma: three passes of the decoder, or without C a number as a
-Python object."""
+_BYTE_NS: Final = 1.5
+_UNIT_NS: Final = 25
+"""Time for each string, list, object and comma: three passes of the decoder."""
 _CONTAINER_NS: Final = 1200
 """Time for each message, part of its content, or prompt of a batch. Each becomes a Python object."""
 _ITEM_NS: Final = 150
@@ -86,7 +67,7 @@ def plain_text(value: Raw) -> bytes | None:
     """Return the UTF-8 of one JSON value that is a string. None: it is not a string, or it may not be well
     formed.
     """
-    return text_of(value) if COMPILED else None
+    return text_of(value)
 
 
 def text_bytes(value: Raw) -> bytes | None:
@@ -103,7 +84,7 @@ def token_bytes(value: Raw) -> bytes:
     """Return a JSON array of token ids, as four little-endian bytes each. Raises ValidationError or
     OverflowError if it is no such array.
     """
-    packed = ids_of(value) if COMPILED else None
+    packed = ids_of(value)
     if packed is None:
         return _little_endian(array("I", _DECODE_IDS.decode(value)))
     return packed if sys.byteorder == "little" else _little_endian(array("I", packed))
@@ -158,8 +139,6 @@ def weigh(body: bytes | memoryview) -> Weight:
     """Count what the body contains in one pass: 0.1 ns for a byte of text, 3 ns for any other byte."""
     if len(body) <= SMALL_BYTES:
         return Weight(size_bytes=len(body), units=0)
-    if not COMPILED:
-        return _weighed_without_c(body)
     units, containers, items, escapes, start, end = counts_of(body, MOST_UNITS)
     named = 0 <= start < end <= start + _MOST_MODEL_BYTES
     return Weight(
@@ -174,29 +153,5 @@ def weigh(body: bytes | memoryview) -> Weight:
 
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
     """Return where the value of `model` begins and ends, in any body of a readable size. None: not found."""
-    if not COMPILED:
-        return None
     *_, start, end = counts_of(body, MOST_UNITS)
     return (start, end) if 0 <= start < end else None
-
-
-def _weighed_without_c(given: bytes | memoryview) -> Weight:
-    """Return the weight by searches of the whole body. These searches do not show nesting, so every list and
-    object counts as rendered.
-    """
-    if len(given) * _BYTE_NS > _LONGEST_NS:
-        return Weight(size_bytes=len(given), units=0)
-    body = bytes(given)
-    quotes, escapes = body.count(b'"'), body.count(b"\\")
-    if quotes + escapes > MOST_UNITS:
-        return Weight(size_bytes=len(body), units=quotes + escapes)
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
-    outside = b"".join(bare.split(b'"')[::2])
-    containers, items = outside.count(b"{") + outside.count(b"["), quotes // 2
-    return Weight(
-        size_bytes=len(body),
-        units=items + containers + outside.count(b","),
-        containers=containers,
-        items=items,
-        escapes=escapes,
-    )

@@ -25,11 +25,9 @@ from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import Listed
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
-from epp.picker import server_caches
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.recording.tap import Tap
-from epp.request import jsontext
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.probes import Probes
 from epp.scraping.scraper import Scraper
@@ -216,10 +214,6 @@ class App:
             await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
-                if not (jsontext.COMPILED and server_caches.COMPILED):
-                    _log.warning(
-                        "the picker was installed without a C compiler, so requests cost up to twice the CPU"
-                    )
                 yield
             finally:
                 await self._server.stop(_STOP_GRACE_S)

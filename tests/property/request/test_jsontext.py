@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epp.request import jsontext
 from epp.request.jsontext import plain_text, token_bytes
 from epp.request.surrogates import replace_lone
 
@@ -34,12 +33,6 @@ _PIECES = st.sampled_from(
         *(b"\xf4\x90\x80\x80", b"\xff", b"\x80", b"\x1f", b"\n"),
     )
 )
-
-
-def test_the_part_in_c_is_compiled_here() -> None:
-    assert jsontext.COMPILED, (
-        "a C compiler is missing, or the package was installed before one was there: run `make`"
-    )
 
 
 @given(text=st.text(_ALPHABET), ascii_only=st.booleans())

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from epp.errors import BadRequestError
-from epp.request import jsontext
 from epp.request.jsontext import weigh
 from epp.request.parse import COSTLY, parse_request
 from epp.request.response import ResponseReader
@@ -223,6 +222,5 @@ def many_tools(count: int) -> bytes:
     ],
     ids=["calls", "many calls", "tools", "many tools", "7.5 MB", "short turns", "ids", "batch"],
 )  # fmt: skip
-@pytest.mark.skipif(not jsontext.COMPILED, reason="without C fewer bodies are read")
 def test_bodies_of_real_clients_are_read(path: str, body: bytes) -> None:
     assert read(path, body) == "read", weigh(body)
