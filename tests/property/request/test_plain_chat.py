@@ -5,7 +5,6 @@ fields that it does not know to that decoder.
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -145,17 +144,11 @@ FEW_BYTES_EACH = [b'"":1,', b'"a":1,', b'"":"",', b'"a":     1,', b'"abcdef":nul
 
 
 @pytest.mark.parametrize("field", FEW_BYTES_EACH)
-def test_reading_a_body_of_small_fields_ends_as_soon_as_it_is_too_costly(field: bytes) -> None:
-    """An earlier version read it to its end: 8 MB held the picker for 22 ms."""
-    plain = b'"model":"m","messages":[{"role":"user","content":"a"}]}'
-
-    def cpu_s(size: int) -> float:
-        body = b"{" + field * (size // len(field)) + plain
-        began = time.thread_time()
-        assert weighed_chat(body, MOST_UNITS) is None
-        return time.thread_time() - began
-
-    assert min(cpu_s(7_900_000) for _ in range(5)) < 2.5 * min(cpu_s(3_950_000) for _ in range(5)) / 2 + 0.002
+def test_a_body_of_too_many_small_fields_is_left_unread(field: bytes) -> None:
+    body = (
+        b"{" + field * (7_900_000 // len(field)) + b'"model":"m","messages":[{"role":"user","content":"a"}]}'
+    )
+    assert weighed_chat(body, MOST_UNITS) is None
 
 
 @pytest.mark.parametrize("field", sorted(set(Chat.__struct_fields__) - READ))

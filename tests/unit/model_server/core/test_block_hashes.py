@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -86,11 +85,6 @@ def test_000_1_direct_hashing_covers_quadratically_many_tokens_and_chained_linea
     assert [tokens_read("direct", n) for n in (100, 200, 400)] == [
         16 * n * (n + 1) // 2 for n in (100, 200, 400)
     ]
-    for name in HASH_ALGORITHMS:
-        tokens = list(range(16 * 400))
-        start = time.thread_time_ns()
-        chain_of(make_hasher(name, block_size_tokens=16), tokens)
-        print(f"\n000-1: {name}: {(time.thread_time_ns() - start) / 1e6:.2f} ms for 6,400 tokens", end="")
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
