@@ -57,6 +57,10 @@ _OWN_PRIOR_S = 3.0
 """The prior says that a server is as fast as its model's others, with the weight of this many seconds of
 prefill."""
 _OWN_HALF_LIFE_S = 60.0
+_ALIKE = 1.05
+"""A server whose factor is nearer to 1 than this counts as equal to the others of its model: one minute of
+prefill times does not tell more. Otherwise noise would decide among equal servers, always in the same way.
+"""
 _LEAST_S = 1e-9
 """Least predicted time of a prefill, because a counter may grow by almost nothing."""
 _MOST_SLOWNESS = 8.0
@@ -229,7 +233,8 @@ class PrefillRate:
         taken_s = self._taken_s + trust * self._first_s
         predicted_s = self._predicted_s + trust * self._first_predicted_s
         ratio = (taken_s + _OWN_PRIOR_S) / (predicted_s + _OWN_PRIOR_S)
-        self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
+        ratio = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
+        self.slowness = ratio if max(ratio, 1 / ratio) > _ALIKE else 1.0
 
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
         model = self.model

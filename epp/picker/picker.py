@@ -9,6 +9,7 @@ both.
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -139,6 +140,7 @@ class Picker(FleetNews):
             beginning=self.caches.beginning(prompt),
             matched=bool(found),
             prefix=prefix,
+            losses=partial(self.caches.losses, prompt),
             earlier=self.caches.demand.earlier(prefix, now=now) if found else None,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.scheduling.schedule import MOST, Ranked, Rule, Weighed, fewest
+from epp.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
 from epp.scheduling.snapshot import Earlier, Floats
 
 _ALIKE = 0.1
@@ -114,7 +114,7 @@ class LeastCost(Rule):
                 score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
-        places = fewest(score_s, self._rng)
+        places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
         if seen.unreported_picks > _LOOKING_AT_ONE:
             counting_s = self._of_few(score_s, weighed, places[0])
             chosen = fewest(counting_s, self._rng)[0]

@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.scheduling.least_cost import LeastCost
-from epp.scheduling.schedule import MOST, Ranked, Rule, Weighed, fewest
+from epp.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
 from epp.scheduling.snapshot import Floats, Snapshot
 
 
@@ -39,7 +39,7 @@ class Affinity(Rule):
         # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below
         # 2^30).
         key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.burden().astype(np.int64)
-        places = fewest(key, self._rng)
+        places = equals_apart(fewest(key, self._rng), key, weighed)
         return Ranked(places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load")
 
 

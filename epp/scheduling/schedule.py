@@ -182,6 +182,21 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
 
 
+def equals_apart(places: list[int], key: Floats | Ints, weighed: Weighed) -> list[int]:
+    """Return `places` in the order in which the caches lose least, as far as the first ones are equal by
+    `key`. A chance among equals would fill one cache while others have room.
+    """
+    losses, least = weighed.asked.losses, key[places[0]]
+    count = 1
+    while count < len(places) and key[places[count]] == least:
+        count += 1
+    if count == 1 or losses is None:
+        return places
+    lost = losses([weighed.seen.slots[place] for place in places[:count]])
+    in_order = sorted(range(count), key=lost.__getitem__)
+    return [places[n] for n in in_order] + places[count:]
+
+
 def _below_edge(key: Floats | Ints) -> tuple[Ints, float]:
     """Return the `MOST`th smallest number and the places of all smaller ones.
 

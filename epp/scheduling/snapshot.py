@@ -32,6 +32,9 @@ Earlier = Callable[[float, float], tuple[int, int]]
 this prefix that came between `most_s` and `least_s` ago, and the number of all requests since the first of
 these."""
 
+Losses = Callable[[Sequence[int]], Sequence[tuple[float, ...]]]
+"""How much each cache loses by taking the request's prompt, for servers by their slots. The least is best."""
+
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
 
@@ -52,6 +55,8 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
     earlier: Earlier | None = None
     """The last requests for this prefix. None: there was none."""
+    losses: Losses | None = None
+    """Called if several servers are equally good. None: nothing is known of the caches."""
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""
