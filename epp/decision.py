@@ -41,6 +41,8 @@ class PickRequest(Struct, frozen=True, gc=False):
     """When the picker began to read the request, by the streams' timer. None: this was not measured."""
     path_hash: int = 0
     """A hash of the path without its query, to tell whether two requests ask for the same path."""
+    body_hash: int = 0
+    """See `FatalRequests.hash`."""
 
 
 class Queued(Struct, frozen=True, gc=False):

@@ -111,6 +111,21 @@ class FlowRefusedError(SaturatedError):
         self.waited_s = waited_s
 
 
+class FatalRequestError(SaturatedError):
+    """The same request has just ended the servers that took it."""
+
+    status = 503
+    reason = "fatal_request"
+    error_type = "service_unavailable"
+
+    def __init__(self, *, retry_after_s: int) -> None:
+        message = (
+            "model servers ended while they read this same request, so it is not sent to another one; "
+            f"change it, or try again in {retry_after_s} s"
+        )
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
 class ConfigError(Exception):
     """A configuration, policy or endpoints file cannot be used. The message names the file and the field."""
 

@@ -187,8 +187,10 @@ def _external_processor(config: Config) -> Message:
             # Envoy drops metadata from the picker unless its namespace is listed here.
             "receiving_namespaces": {"untyped": [LB_NAMESPACE]},
         },
-        # Only this attribute shows the picker which server served after a retry.
-        response_attributes=["upstream.address"],
+        # Only these attributes show the picker which server served after a retry, and that servers ended when
+        # they had taken a request. The picker forbids retries of such a request by a header of Envoy's.
+        response_attributes=["upstream.address", "response.code_details", "upstream.request_attempt_count"],
+        mutation_rules={"allow_envoy": True},
     )
 
 
@@ -224,11 +226,10 @@ def _to_model_servers(envoy: EnvoyConfig) -> Message:
             "timeout": "0s",
             "retry_policy": {
                 # `reset` and not `reset-before-request`: a request is also retried if its server was killed
-                # after it took the request. Nothing is retried after response headers came.
+                # after it took the request. Nothing is retried after response headers came. Envoy counts all
+                # retries together, so this number also bounds how many servers one request can end.
                 "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
                 "retriable_status_codes": [503],
-                # The retries are few, because otherwise one request that kills its server would visit all
-                # servers.
                 "num_retries": envoy.num_retries,
                 "retry_back_off": {"base_interval": "0.01s", "max_interval": "0.1s"},
             },

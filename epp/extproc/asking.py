@@ -29,6 +29,7 @@ from epp.extproc.bodies import pieces
 from epp.extproc.header_names import (
     DESTINATION,
     LENGTH,
+    MAX_RETRIES,
     OBJECTIVES,
     REQUEST_ID,
     RESERVED,
@@ -129,7 +130,7 @@ class Asking:
     """Call `read` for the head, then `request` once, then `answer` or `refusal`."""
 
     __slots__ = (
-        "_changed_body", "_changed_bytes", "_made_id", "_subset", "_trace", "asks_only", "context", "head", "hurried", "kind",
+        "_changed_body", "_changed_bytes", "_made_id", "_once", "_subset", "_trace", "asks_only", "context", "head", "hurried", "kind",
     )  # fmt: skip
 
     def __init__(self, context: StreamContext, *, trace: str, hurried: bool) -> None:
@@ -142,6 +143,8 @@ class Asking:
         self.kind = NO_BODY.kind
         self.head = NO_HEAD
         self._made_id = False
+        self._once = False
+        """Whether only one server may get the request."""
         self._subset: tuple[str, ...] | None = None
         self._changed_body: bytes | None = None
         """The body with the model's name replaced, until it is sent on."""
@@ -180,13 +183,21 @@ class Asking:
         return pieces(Slot.REQUEST_BODY, body if changed is None else changed, end_of_stream=end_of_stream)
 
     def request(
-        self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, modes: Modes
+        self,
+        body: bytes | memoryview,
+        *,
+        instead: InferenceRequest | None,
+        partial: bool,
+        modes: Modes,
+        now: float,
     ) -> PickRequest:
         """Return the question to the picker. Raises PickError if the request is refused. instead: stands for
         the body, which is then not read.
         """
         head, context = self.head, self.context
         settings, started = context.settings, context.timer()
+        body_hash = context.picker.fatal.hash(body)
+        self._once = context.picker.fatal.suspects(body_hash, now=now)
         inference, asked_model = NO_BODY, ""
         if instead is not None:
             load = context.picker.policy.spec.load
@@ -216,11 +227,12 @@ class Asking:
             session=head.session,
             asked_model=asked_model if asked_model != inference.model else "",
             prescribed=prescribed,
-            max_destinations=1 if self.asks_only else settings.max_destinations,
+            max_destinations=1 if self.asks_only or self._once else settings.max_destinations,
             hurried=self.hurried,
             trace=self._trace,
             began_s=started,
             path_hash=hash(head.path.partition("?")[0]),
+            body_hash=body_hash,
         )
 
     def _read_body(self, path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:
@@ -270,6 +282,8 @@ class Asking:
         if slot is Slot.REQUEST_TRAILERS:
             return Answer(slot, destination=destination, scores=scores, cost=cost)
         headers = [(DESTINATION, destination), *pick.set_headers]
+        if self._once:
+            headers.append((MAX_RETRIES, "0"))
         if self._made_id:
             headers.append((REQUEST_ID, head.request_id))
         if self._changed_bytes and head.declared_bytes:

@@ -42,14 +42,23 @@ _PREDICTED_KEY: Final = "x-prefix-gateway-predicted-seconds"
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = f"{DESTINATION}-subset"
 _UPSTREAM: Final = "upstream.address"
+_ATTEMPTS: Final = "upstream.request_attempt_count"
+_MOST_ATTEMPTS: Final = 16
+_RESPONSE_DETAILS: Final = "response.code_details"
+_ENDED: Final = (
+    "upstream_reset_before_response_started{connection_termination",
+    "upstream_reset_before_response_started{remote_reset",
+)
+"""Details of an answer that Envoy makes itself after a server has taken a request. Other words stand there if
+no server could be reached."""
 
 _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 _SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
 _STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
 
-Around = tuple[tuple[str, ...] | None, str | None, Modes | None]
+Around = tuple[tuple[str, ...] | None, str | None, Modes | None, int]
 """The parts of a message besides its main part: the subset hint, the server that served (None: not stated),
-and the modes.
+the modes, and `ResponseHeaders.lost`.
 """
 
 
@@ -78,6 +87,7 @@ def around(data: bytes) -> Around | None:
         _subset(message.metadata_context) if message.HasField("metadata_context") else None,
         _served(message),
         _modes(message) if message.HasField("protocol_config") else None,
+        _lost(message),
     )
 
 
@@ -137,7 +147,17 @@ def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) 
         end_of_stream=part.end_of_stream,
         served=_served(message) or "",
         modes=modes,
+        lost=_lost(message),
     )
+
+
+def _lost(message: Any) -> int:
+    """Return the number of servers that were tried, if the last one took the request and gave no answer."""
+    for attributes in message.attributes.values():
+        details = attributes.fields[_RESPONSE_DETAILS].string_value if attributes.fields else ""
+        if details.startswith(_ENDED):
+            return int(min(_MOST_ATTEMPTS, max(1, attributes.fields[_ATTEMPTS].number_value)))
+    return 0
 
 
 def _served(message: Any) -> str | None:

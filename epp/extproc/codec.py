@@ -124,7 +124,7 @@ def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders |
     around = _around(data[end:])
     if around is None:
         return None
-    subset, _, modes = around
+    subset, _, modes, _ = around
     return RequestHeaders(headers, end_of_stream, subset, modes)
 
 
@@ -140,18 +140,18 @@ def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders
     if parts is None or not _AROUND.issuperset(parts):
         return None
     # The attributes decide if they name the server. The metadata are read only if the attributes do not.
-    served = ""
+    served, lost = "", 0
     for tag in (_ATTRIBUTES_TAG, _METADATA_TAG):
         around = _around(parts.get(tag, b""))
         if around is None:
             return None
         if around[1] is not None:
-            served = around[1]
+            served, lost = around[1], around[3]
             break
     around = _around(parts.get(_CONFIG_TAG, b""))
     if around is None:
         return None
-    return ResponseHeaders(headers, end_of_stream, served, around[2])
+    return ResponseHeaders(headers, end_of_stream, served, around[2], lost)
 
 
 def _around(data: bytes) -> Around | None:

@@ -24,6 +24,9 @@ DECISION: Final = "x-prefix-gateway-decision"
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 
+MAX_RETRIES: Final = "x-envoy-max-retries"
+"""Our Envoy obeys this header and removes it."""
+
 OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 """Headers that name an InferenceObjective. The second is the older name."""
 TTFT_MS: Final = "x-llm-d-slo-ttft-ms"

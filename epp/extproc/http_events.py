@@ -89,6 +89,10 @@ class ResponseHeaders(Struct, frozen=True, gc=False):
     served: str = ""
     """The server that served, as the data plane states it. Empty: the data plane does not state it."""
     modes: Modes | None = None
+    lost: int = 0
+    """The servers that were tried, if the last one ended the connection after it took the request, so that
+    the data plane made this answer itself. 0: it is a server's answer, or the data plane does not say.
+    """
 
 
 class ResponseBody(Struct, frozen=True, gc=False):

@@ -353,7 +353,7 @@ class HttpStream:
         context, asking, modes = self._context, self._asking, self._modes
         picker, gate = context.picker, context.gate
         try:
-            request = asking.request(body, instead=instead, partial=partial, modes=modes)
+            request = asking.request(body, instead=instead, partial=partial, modes=modes, now=now)
             if gate is None or not picker.flow_decides or asking.hurried or asking.asks_only:
                 return self._picked(slot, picker.pick(request, now=now))
             offered = offer(gate, request, self._on_decided, asking=asking, slot=slot, modes=modes, now=now)
@@ -400,7 +400,7 @@ class HttpStream:
             status = answer_status(event.headers)
             first = pick.destinations[0]
             served = first if event.served == first.text else read_address(event.served)
-            context.picker.on_response_headers(pick, status=status, served=served, now=now)
+            context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
             if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
                 self._answer_body = read_answer(event, pick, self._asking, modes=self._modes, hold=self.hold)
         if event.end_of_stream:

@@ -303,6 +303,7 @@ class Commits:
             table=self._caches.table,
             asks=bool(decision.model or prompt.size.text_bytes or decision.unread),
             path_hash=request.path_hash,
+            body_hash=request.body_hash,
             wait=self._fleet.answers.sent(
                 state,
                 model=decision.model,

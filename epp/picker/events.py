@@ -70,6 +70,8 @@ class Pick(Struct, eq=False, gc=False):
     """The wait for its first byte."""
     path_hash: int = 0
     """See `PickRequest.path_hash`."""
+    body_hash: int = 0
+    """See `FatalRequests.hash`."""
     prefill: PrefillJob | None = None
     """The work of a prefill server for this request. None: the chosen server computes the prompt."""
     prefix_lost: bool = False

@@ -12,6 +12,7 @@ import random
 from functools import partial
 
 from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
@@ -20,6 +21,7 @@ from epp.errors import NoEndpointError
 from epp.picker.commit import Commits, Considered
 from epp.picker.dry_run import DryRun
 from epp.picker.events import Hangs, Pick, StreamEvent
+from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.hurried import choose_hurriedly
 from epp.picker.server_caches import Prompt
@@ -60,6 +62,8 @@ class Picker(FleetNews):
         )
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
+        self.fatal = FatalRequests(seed=xxh3_64_intdigest(secret.key))
+        """The requests that ended the servers that took them."""
         self.recorders = 0
         """The number of listeners that record requests."""
         self._apply(policy)
@@ -171,9 +175,18 @@ class Picker(FleetNews):
         would_pick = tried.choose(asked_too, as_tried, place=choice.places[0])
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 
-    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """Take in that an answer begins. Return whether another endpoint than the first choice sent it."""
-        return self._commits.on_response_headers(pick, status=status, served=served, now=now)
+    def on_response_headers(
+        self, pick: Pick, *, status: int, served: Address | None, lost: int = 0, now: float
+    ) -> bool:
+        """Take in that an answer begins. Return whether another endpoint than the first choice sent it.
+        lost: the data plane made the answer itself, because the last of so many servers ended the connection.
+        """
+        moved = self._commits.on_response_headers(pick, status=status, served=served, now=now)
+        if lost:
+            self.fatal.ended(pick.body_hash, pick.state, tries=lost, now=now)
+        elif status < 500:
+            self.fatal.answered(pick.body_hash)
+        return moved
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         self._commits.on_feedback(pick, feedback, now=now)

@@ -100,6 +100,8 @@ class Behaviour:
     chunk_pause_s: float = 0.0
     reset: bool = False
     """Cut the connection after the request was read, without an answer."""
+    dies_of: bytes = b""
+    """A request whose body has these bytes ends the server. Empty: none does."""
     cuts: Literal["", "chunked", "length"] = ""
     """Cut the connection after the headers and a part of the body. The body is chunked or has a stated
     length.
@@ -134,6 +136,7 @@ class Backend:
         self.more_metrics = ""
         """Further lines of the normal page."""
         self._server: WebServer | None = None
+        self._death: asyncio.Task[None] | None = None
 
     @property
     def prompts(self) -> list[Received]:
@@ -153,6 +156,10 @@ class Backend:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._server = WebServer(app)
         await self._server.listen(self.address.host, self.address.port)
+
+    @property
+    def alive(self) -> bool:
+        return self._server is not None
 
     async def stop(self) -> None:
         """Act as a killed server: cut the connections and close the port."""
@@ -178,6 +185,9 @@ class Backend:
         if behaviour.headers_pause_s:
             await asyncio.sleep(behaviour.headers_pause_s)
         headers = {SERVED_BY: self.name}
+        if behaviour.dies_of and behaviour.dies_of in received.body:
+            self._death = asyncio.create_task(self.stop())
+            await asyncio.Event().wait()
         if behaviour.reset:
             assert request.transport
             request.transport.abort()

@@ -108,10 +108,33 @@ def surroundings() -> ext_proc.ProcessingRequest:
 
 def test_the_parts_beside_the_main_part_are_read_alone() -> None:
     message, modes = surroundings(), Modes(BodyMode.BUFFERED)
-    assert around(message.SerializeToString()) == (("10.0.0.1:80", "10.0.0.2:80"), "10.0.0.3:80", modes)
+    subset = ("10.0.0.1:80", "10.0.0.2:80")
+    assert around(message.SerializeToString()) == (subset, "10.0.0.3:80", modes, 0)
     message.attributes["a filter"].fields["upstream.address"].string_value = "10.0.0.4:80"
-    assert around(message.SerializeToString()) == (("10.0.0.1:80", "10.0.0.2:80"), "10.0.0.4:80", modes)
-    assert around(b"") == (None, None, None)
+    assert around(message.SerializeToString()) == (subset, "10.0.0.4:80", modes, 0)
+    assert around(b"") == (None, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("details", "attempts", "lost"),
+    [
+        ("upstream_reset_before_response_started{connection_termination}", 2, 2),
+        ("upstream_reset_before_response_started{remote_reset|TLS_error}", None, 1),
+        ("upstream_reset_before_response_started{connection_termination}", float("nan"), 1),
+        ("upstream_reset_before_response_started{connection_termination}", float("inf"), 16),
+        ("upstream_reset_before_response_started{remote_connection_failure}", 2, 0),
+        ("via_upstream", 2, 0),
+    ],
+)
+def test_the_servers_that_a_request_ended_are_read(details: str, attempts: float | None, lost: int) -> None:
+    message = asked(response_headers={"end_of_stream": True})
+    fields = message.attributes["a filter"].fields
+    fields["response.code_details"].string_value = details
+    if attempts is not None:
+        fields["upstream.request_attempt_count"].number_value = attempts
+    event = decode(message.SerializeToString(), names=frozenset(), response_names=frozenset())
+    assert isinstance(event, ResponseHeaders)
+    assert event.lost == lost
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"\x2a\x00"], ids=["broken", "with a main part"])

@@ -1,0 +1,92 @@
+"""Remembers requests that ended the servers that read them, so that they end no more.
+
+The data plane says when it gave up a request because the last server ended the connection after it took the
+request, and how many servers it tried. A request that was alone at this server has ended it. If others were
+there, it may be any of them, so the request is only suspected. A suspect is sent to one server, without a
+retry. If that server ends too, or if the request was alone in the first place, it is refused for some
+minutes. A good answer clears a suspect.
+
+Requests are known by a keyed hash of their body. Pure: times are monotonic seconds. `picker` owns this
+object.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
+
+from epp.endpoints.endpoint_state import EndpointState
+from epp.errors import FatalRequestError
+
+_REFUSED_S: Final = 300.0
+"""How long a request is refused after it has ended two servers."""
+_KEPT_S: Final = 900.0
+"""How long a request is remembered, and then goes to one server only."""
+_MOST: Final = 1_024
+"""Most requests that are remembered."""
+_TOGETHER_S: Final = 1.0
+"""Requests that a server lost within this time may all have been there when it ended."""
+_PROOF: Final = 2
+
+
+class _Strikes(Struct):
+    count: int
+    at: float
+
+
+class FatalRequests:
+    """The owner calls `ended` and `answered`, and asks `suspects` before a request is sent."""
+
+    def __init__(self, *, seed: int) -> None:
+        """seed: the key of the hashes, which no client knows."""
+        self._seed = seed
+        self._struck: OrderedDict[int, _Strikes] = OrderedDict()
+        """The requests by hash, the longest known first."""
+        self._last: tuple[EndpointState | None, float] = None, 0.0
+        """The server that ended last, and when."""
+
+    def hash(self, body: bytes | memoryview) -> int:
+        """Return the hash of a body. 0: it is empty, so it ends no server."""
+        return xxh3_64_intdigest(body, self._seed) if body else 0
+
+    def suspects(self, body_hash: int, *, now: float) -> bool:
+        """Return whether the request may have ended a server, so that only one server may get it. Raises
+        FatalRequestError if the request is refused.
+        """
+        if not self._struck or (known := self._struck.get(body_hash)) is None:
+            return False
+        age_s = now - known.at
+        if known.count >= _PROOF and age_s < _REFUSED_S:
+            raise FatalRequestError(retry_after_s=int(_REFUSED_S - age_s) + 1)
+        if age_s >= _KEPT_S:
+            del self._struck[body_hash]
+            return False
+        return True
+
+    def ended(self, body_hash: int, state: EndpointState, *, tries: int, now: float) -> None:
+        """Take in that this server ended after it took the request, as the last of so many servers that were
+        tried. The request is still booked there.
+        """
+        if not body_hash:
+            return
+        before, at = self._last
+        alone = state.in_flight <= 1 and (before is not state or now - at > _TOGETHER_S)
+        self._last = state, now
+        known = self._struck.pop(body_hash, None) or _Strikes(0, now)
+        known.count, known.at = known.count + (tries if alone else 1), now
+        self._struck[body_hash] = known
+        while len(self._struck) > _MOST:
+            self._struck.popitem(last=False)
+
+    def answered(self, body_hash: int) -> None:
+        """Take in that a server answered the request well."""
+        if self._struck:
+            self._struck.pop(body_hash, None)
+
+    def check_integrity(self) -> None:
+        assert len(self._struck) <= _MOST
+        assert 0 not in self._struck
+        assert all(known.count > 0 for known in self._struck.values())
