@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ from tests.charts.rendering import (
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
+USUAL = {
+    "gateway-production": "gateway-default",
+    "gateway-shape": "gateway-default",
+    "gateway-envoy-gateway": "gateway-shape",
+    "gateway-istio": "gateway-shape",
+    "servers-kv-store": "servers-simulated",
+}
+"""The sets that are shown as changes, each with the set that it is compared with."""
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
 RANDOM = re.compile(r"(\bpassword: )[A-Za-z0-9]{32}\b")
@@ -61,19 +70,35 @@ def readable(manifest: dict[str, Any]) -> str:
     return re.sub(r"(checksum/\w+: ).*", r"\1(sha256)", RANDOM.sub(r"\1(random)", text))
 
 
+def named(manifest: dict[str, Any]) -> str:
+    return f"{manifest['kind']}/{manifest['metadata']['name']}"
+
+
+def objects(helm: Helm, wanted: ValueSet) -> dict[str, str]:
+    return {named(each): readable(each) for each in helm.render_set(wanted)}
+
+
+def snapshot(helm: Helm, wanted: ValueSet) -> str:
+    """Return all objects, or the lines that differ from those of the usual set."""
+    found = objects(helm, wanted)
+    if wanted.name not in USUAL:
+        return "---\n".join(found.values())
+    usual = objects(helm, value_set(USUAL[wanted.name]))
+    lines = [f"# {len(found)} objects, compared with {USUAL[wanted.name]}"]
+    for name in sorted(usual.keys() | found.keys()):
+        before, after = usual.get(name, "").splitlines(), found.get(name, "").splitlines()
+        changes = list(unified_diff(before, after, lineterm="", n=0))[2:]
+        shown = [line for line in changes if not line.startswith("@@")]
+        if shown:
+            lines += [f"# {name}", *(shown if after else ["# is missing"])]
+    return "\n".join(lines) + "\n"
+
+
 @BY_NAME
 def test_the_rendered_chart_equals_its_snapshot(helm: Helm, wanted: ValueSet) -> None:
-    texts = [readable(each) for each in helm.render_set(wanted)]
-    if wanted.chart == GATEWAY and wanted.name != "gateway-default":
-        usual = {readable(each) for each in helm.render_set(value_set("gateway-default"))}
-        texts = [
-            f"# {len(texts)} objects; those that are as in gateway-default are left out.\n",
-            *(t for t in texts if t not in usual),
-        ]
-    found = "---\n".join(texts)
-    path = SNAPSHOTS / f"{wanted.name}.yaml"
+    found = snapshot(helm, wanted)
+    path = SNAPSHOTS / f"{wanted.name}.{'diff' if wanted.name in USUAL else 'yaml'}"
     if os.environ.get("CHART_SNAPSHOTS_REWRITE") == "1":
-        path.parent.mkdir(exist_ok=True)
         path.write_text(found)
     assert found == path.read_text()
 
