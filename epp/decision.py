@@ -42,7 +42,7 @@ class PickRequest(Struct, frozen=True, gc=False):
     path_hash: int = 0
     """A hash of the path without its query, to tell whether two requests ask for the same path."""
     body_hash: int = 0
-    """See `FatalRequests.hash`."""
+    """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
 
 
 class Queued(Struct, frozen=True, gc=False):

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 from msgspec import Struct
 
 from epp.config.flow import Flow
@@ -196,8 +197,9 @@ class Asking:
         """
         head, context = self.head, self.context
         settings, started = context.settings, context.timer()
-        body_hash = context.picker.fatal.hash(body)
-        self._once = context.picker.fatal.suspects(body_hash, now=now)
+        fatal = context.picker.fatal
+        body_hash = xxh3_64_intdigest(body, fatal.seed) if body else 0
+        self._once = bool(fatal.struck) and fatal.suspects(body_hash, now=now)
         inference, asked_model = NO_BODY, ""
         if instead is not None:
             load = context.picker.policy.spec.load

@@ -71,7 +71,7 @@ class Pick(Struct, eq=False, gc=False):
     path_hash: int = 0
     """See `PickRequest.path_hash`."""
     body_hash: int = 0
-    """See `FatalRequests.hash`."""
+    """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
     prefill: PrefillJob | None = None
     """The work of a prefill server for this request. None: the chosen server computes the prompt."""
     prefix_lost: bool = False

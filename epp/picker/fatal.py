@@ -16,7 +16,6 @@ from collections import OrderedDict
 from typing import Final
 
 from msgspec import Struct
-from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.endpoint_state import EndpointState
 from epp.errors import FatalRequestError
@@ -38,31 +37,30 @@ class _Strikes(Struct):
 
 
 class FatalRequests:
-    """The owner calls `ended` and `answered`, and asks `suspects` before a request is sent."""
+    """Call `ended` when the data plane has given up a request. While nothing is `struck`, the other methods
+    need no call, so a usual request runs no code of this module.
+    """
 
     def __init__(self, *, seed: int) -> None:
         """seed: the key of the hashes, which no client knows."""
-        self._seed = seed
-        self._struck: OrderedDict[int, _Strikes] = OrderedDict()
+        self.seed = seed
+        self.struck: OrderedDict[int, _Strikes] = OrderedDict()
         """The requests by hash, the longest known first."""
         self._last: tuple[EndpointState | None, float] = None, 0.0
         """The server that ended last, and when."""
-
-    def hash(self, body: bytes | memoryview) -> int:
-        """Return the hash of a body. 0: it is empty, so it ends no server."""
-        return xxh3_64_intdigest(body, self._seed) if body else 0
 
     def suspects(self, body_hash: int, *, now: float) -> bool:
         """Return whether the request may have ended a server, so that only one server may get it. Raises
         FatalRequestError if the request is refused.
         """
-        if not self._struck or (known := self._struck.get(body_hash)) is None:
+        known = self.struck.get(body_hash)
+        if known is None:
             return False
         age_s = now - known.at
         if known.count >= _PROOF and age_s < _REFUSED_S:
             raise FatalRequestError(retry_after_s=int(_REFUSED_S - age_s) + 1)
         if age_s >= _KEPT_S:
-            del self._struck[body_hash]
+            del self.struck[body_hash]
             return False
         return True
 
@@ -75,18 +73,17 @@ class FatalRequests:
         before, at = self._last
         alone = state.in_flight <= 1 and (before is not state or now - at > _TOGETHER_S)
         self._last = state, now
-        known = self._struck.pop(body_hash, None) or _Strikes(0, now)
+        known = self.struck.pop(body_hash, None) or _Strikes(0, now)
         known.count, known.at = known.count + (tries if alone else 1), now
-        self._struck[body_hash] = known
-        while len(self._struck) > _MOST:
-            self._struck.popitem(last=False)
+        self.struck[body_hash] = known
+        while len(self.struck) > _MOST:
+            self.struck.popitem(last=False)
 
     def answered(self, body_hash: int) -> None:
         """Take in that a server answered the request well."""
-        if self._struck:
-            self._struck.pop(body_hash, None)
+        self.struck.pop(body_hash, None)
 
     def check_integrity(self) -> None:
-        assert len(self._struck) <= _MOST
-        assert 0 not in self._struck
-        assert all(known.count > 0 for known in self._struck.values())
+        assert len(self.struck) <= _MOST
+        assert 0 not in self.struck
+        assert all(known.count > 0 for known in self.struck.values())

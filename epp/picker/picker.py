@@ -184,7 +184,7 @@ class Picker(FleetNews):
         moved = self._commits.on_response_headers(pick, status=status, served=served, now=now)
         if lost:
             self.fatal.ended(pick.body_hash, pick.state, tries=lost, now=now)
-        elif status < 500:
+        elif self.fatal.struck and status < 500:
             self.fatal.answered(pick.body_hash)
         return moved
 
