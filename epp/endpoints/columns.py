@@ -371,8 +371,13 @@ class FleetView:
         return [slot for slot in slots if slot not in out] if out else slots
 
     def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
-        """Return those of the slots that take so many tokens, as they say. If none does, all stay."""
-        return self._serving.fitting(slots, tokens=tokens)
+        """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
+        none does, all stay: one of them has to give the error.
+        """
+        lengths = self._serving.lengths
+        if lengths is None:
+            return slots
+        return [slot for slot in slots if lengths[slot] >= tokens] or slots
 
     def adapter(self, model: str) -> str:
         """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty

@@ -127,7 +127,7 @@ class Serving:
         self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
         """Servers of pools in which no server's models are known."""
         lengths = [(one.max_model_len if one is not None else None) or _ANY_LENGTH for one in listed]
-        self._lengths = lengths if len(set(lengths)) > 1 else None
+        self.lengths = lengths if len(set(lengths)) > 1 else None
         """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
         self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
         self._any = Named(everyone, self.answering(everyone), declared=False)
@@ -142,15 +142,6 @@ class Serving:
             declared = (endpoint.adapters | {endpoint.model}) - {""}
             models_of.append(names if declared <= names else declared | names)
         return all(models == models_of[0] for models in models_of)
-
-    def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
-        """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
-        none does, all stay: one of them has to give the error.
-        """
-        lengths = self._lengths
-        if lengths is None:
-            return slots
-        return [slot for slot in slots if lengths[slot] >= tokens] or slots
 
     def look_up(self, model: str) -> Named:
         """Return what the lists say about the name, and keep it in `named`."""

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
-from xxhash import xxh3_64_intdigest
 from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
