@@ -97,7 +97,7 @@ bench-engine: engine-env ## measure the caching documents' rows that need a real
 bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (ten minutes a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
-bench-routing: $(VENV)/.dev ## compare the picker with 27 other rules in a simulated fleet; ARGS="--help"
+bench-routing: $(VENV)/.dev ## compare the picker with 19 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
 bench-live: $(VENV)/.dev ## run a small fleet of real processes and the simulator on the same requests (some minutes); ARGS="--help"

@@ -1,17 +1,15 @@
-"""Runs the autoscaling benchmark from the command line: prints a table, and draws a picture of one day."""
+"""Runs the autoscaling benchmark from the command line, and prints a table."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
-from bench.autoscaling.demand import Day, rate_at
+from bench.autoscaling.demand import Day
 from bench.autoscaling.simulate import SIGNALS, Course, Plan, simulate
-from bench.line_chart import Line, line_chart
 from bench.routing.bench import Setting, calibrate
 
 _ABOUT = """\
@@ -33,8 +31,6 @@ def main() -> int:
         print(_HEAD, flush=True)
         for name, course in zip(plans, pool.map(simulate, plans.values()), strict=True):
             print(f"| {name} | {' | '.join(_cells(course))} |", flush=True)
-            if name == _USUAL and args.svg:
-                args.svg.write_text(picture(course))
     return 0
 
 
@@ -68,7 +64,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="number of runs at the same time (default %(default)s)",
     )
-    add("--svg", type=Path, metavar="PATH", help="file for a picture of the day with the usual setting")
     return parser
 
 
@@ -122,28 +117,6 @@ def _cells(course: Course) -> Iterable[str]:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
-
-
-def picture(course: Course) -> str:
-    """Return a chart of the load in servers, the ready servers, ten times the signal, and the p90 of TTFT."""
-    day, rates = course.plan.day, course.plan.day.rates()
-    one = day.calm_per_s / _CALM
-    moments: Sequence[tuple[float, float, float]] = [
-        (m.at_s / 60, float(m.ready), 10 * (m.value or 0.0)) for m in course.moments[::4]
-    ]
-    return line_chart(
-        "Servers as the load rises and falls",
-        [
-            Line(
-                "load, in servers", [(at, rate_at(rates, 60 * at) / one) for at, _, _ in moments], dashed=True
-            ),
-            Line("servers that are ready", [(at, ready) for at, ready, _ in moments], dashed=True),
-            Line("saturation x 10", [(at, min(value, 12.0)) for at, _, value in moments], dashed=True),
-            Line("TTFT p90, s", [(s.at_s / 60, s.ttft_p90_s) for s in course.stretches]),
-        ],
-        x_label="minutes",
-        y_label="",
-    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import uvloop
 from bench.dataplane import report
 from bench.dataplane.load import BadAnswerError
 from bench.dataplane.measure import Bench, Results
-from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, thousand_plan, tracing_plan
+from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, thousand_plan
 from bench.dataplane.rig import running_rig
 
 _ABOUT = """\
@@ -58,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="run fewer loads and rounds, in under 90 seconds"
     )
-    parser.add_argument("--tracing", action="store_true", help="measure only the cost of spans, in a minute")
     parser.add_argument(
         "--thousand", action="store_true", help="compare only 1,000 endpoints with 4, in two minutes"
     )
@@ -141,7 +140,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         return quick_plan()
     if args.thousand:
         return thousand_plan()
-    return tracing_plan() if args.tracing else full_plan()
+    return full_plan()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,16 +1,14 @@
 """Runs the floor: a bare grpc.aio server that answers ext_proc's messages with constants and decodes none of
 them.
 
-    python -m bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
+    python -m bench.dataplane.floor unix:/PATH ADDRESS...
 
 Any picker in Python on grpc.aio costs at least as much as this server. The server runs on the same loop
 (uvloop), with the same messages in the same order, on streams that it holds until the HTTP request ends. Its
 answers name ADDRESS... in turn. Bodies of FULL_DUPLEX_STREAMED are echoed unchanged: the bytes inside a body
 message are the same in both directions, and only the fields around them differ.
 
-It runs on the defaults of gRPC, of the memory allocator and of the garbage collector. With `--tuned` it uses
-the picker's own settings of allocator and collector. The settings of gRPC are in the environment, which the
-caller sets. The difference between the two shows the effect of the settings alone.
+It runs on the defaults of gRPC, of the memory allocator and of the garbage collector.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from epp.extproc.codec import encode
 from epp.extproc.conversation import SERVICE
 from epp.extproc.header_names import DESTINATION
 from epp.extproc.http_events import Answer, Slot
-from epp.serve.process import tune
 
 _REQUEST_HEADERS: Final = 0x12
 _RESPONSE_HEADERS: Final = 0x1A
@@ -135,8 +132,4 @@ async def _serve(listen: str, addresses: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if given[0] == "--tuned":
-        del given[0]
-        tune()
-    uvloop.run(_serve(given[0], given[1:]))
+    uvloop.run(_serve(sys.argv[1], sys.argv[2:]))

@@ -20,8 +20,6 @@ WARM: Final = "Warm: 8 prompts that differ at the end, 4 endpoints"
 MANY: Final = "Cold, 100 endpoints"
 THOUSAND: Final = "Cold, 1,000 endpoints"
 DUPLEX: Final = "FULL_DUPLEX_STREAMED both ways, 4 endpoints"
-SAMPLED: Final = "Every answer sampled, 4 endpoints"
-TRACED: Final = "Picks traced, 4 endpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +35,11 @@ def full_plan() -> Plan:
     ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
     picker: tuple[VariantName, ...] = ("floor", "ours")
     duplex: tuple[VariantName, ...] = ("ours", "floor-duplex", "grpcio-duplex", "ours-duplex")
-    tuned: tuple[VariantName, ...] = ("direct", "envoy", "floor", "floor-tuned", "grpcio", "ours")
-    cells = [
-        _cell(COLD, kb, chunks, tuned if chunks == 1 else ways)
-        for kb in (1, 40, 400)
-        for chunks in (1, 100, 1000)
-    ]
+    cells = [_cell(COLD, kb, chunks, ways) for kb in (1, 40, 400) for chunks in (1, 100, 1000)]
     cells += [_cell(WARM, kb, 1, picker, warm=True) for kb in (1, 40, 400)]
     cells += [
         _cell(DUPLEX, kb, chunks, duplex) for kb, chunks in ((1, 1), (40, 1), (400, 1), (1, 100), (1, 1000))
     ]
-    cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
-    cells += [_TRACING]
     cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
     cells += [_A_THOUSAND]
     return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
@@ -60,11 +51,6 @@ def quick_plan() -> Plan:
     cells = [_cell(COLD, kb, 1, ways) for kb in (1, 40, 400)]
     cells += [_cell(COLD, 1, 100, ways), *(_cell(DUPLEX, 1, chunks, duplex) for chunks in (1, 1000))]
     return Plan(tuple(cells), alone_kb=(1,), alone_requests=100, rounds=5, turn_s=0.4)
-
-
-def tracing_plan() -> Plan:
-    """Return the plan that measures only the cost of spans."""
-    return Plan((_TRACING,), alone_kb=(), alone_requests=0, rounds=20, turn_s=0.5)
 
 
 def thousand_plan() -> Plan:
@@ -100,5 +86,4 @@ def _cell(
     )
 
 
-_TRACING: Final = _cell(TRACED, 1, 1, ("ours", "tracing-1", "tracing-100"))
 _A_THOUSAND: Final = _cell(THOUSAND, 1, 1, ("few", "ours"), endpoints=1000, scrapes_count=True)

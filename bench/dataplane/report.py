@@ -194,23 +194,6 @@ def _growth(results: Results) -> Iterable[str]:
         if len(same) > 1:
             over = ", ".join(f"{_over_floor_ms(r):.2f} at {r.cell.chunks:,}" for r in same)
             yield f"{key[0]}: {key[1]} KB prompts, ms above the floor by chunks of the answer: {over}"
-    for result in results.cells:
-        traced: tuple[tuple[VariantName, Process], ...] = (
-            ("tracing-1", "tracing-1"),
-            ("tracing-100", "tracing-100"),
-        )
-        for name, process in traced:
-            if name in result.turns:
-                pairs = zip(result.turns[name], result.turns["ours"], strict=True)
-                ratio = statistics.median(t.each_ms(process) / o.each_ms("ours") for t, o in pairs)
-                yield f"{VARIANTS[name].label}: {ratio:.2f} times the CPU of the picker without tracing"
-    for result in results.cells:
-        if {"ours", "sampling"} <= result.turns.keys():
-            extra = _median(result.turns["sampling"], "sampling") - _median(result.turns["ours"], "ours")
-            yield (
-                f"{result.cell.prompt_kb} KB, {result.cell.chunks:,} chunks: an answer that is sampled costs {extra:.1f} ms "
-                f"more, which is {extra / 100:.2f} ms for each request at the default share of 1 %"
-            )
 
 
 def _over_floor_ms(result: CellResult) -> float:

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 import yaml
 
 from epp.config.settings import Config
-from epp.serve.process import GRPC_EXPERIMENTS
 from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
 from tests.harness.gateway import config_in, write_policy
@@ -29,12 +28,8 @@ Process = Literal[
     "ours",
     "grpcio",
     "other",
-    "sampling",
-    "tracing-1",
-    "tracing-100",
     "few",
     "floor",
-    "floor-tuned",
     "envoy",
     "upstream",
     "client",
@@ -43,22 +38,15 @@ VariantName = Literal[
     "direct",
     "envoy",
     "floor",
-    "floor-tuned",
     "ours",
     "grpcio",
     "other",
-    "sampling",
-    "tracing-1",
-    "tracing-100",
     "few",
     "floor-duplex",
     "ours-duplex",
     "grpcio-duplex",
 ]
 
-_SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
-"""The share of the picks that are traced."""
-_FLOORS: Final[tuple[Process, ...]] = ("floor", "floor-tuned")
 MAX_ENDPOINTS: Final = 1000
 _FEW: Final = 4
 """The number of model servers that the pickers other than ours know. Scrapes of more servers would take CPU
@@ -89,13 +77,9 @@ VARIANTS: Final = {
         Variant("direct", "client to model server"),
         Variant("envoy", "Envoy without ext_proc"),
         Variant("floor", "Envoy, floor", picker="floor"),
-        Variant("floor-tuned", "Envoy, floor with our settings", picker="floor-tuned"),
         Variant("ours", "Envoy, our picker", picker="ours"),
         Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
         Variant("other", "Envoy, the other picker", picker="other"),
-        Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
-        Variant("tracing-1", "Envoy, our picker, 1 % of the picks traced", picker="tracing-1"),
-        Variant("tracing-100", "Envoy, our picker, every pick traced", picker="tracing-100"),
         Variant("few", f"Envoy, our picker, {_FEW} endpoints", picker="few"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
@@ -168,7 +152,6 @@ async def running_rig(
             addresses[:endpoints],
             other=other,
             profile=profile,
-            collector=port,
         )
         variants = [v for v in VARIANTS.values() if v.picker is None or v.picker in running]
         listeners = dict(zip([v.name for v in variants], free_ports(len(variants)), strict=True))
@@ -203,10 +186,8 @@ async def _start(
     *,
     other: Path | None,
     profile: Path | None,
-    collector: int,
 ) -> dict[Process, Path]:
-    """Start pickers and floors. Return where each listens. `collector` is the port that accepts spans."""
-    envs = {name: _traced(share, collector=collector) for name, share in _SHARES.items()}
+    """Start the pickers and the floor. Return where each listens."""
     for name, config in pickers.items():
         running[name] = await stack.enter_async_context(
             running_picker(
@@ -214,15 +195,13 @@ async def _start(
                 directory=directory / name,
                 checkout=other if name == "other" else None,
                 profile=profile if name == "ours" else None,
-                env=envs.get(name),
             )
         )
     sockets = {name: _socket(config) for name, config in pickers.items()}
-    for name in _FLOORS:
-        sockets[name] = directory / f"{name}.sock"
-        running[name] = await stack.enter_async_context(
-            _floor(name, sockets[name], addresses, directory=directory)
-        )
+    sockets["floor"] = directory / "floor.sock"
+    running["floor"] = await stack.enter_async_context(
+        _floor(sockets["floor"], addresses, directory=directory)
+    )
     for name, path in sockets.items():
         await running[name].wait_ready(path.exists)
     return sockets
@@ -233,15 +212,12 @@ def _written_pickers(
 ) -> dict[Process, Config]:
     """Write the configuration of each picker that takes part."""
 
-    def written(name: Process, *, share: float = 0.0, **more: Any) -> Config:
-        return written_config(directory / name, addresses, share=share, **more)
+    def written(name: Process, **more: Any) -> Config:
+        return written_config(directory / name, addresses, share=0.0, **more)
 
     pickers: dict[Process, Config] = {
         "ours": written("ours"),
         "grpcio": written("grpcio", transport="grpcio"),
-        "sampling": written("sampling", share=1.0),
-        "tracing-1": written("tracing-1", tracing=True),
-        "tracing-100": written("tracing-100", tracing=True),
         "few": written("few"),
     }
     if other is not None:
@@ -250,26 +226,12 @@ def _written_pickers(
     return pickers
 
 
-def _traced(share: float, *, collector: int) -> Mapping[str, str]:
-    """Return a configuration with traces. Spans go over HTTP to a model server, which accepts and forgets
-    them as a collector would.
-    """
-    return {
-        "OTEL_TRACES_SAMPLER": "traceidratio",
-        "OTEL_TRACES_SAMPLER_ARG": str(share),
-        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector}",
-        "OTEL_BSP_SCHEDULE_DELAY": "200",
-    }
-
-
 def written_config(
     directory: Path,
     addresses: Iterable[Address],
     *,
     share: float,
     transport: str = "http2",
-    tracing: bool = False,
 ) -> Config:
     directory.mkdir()
     config = config_in(
@@ -278,7 +240,6 @@ def written_config(
         policyFile=str(directory / "policy.yaml"),
         drainSeconds=0,
         log={"level": "warning"},
-        tracing=tracing,
     )
     # The scrapes have the same interval with and without requests, so that their cost can be subtracted.
     write_policy(config, {"sampling": {"share": share}, "scrape": {"idleIntervalSeconds": 1}})
@@ -289,7 +250,7 @@ def written_config(
 def _forget_transport(path: Path) -> None:
     """Remove the setting for the transport, which an older checkout does not have."""
     document = yaml.safe_load(path.read_text())
-    del document["listen"]["transport"], document["tracing"]
+    del document["listen"]["transport"]
     path.write_text(yaml.safe_dump(document))
 
 
@@ -311,7 +272,6 @@ async def running_picker(
     directory: Path,
     checkout: Path | None = None,
     profile: Path | None = None,
-    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ManagedProcess]:
     """Run `epp serve` of this checkout or of another checkout."""
     profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
@@ -324,22 +284,17 @@ async def running_picker(
         "--config",
         directory / "config.yaml",
     ]
-    async with managed_process("picker", args, directory=directory, cwd=checkout, env=env) as process:
+    async with managed_process("picker", args, directory=directory, cwd=checkout) as process:
         eds = Path(config.envoy.eds_file)
         await process.wait_ready(lambda: _socket(config).exists() and eds.exists())
         yield process
 
 
 def _floor(
-    name: Process, socket: Path, addresses: Iterable[Address], *, directory: Path
+    socket: Path, addresses: Iterable[Address], *, directory: Path
 ) -> AbstractAsyncContextManager[ManagedProcess]:
-    tuned = name == "floor-tuned"
-    args = [
-        *(sys.executable, "-m", "bench.dataplane.floor", *(["--tuned"] if tuned else [])),
-        *(f"unix:{socket}", *map(str, addresses)),
-    ]
-    env = {"GRPC_EXPERIMENTS": GRPC_EXPERIMENTS} if tuned else None
-    return managed_process(name, args, directory=directory, env=env)
+    args = [sys.executable, "-m", "bench.dataplane.floor", f"unix:{socket}", *map(str, addresses)]
+    return managed_process("floor", args, directory=directory)
 
 
 def _document(
@@ -384,6 +339,6 @@ def _picker_cluster(original: dict[str, Any], *, name: str, path: Path) -> dict[
     made["load_assignment"]["cluster_name"] = name
     endpoint = made["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     endpoint["address"] = {"pipe": {"path": str(path)}}
-    if name.startswith("floor"):
+    if name == "floor":
         del made["health_checks"]  # the floor answers no health checks, only ext_proc
     return made

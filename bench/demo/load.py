@@ -1,8 +1,8 @@
 """Sends a workload to the gateway as its users would, and measures the times of the answers.
 
 A closed loop: each user waits for the answer, thinks, and asks again. There is one connection for each
-request in flight. Streamed answers are read as raw pieces and decoded once at the end, because the client
-shares two cores with everything that it measures.
+request in flight. Streamed answers are kept as raw pieces and read once at the end, because the client shares
+two cores with everything that it measures.
 """
 
 from __future__ import annotations
@@ -16,29 +16,13 @@ import aiohttp
 import msgspec
 
 from bench.demo.workload import Turn, User, Workload
+from bench.load.sse import AnswerError, read_answer
 
 _ENCODE: Final = msgspec.json.Encoder().encode
-_DATA: Final = b"data: "
-_DONE: Final = b"[DONE]"
 _TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 """Header that names the tenant of a request. Recordings show the tenant, and flow control uses it if it is
 on.
 """
-
-
-class _Delta(msgspec.Struct):
-    content: str = ""
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice]
-
-
-_EVENT: Final = msgspec.json.Decoder(_Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +30,7 @@ class Answer:
     """One finished request."""
 
     ttft_s: float
-    """Seconds from sending to the first piece of the body. This piece has the first token. The headers come
-    long before.
-    """
+    """Seconds from sending to the first token. The headers come long before."""
     text: str
     request_id: str
     failure: str = ""
@@ -121,39 +103,20 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: 
     """Send one streamed chat request. Errors are stored in the answer and never raised."""
     started = time.monotonic()
     headers = {"content-type": "application/json"} | ({_TENANT_HEADER: tenant} if tenant else {})
-    pieces: list[bytes] = []
-    first_at = started
+    pieces: list[tuple[float, bytes]] = []
     try:
         async with session.post(url, data=body, headers=headers) as response:
             request_id = response.headers.get("x-request-id", "")
             while piece := await response.content.readany():
-                if not pieces:
-                    first_at = time.monotonic()
-                pieces.append(piece)
+                pieces.append((time.monotonic(), piece))
             status = response.status
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return Answer(0.0, "", "", failure=f"{type(error).__name__}: {error}")
-    whole = b"".join(pieces)
     if status != 200:
-        return Answer(0.0, "", request_id, failure=f"status {status}: {whole[:200].decode(errors='replace')}")
-    text, complete = read_events(whole)
-    if not complete:
-        return Answer(0.0, "", request_id, failure="the answer was cut before its end")
-    return Answer(first_at - started, text, request_id)
-
-
-def read_events(stream: bytes) -> tuple[str, bool]:
-    """Return the text of a whole answer in server-sent events, and whether its end came."""
-    texts: list[str] = []
-    for line in stream.split(b"\n"):
-        if not line.startswith(_DATA):
-            continue
-        data = line[len(_DATA) :]
-        if data == _DONE:
-            return "".join(texts), True
-        try:
-            event = _EVENT.decode(data)
-        except msgspec.MsgspecError:
-            return "".join(texts), False
-        texts += [choice.delta.content for choice in event.choices]
-    return "".join(texts), False
+        said = b"".join(piece for _, piece in pieces)[:200].decode(errors="replace")
+        return Answer(0.0, "", request_id, failure=f"status {status}: {said}")
+    try:
+        answer = read_answer(pieces)
+    except AnswerError as error:
+        return Answer(0.0, "", request_id, failure=str(error))
+    return Answer(answer.first_token_at - started, answer.text, request_id)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
-from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
+from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
 from bench.routing.more_workloads import MANY_SERVERS, MORE
 from bench.routing.report import ablation, cells_of, goals, report
 from bench.routing.store import Store, code_of, named
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rules",
         default="defaults",
         metavar="A,B",
-        help="names, `defaults`, `near` (ten others that come near ours), `sweeps`, `all` or `ours`; --list shows them",
+        help="names, `defaults`, `near` (ten others that come near ours), `all` or `ours`; --list shows them",
     )
     add("--loads", default="", metavar="X,Y", help="loads, as shares of --load-of (default 0.5,0.8,1.0,1.2)")
     add(
@@ -194,14 +194,10 @@ def main() -> int:
 
 
 def _rules(text: str) -> list[str]:
-    if text == "defaults":
+    if text in ("defaults", "all"):
         return ["least-cost", "affinity", *RIVALS]
     if text == "near":
         return list(_NEAR_RULES)
-    if text == "sweeps":
-        return list(SWEEPS)
-    if text == "all":
-        return ["least-cost", "affinity", *RIVALS, *SWEEPS]
     if text == "ours":
         return [name for name in BY_NAME if is_ours(name)]
     names = [name for name in text.split(",") if name]

@@ -1,7 +1,6 @@
-"""Lists every rule that is compared: its documented default first, then the settings of a small sweep. Each
-line is one configuration. Names with a plus are settings of the sweep. The real picker runs the
-configurations that are `ours`, and `peer.PeerRouter` runs all others. The settings come from the projects'
-own documentation, as docs/bench-routing.md describes.
+"""Lists every rule that is compared. Each line is one configuration. Names with a plus are our own rule with
+another setting. The real picker runs the configurations that are `ours`, and `peer.PeerRouter` runs all
+others, with the settings of the projects' own documentation.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from bench.routing.held import HoldingRouter
 from bench.routing.peer import Index, PeerRouter, Rule, World
 from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
 from bench.routing.replicas import Replicated
-from bench.routing.rules_learned import Learned
-from bench.routing.rules_preble import AibrixPreble
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
 from epp.config.routing import Lora
 from model_server.sim.engine import EngineShape
@@ -71,68 +68,25 @@ CONFIGS: tuple[Config, ...] = (
     Config("least", load.LeastLoad),
     Config("p2c", load.PowerOfTwo),
     Config("session", load.Session),
-    Config("session+300", load.Session, {"window_s": 300.0}, default=False),
-    Config("first-chars", load.FirstCharacters),
-    Config("first-chars+1024", load.FirstCharacters, {"num_chars": 1024}, default=False),
     Config("simhash", load.SimHash),
-    Config("simhash+32", load.SimHash, {"virtual_nodes": 32}, default=False),
     Config("chwbl", load.BoundedLoads),
-    Config("chwbl+1.1", load.BoundedLoads, {"bound": 1.1}, default=False),
-    Config("chwbl+2", load.BoundedLoads, {"bound": 2.0}, default=False),
     Config("ps-prefix", prefix.HashTrie),
     Config("ps-kvaware", prefix.KvAware),
-    Config("ps-kvaware+500", prefix.KvAware, {"threshold_tokens": 500}, default=False),
     Config("ps-loadaware", cost.LoadAware),
-    Config("ps-loadaware+0.5", cost.LoadAware, {"beta": 0.5}, default=False),
-    Config("ps-loadaware+2", cost.LoadAware, {"beta": 2.0}, default=False),
-    Config("ps-ttft", cost.PredictedTtft),
     Config("sgl", prefix.RadixTree),
-    Config(
-        "sgl+library", prefix.RadixTree, {"threshold": 0.5, "absolute": 32, "relative": 1.1}, default=False
-    ),
-    Config("sgl+8", prefix.RadixTree, {"threshold": 0.3, "absolute": 8, "relative": 1.2}, default=False),
     Config("sgl-zmq", prefix.DeepestHolder),
-    Config("ray", prefix.RayPrefix),
-    Config("ray+4", prefix.RayPrefix, {"imbalance": 4}, default=False),
     Config("aibrix", prefix.Aibrix),
-    Config("aibrix+2sd", prefix.Aibrix, {"gap": 16, "deviations": 2.0}, default=False),
-    Config("aibrix-preble", AibrixPreble),
-    Config("aibrix-preble+0.25", AibrixPreble, {"threshold": 0.25}, default=False),
-    Config("aibrix-preble+0.75", AibrixPreble, {"threshold": 0.75}, default=False),
     Config("aibrix-pd", cost.AibrixPd),
-    Config("aibrix-conductor", cost.Conductor),
     Config("dynamo", cost.Dynamo, busy_steps=16.0),
-    Config("dynamo+0.5", cost.Dynamo, {"scale": 0.5}, busy_steps=16.0, default=False),
-    Config("dynamo+2", cost.Dynamo, {"scale": 2.0}, busy_steps=16.0, default=False),
-    Config("dynamo+4", cost.Dynamo, {"scale": 4.0}, busy_steps=16.0, default=False),
-    Config("dynamo+load", cost.Dynamo, {"load_weight": 1.0}, busy_steps=16.0, default=False),
-    Config("dynamo+unheld", cost.Dynamo, default=False),
     Config("lmetric", cost.LMetric),
-    Config("lmetric+B", cost.LMetric, {"with_backlog": True}, default=False),
     Config("lpwl", cost.LeastWork),
     Config("gaie322", cost.WeightedSum, pages_every_s=0.05),
-    Config("gaie322+1s", cost.WeightedSum, default=False),
-    Config(
-        "gaie322+111",
-        cost.WeightedSum,
-        {"prefix": 1.0, "queue": 1.0, "kv": 1.0},
-        pages_every_s=0.05,
-        default=False,
-    ),
     Config("llmd-affinity", prefix.LlmdAffinity),
-    Config("llmd-affinity+4s", prefix.LlmdAffinity, {"budget_s": 4.0, "rate": 8000.0}, default=False),
-    Config("llmd-affinity+1s", prefix.LlmdAffinity, {"budget_s": 1.0, "rate": 8000.0}, default=False),
-    Config("mooncake", cost.Mooncake),
-    Config("learned", Learned),
-    Config("dualmap", prefix.DualMap),
-    Config("dualmap+0.5s", prefix.DualMap, {"slo_s": 0.5}, default=False),
 )
 
 BY_NAME = {config.name: config for config in CONFIGS}
 RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
 """Other projects' rules with their documented settings."""
-SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c.rule is not cost.ExactCost)
-"""Other projects' rules with other settings."""
 
 
 def is_ours(name: str) -> bool:

@@ -32,10 +32,6 @@ class Pod:
     """L: the number of requests that were sent there and have not ended."""
     backlog_tokens: int = 0
     """B: the number of uncached prompt tokens that were sent there and whose first token has not come."""
-    backlog_work: float = 0.0
-    """The work of the tokens in B: each token is weighted by its position, since prefill work grows with
-    context.
-    """
     page: Snapshot | None = None
     active_blocks: Counter[BlockHash] = field(default_factory=Counter)
     """Distinct prompt blocks of requests in flight."""
@@ -63,24 +59,16 @@ class Asked:
     def session(self) -> str:
         return self.request.session
 
-    def head(self, *, num_chars: int) -> int:
-        """Return a hash of the prompt's first characters."""
-        return _head(self.request, 0, num_chars)
-
     def user_head(self, *, num_chars: int) -> int:
         """Return a hash of the adapter and of the first characters of the first user message."""
-        return _head(self.request, self.request.first_user_segment, num_chars)
-
-
-def _head(request: SimRequest, first: int, num_chars: int) -> int:
-    wanted: list[Segment] = []
-    left = num_chars  # these tokens are enough, because a token has at least one character
-    for segment in request.segments[first:]:
-        wanted.append(segment._replace(num_tokens=min(segment.num_tokens, left)))
-        left -= segment.num_tokens
-        if left <= 0:
-            break
-    return xxh3_64_intdigest(request.adapter.encode() + b"|" + render(wanted)[:num_chars])
+        request, wanted = self.request, list[Segment]()
+        left = num_chars  # these tokens are enough, because a token has at least one character
+        for segment in request.segments[request.first_user_segment :]:
+            wanted.append(segment._replace(num_tokens=min(segment.num_tokens, left)))
+            left -= segment.num_tokens
+            if left <= 0:
+                break
+        return xxh3_64_intdigest(request.adapter.encode() + b"|" + render(wanted)[:num_chars])
 
 
 class Index:
@@ -215,13 +203,7 @@ class _Sent:
     pod: Pod
     asked: Asked
     uncached: int
-    work: float
     prefilled: bool = False
-
-
-def prefill_work(cached: int, total: int) -> float:
-    """Return the prefill work of the tokens [cached, total), each weighted by its position."""
-    return (total * total - cached * cached) / 2
 
 
 class PeerRouter:
@@ -264,11 +246,10 @@ class PeerRouter:
     def _book(self, asked: Asked, pod: Pod, depth: int, now: float) -> None:
         size = self._world.block_tokens
         cached = min(depth * size, (asked.num_tokens - 1) // size * size)
-        sent = _Sent(pod, asked, asked.num_tokens - cached, prefill_work(cached, asked.num_tokens))
+        sent = _Sent(pod, asked, asked.num_tokens - cached)
         self._sent[asked.request.request_id] = sent
         pod.in_flight += 1
         pod.backlog_tokens += sent.uncached
-        pod.backlog_work += sent.work
         pod.active_blocks.update(asked.names)
         pod.arrivals.append((now, sent.uncached, asked.request.answer.num_tokens))
         self._index.record(pod, asked.names)
@@ -280,13 +261,11 @@ class PeerRouter:
 
     def first_token(self, request_id: int, *, now: float) -> None:
         self._prefilled(self._sent[request_id])
-        self._rule.first_token(request_id, now=now)
 
     def _prefilled(self, sent: _Sent) -> None:
         if not sent.prefilled:
             sent.prefilled = True
             sent.pod.backlog_tokens -= sent.uncached
-            sent.pod.backlog_work -= sent.work
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
         sent = self._sent.pop(request_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from bench.routing.peer import Asked, Pod, SimpleRule, World, prefill_work
+from bench.routing.peer import Asked, Pod, SimpleRule, World
 
 
 class LeastWork(SimpleRule):
@@ -100,18 +100,6 @@ class LoadAware(SimpleRule):
         )
 
 
-class PredictedTtft(SimpleRule):
-    """Chooses the server with the least unfinished prefill work, including this request's. A token's work
-    grows with its position.
-    """
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        return self.world.least(
-            self.pods,
-            lambda pod: pod.backlog_work + prefill_work(self.matched(asked, depths, pod), asked.num_tokens),
-        )
-
-
 class AibrixPd(SimpleRule):
     """Chooses by the share of the prompt that does not match and by the load. If loads are far apart, it
     chooses the least load.
@@ -133,49 +121,6 @@ class AibrixPd(SimpleRule):
     def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
         most = max(pod.in_flight for pod in self.pods) or 1
         return 10 * (1 - self.ratio(asked, depths, pod)) + pod.in_flight / most
-
-
-class Conductor(AibrixPd):
-    """Chooses the server with the least sum in ms. The terms are the load times the server's mean prefill,
-    the transfer of the matching part, and the prefill of the rest.
-    """
-
-    def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
-        matched = self.matched(asked, depths, pod)
-        transfer = 0.005 * matched + 1 if matched else 0.0
-        return pod.in_flight * _mean_prefill_ms(pod) + transfer + _prefill_ms(asked.num_tokens - matched)
-
-
-def _mean_prefill_ms(pod: Pod) -> float:
-    """Return the mean of the server's own histogram, or the time of 512 tokens until the histogram has
-    values.
-    """
-    if pod.page is None or not pod.page.finished:
-        return _prefill_ms(512)
-    return 1000 * pod.page.prefill_sum_s / pod.page.finished
-
-
-def _prefill_ms(num_tokens: int) -> float:
-    return float(0.001 * num_tokens**1.5 + 5)
-
-
-class Mooncake(SimpleRule):
-    """Chooses the least predicted TTFT: queue and own prefill by a fitted model of prefill time. It assumes
-    no transfers between servers.
-    """
-
-    def __init__(self, world: World, *, rate: float = 8000.0, knee_tokens: float = 32768.0) -> None:
-        super().__init__(world)
-        self._rate, self._knee_tokens = rate, knee_tokens
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        def key(pod: Pod) -> float:
-            cached = self.matched(asked, depths, pod)
-            tokens = pod.backlog_tokens + asked.num_tokens - cached
-            work = pod.backlog_work + prefill_work(cached, asked.num_tokens)
-            return (tokens + work / self._knee_tokens) / self._rate
-
-        return self.world.least(self.pods, key)
 
 
 class ExactCost(SimpleRule):

@@ -85,16 +85,6 @@ class Session(LoadRule):
         return self.world.least(self.pods, lambda pod: sum(1 for _ in pod.recent(since=since)))
 
 
-class FirstCharacters(LoadRule):
-    def __init__(self, world: World, *, num_chars: int = 256) -> None:
-        super().__init__(world)
-        self._num_chars = num_chars
-        self._ring = Ring(virtual_nodes=256)
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        return self._ring.walk(asked.head(num_chars=self._num_chars), self.pods)[0]
-
-
 class SimHash(LoadRule):
     """Chooses by a 64-bit SimHash over the prompt's words, which should send near-equal prompts to the same
     server. The text repeats one word within a segment. So its shingles are the segments, weighted by their

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from statistics import fmean, pstdev
 
-from bench.routing.peer import Asked, Index, Pod, SimpleRule, World
-from bench.routing.rules_load import PowerOfTwo, Session
+from bench.routing.peer import Asked, Pod, SimpleRule, World
+from bench.routing.rules_load import Session
 from model_server.core.hashing import BlockHash
 
 
@@ -73,36 +73,6 @@ class RadixTree(SimpleRule):
             self._owners.move_to_end(name)
         while len(self._owners) > self.world.capacity_blocks * len(self.pods):
             self._owners.popitem(last=False)
-
-
-class RayPrefix(SimpleRule):
-    """If the queues are out of balance, chooses the better of two random servers. If too little matches, it
-    chooses the server with the least recorded text. Otherwise it chooses the deepest match, and among equal
-    matches the shortest queue.
-    """
-
-    def __init__(self, world: World, *, imbalance: int = 10, threshold: float = 0.1) -> None:
-        super().__init__(world)
-        self._imbalance, self._threshold = imbalance, threshold
-        self._index = Index(None)
-        self._two = PowerOfTwo(world)
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        loads = [pod.in_flight for pod in self.pods]
-        if max(loads) - min(loads) > self._imbalance:
-            return self._two.choose(asked, depths, now=now)
-        mine = self._index.depths(asked.names, self.pods)
-        deepest = max(mine.values())
-        if deepest * self.world.block_tokens < self._threshold * asked.num_tokens:
-            smallest = min(map(self._index.size, self.pods))
-            fewest = [pod for pod in self.pods if self._index.size(pod) == smallest]
-            return self.world.least(fewest, lambda pod: pod.in_flight)
-        return self.world.least(
-            [pod for pod in self.pods if mine[pod.name] == deepest], lambda pod: pod.in_flight
-        )
-
-    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        self._index.record(pod, asked.names)
 
 
 class Aibrix(SimpleRule):
@@ -174,23 +144,3 @@ class LlmdAffinity(SimpleRule):
         return self.world.least(
             holders or self.pods, lambda pod: pod.backlog_tokens + self.uncached(asked, depths, pod)
         )
-
-
-class DualMap(SimpleRule):
-    """Takes two candidates by hash. It chooses the one that holds more if this server meets the objective,
-    otherwise the less loaded one.
-    """
-
-    def __init__(self, world: World, *, slo_s: float = 2.0, rate: float = 8000.0) -> None:
-        super().__init__(world)
-        self._slo_s, self._rate = slo_s, rate
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        key = asked.user_head(num_chars=100)
-        first = self.pods[key % len(self.pods)]
-        second = self.pods[(key >> 32) % len(self.pods)]
-        better = self.world.least([first, second], lambda pod: -depths[pod.name])
-        ttft_s = (better.backlog_tokens + self.uncached(asked, depths, better)) / self._rate
-        if depths[better.name] and ttft_s <= self._slo_s:
-            return better
-        return self.world.least([first, second], lambda pod: pod.backlog_tokens)

@@ -1,7 +1,6 @@
 """Draws bars in groups as SVG text. Needs no package, keeps no state.
 
-Values start at zero, so that lengths compare as the numbers do. Callers: `report`, and the benches, which
-also draw lines with the parts of these charts (`bench.line_chart`).
+Values start at zero, so that lengths compare as the numbers do. `report` calls this module.
 """
 
 from __future__ import annotations

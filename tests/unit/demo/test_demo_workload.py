@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from bench.demo.serving import made_up
-from bench.demo.workload import Shape, Turn, User, Workload, make_workload
+from bench.demo.workload import Shape, Turn, User, make_workload
 
 SHAPE = Shape.of(servers=4, requests=264)
 
@@ -25,12 +25,6 @@ def test_every_user_has_the_same_number_of_requests_and_the_announced_total_is_t
     workload = make_workload(SHAPE, seed=1)
     assert {len(turns(user)) for user in workload.users} == {SHAPE.requests_per_user}
     assert sum(len(turns(user)) for user in workload.users) == SHAPE.requests == 264
-
-
-def test_few_requests_come_from_few_users_so_that_conversations_still_have_turns() -> None:
-    small = Shape.of(servers=2, requests=36)
-    assert (small.users, small.requests_per_user) == (12, 3)
-    assert Shape.of(servers=4, requests=1).requests == 2
 
 
 def test_a_turn_sends_the_conversation_so_far_after_its_tenants_system_prompt() -> None:
@@ -58,13 +52,3 @@ def test_the_prefixes_in_use_fit_four_caches_but_not_two() -> None:
 
     live = make_workload(SHAPE, seed=1).live_prefix_tokens
     assert 2 * cache < live < 4 * cache
-
-
-def test_the_reusable_share_counts_system_prompts_and_earlier_turns() -> None:
-    shape = Shape(users=1, tenants=1, requests_per_user=2)
-    one = User(tenant=0, conversations=[[Turn("x" * 50, 10, 0.0), Turn("y" * 50, 10, 0.0)]])
-    two = User(tenant=0, conversations=[[Turn("z" * 100, 10, 0.0)]])
-    # The prompts have 150, 250 and 200 characters. The second begins with 200 known characters, and the
-    # third with the 100 of the system prompt.
-    workload = Workload(shape, ["s" * 100], [one, two])
-    assert workload.reusable_share() == (200 + 100) / (150 + 250 + 200)

@@ -21,7 +21,6 @@ from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.held import HoldingRouter
 from bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
-from bench.routing.rules_preble import AibrixPreble, prefill_s
 from model_server.core.hashing import BlockHash
 from model_server.sim.engine import EngineShape, SimEngine
 from model_server.sim.fleet import WAITS
@@ -37,7 +36,7 @@ def a_world(*, in_flight: Sequence[int] = (0, 0, 0), backlog: Sequence[int] = (0
     world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000, max_loras=4)
     for index, (requests, tokens) in enumerate(zip(in_flight, backlog, strict=True)):
         pod = Pod(f"pod-{index}", 1 << index)
-        pod.in_flight, pod.backlog_tokens, pod.backlog_work = requests, tokens, tokens * 500.0
+        pod.in_flight, pod.backlog_tokens = requests, tokens
         world.pods.append(pod)
     return world
 
@@ -204,38 +203,6 @@ def test_lmetric_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.LMetric(a_world(in_flight=case.loads, backlog=case.backlog)), case) == case.may
 
 
-# vllm-project/aibrix pkg/plugins/gateway/algorithms/prefix_cache_preble.go at f8a74b09ae7a: Route,
-# getPodLoad, getNodeCost; its gate (getTargetPodListOnLoadImbalance) in prefix_cache.go. A request costs
-# its prefill on a V100 times its share of new tokens, and 6.75 s: 7.06 s with 1,000 tokens, 15.39 s with
-# 20,000.
-PREBLE = [
-    Case("over half matches: the deepest holder", {0}, depths=(6, 3, 0)),
-    Case("half is not over half: least cost", {1, 2}, depths=(5, 0, 0), sent=[(0, 1000)]),
-    Case("of equal holders the one with fewer requests of late", {1}, depths=(9, 9, 0), sent=[(0, 50), (2, 50)]),
-    Case("requests in flight do not count in balance", {0}, loads=(8, 0, 0), depths=(6, 0, 0)),
-    Case("9 more: only the least loaded, and none of them holds it", {1, 2}, loads=(9, 0, 0), depths=(9, 0, 0)),
-    Case("9 more: a shallower holder among the least loaded", {2}, loads=(9, 0, 0), depths=(9, 0, 2)),
-    Case("two small ones cost 14.13, a long one 15.39", {1},
-         sent=[(0, 20_000), (1, 1000), (1, 1000), (2, 1000), (2, 1000), (2, 1000)]),
-    Case("its own prefill there does not count", {1, 2}, depths=(5, 4, 0), sent=[(0, 1000)]),
-]  # fmt: skip
-
-
-@rows(PREBLE)
-def test_aibrix_preble_chooses_as_its_source_does(case: Case) -> None:
-    world = world_of(case)
-    rule = AibrixPreble(world)
-    send(rule, world, case)
-    assert all_choices(rule, case) == case.may
-
-
-def test_preble_prices_a_prefill_as_its_source_does() -> None:
-    assert prefill_s(100, 100) == pytest.approx((55 + 0.8) / 900)
-    assert prefill_s(200, 5000) == pytest.approx((-295 + 625 - 256 + (2.325 + 0.398) / 2) / 900)
-    assert prefill_s(1000, 1000) == pytest.approx((271.06428 + 10.52444263 + 0.8) / 900)
-    assert prefill_s(20_000, 20_000) == pytest.approx((5431.81 + 9.698 + 2334.575) / 900, rel=1e-4)
-
-
 # vllm-project/aibrix pkg/plugins/gateway/algorithms/pd/prefill_scorer.go at 8b4599225ee7 (ScorePod of
 # prefixCacheScorer); gate: loadImbalanceSelectPrefillPod in pd_disaggregation.go at f354f2380f2c.
 AIBRIX_PD = [
@@ -249,27 +216,6 @@ AIBRIX_PD = [
 @rows(AIBRIX_PD)
 def test_aibrix_pd_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.AibrixPd(world_of(case)), case) == case.may
-
-
-# The same file: conductorScorer. 512 tokens take 16.6 ms, 1,000 take 36.6, 100 take 6.
-CONDUCTOR = [
-    Case("16.6 + 5.5 + 6 against 36.6", {0}, loads=(1, 0, 0), depths=(9, 0, 0)),
-    Case("33.2 + 5.5 + 6 against 36.6", {1, 2}, loads=(2, 0, 0), depths=(9, 0, 0)),
-    Case("nothing matches: no transfer", {0, 1, 2}),
-    Case("17 more: least load", {1, 2}, loads=(17, 0, 0), depths=(9, 0, 0)),
-]
-
-
-@rows(CONDUCTOR)
-def test_aibrix_conductor_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(cost.Conductor(world_of(case)), case) == case.may
-
-
-def test_the_conductor_takes_the_mean_prefill_of_the_server_itself() -> None:
-    world = a_world(in_flight=(2, 0, 0))
-    world.pods[0].page = a_page(prefill_sum_s=0.05, finished=10)
-    case = Case("2 x 5 + 5.5 + 6 against 36.6", {0}, depths=(9, 0, 0))
-    assert all_choices(cost.Conductor(world), case) == case.may
 
 
 # kubeai-project/kubeai internal/loadbalancer/balance_chwbl.go at 9c8852103b7a: chwblLoadOK. The loads are of
@@ -290,26 +236,6 @@ def test_kubeai_chooses_as_its_source_does(loads: Sequence[int], place: int) -> 
     for pod, in_flight in zip(order, loads, strict=True):
         pod.in_flight = in_flight
     assert rule.choose(asked(), {}, now=0.0) is order[place]
-
-
-# ray-project/ray python/ray/llm/_internal/serve/request_router/prefix_aware/prefix_aware_router.py at
-# 1eec25d0ba1e: _prefix_match_best_replicas; 10 and 0.1. The prompt's first blocks were sent to server 0.
-RAY = [
-    Case("0.1 is enough: its holder", {0}, depths=(1, 0, 0)),
-    Case("nothing matches: least text, and of these the shorter queue", {2}, loads=(0, 1, 0), sent=[(0, 500)]),
-    Case("least text goes before a shorter queue", {2}, loads=(0, 0, 5), sent=[(0, 500), (1, 500)]),
-    Case("10 more is in balance", {0}, loads=(10, 0, 0), depths=(9, 0, 0)),
-    Case("11 more: the less loaded of two by chance", {1, 2}, loads=(11, 0, 0), depths=(9, 0, 0)),
-]  # fmt: skip
-
-
-@rows(RAY)
-def test_ray_chooses_as_its_source_does(case: Case) -> None:
-    world = world_of(case)
-    rule = prefix.RayPrefix(world)
-    rule.placed(asked((1, BLOCK * case.depths[0])), world.pods[0], now=0.0)
-    send(rule, world, case)
-    assert {choice(rule, what=asked((1, 1000))) for _ in range(60)} == case.may
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer: queuedepth/queue.go and
@@ -424,7 +350,7 @@ def test_the_router_books_until_the_first_token_and_the_end() -> None:
     assert (pod.in_flight, pod.backlog_tokens) == (2, 100)
     for number in range(2):
         router.ended(number, failed=False, cached_tokens=0, now=2.0)
-    assert (pod.in_flight, pod.backlog_tokens, pod.backlog_work) == (0, 0, 0.0)
+    assert (pod.in_flight, pod.backlog_tokens) == (0, 0)
     assert not pod.active_blocks
 
 
