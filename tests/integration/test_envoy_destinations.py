@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epp.types import Address
-from tests.harness.envoy import EXT_PROC, MODEL_SERVERS, connection_manager
+from tests.harness.envoy import MODEL_SERVERS, connection_manager
 from tests.harness.fake_picker import DESTINATION
 from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.ports import free_port
@@ -22,20 +22,6 @@ pytestmark = pytest.mark.envoy
 
 def dead_address() -> Address:
     return Address("127.0.0.1", free_port())
-
-
-async def test_the_named_endpoint_serves_and_envoy_tells_the_picker_its_address(bench: EnvoyBench) -> None:
-    for backend in (bench.backends[1], bench.backends[0], bench.backends[1]):
-        bench.picker.always(backend.address)
-        reply = await bench.client.complete()
-        assert reply.served_by == backend.name
-        assert bench.picker.exchanges[-1].served == str(backend.address)
-        assert bench.picker.exchanges[-1].response_status == 200
-
-
-async def test_requests_without_a_body_get_a_pick_too(bench: EnvoyBench) -> None:
-    bench.picker.always(bench.backends[1].address)
-    assert [(await bench.client.get("/v1/models")).served_by for _ in range(4)] == ["s1"] * 4
 
 
 @pytest.mark.core
@@ -169,12 +155,3 @@ async def test_websockets_bypass_the_picker(bench: EnvoyBench) -> None:
     assert served == {"s0", "s1"}
     assert bench.picker.exchanges == []
     assert all(DESTINATION not in r.headers for b in bench.backends for r in b.prompts)
-
-
-async def test_a_refusal_of_the_picker_reaches_the_client_as_it_is(bench: EnvoyBench) -> None:
-    for status in (429, 503):
-        bench.picker.refuse_status = status
-        reply = await bench.client.complete()
-        assert (reply.status, reply.body) == (status, b"refused")
-    assert all(not b.prompts for b in bench.backends)
-    assert await bench.envoy.stat(f"{EXT_PROC}failure_mode_allowed") == 0

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from tests.harness.client import Reply
-from tests.harness.envoy import EXT_PROC, PICKER
 from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
@@ -111,32 +108,6 @@ async def test_answers_that_servers_cut_are_counted_and_named_and_clients_that_l
     assert (entry["flags"] in ("UC", "UPE"), entry["served_by"]) == (True, str(backend.address))
 
 
-async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(bench: EnvoyBench) -> None:
-    for backend in bench.backends:
-        backend.behaviour.before_last.shut()
-    async with AsyncExitStack() as stack:
-        answers = [await stack.enter_async_context(bench.client.stream(f"{n}")) for n in range(8)]
-        await bench.picker.stop()
-        new = asyncio.gather(*(bench.client.complete(f"new {n}") for n in range(8)))
-        gates = [b.behaviour.before_last for b in bench.backends]
-        await wait_until(lambda: sum(g.waiting for g in gates) == 16, what="all 16 are being answered")
-        for gate in gates:
-            gate.open()
-        assert all(b"[DONE]" in body for body in await asyncio.gather(*(a.rest() for a in answers)))
-        replies = await new
-    assert [r.status for r in replies] == [200] * 8
-    assert sorted(r.served_by for r in replies) == ["s0"] * 4 + ["s1"] * 4
-    assert await bench.envoy.bypassed() >= 8
-
-
-async def test_a_picker_that_hangs_is_bypassed(bench: EnvoyBench) -> None:
-    bench.picker.gate.shut()
-    replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(4)))
-    assert [r.status for r in replies] == [200] * 4
-    assert await bench.envoy.stat(f"{EXT_PROC}message_timeouts") >= 1
-    assert await bench.envoy.bypassed() == 4
-
-
 async def test_failing_closed_is_a_503(tmp_path: Path) -> None:
     async with running_bootstrap(tmp_path, holdStreams=False, envoy={"failOpen": False}) as bench:
         assert (await bench.client.complete()).status == 200
@@ -144,35 +115,6 @@ async def test_failing_closed_is_a_503(tmp_path: Path) -> None:
         reply = await bench.client.complete()
         assert reply.status == 503
         assert all(len(b.prompts) <= 1 for b in bench.backends)
-
-
-async def test_two_thousand_streams_are_held_at_once(tmp_path: Path) -> None:
-    """Envoy's default limits allow 1,024 streams. The rest would bypass the picker without an error."""
-    # This test is not about the rate of arrival. Requests come in waves, and a slow machine may take its
-    # time.
-    async with running_bootstrap(tmp_path, envoy={"messageTimeoutSeconds": 30}) as bench:
-        backend = bench.backends[0]
-        bench.picker.always(backend.address)
-        held = backend.behaviour.before_headers
-        held.shut()
-        pending: list[asyncio.Task[Reply]] = []
-        for count in range(200, 2001, 200):
-            pending += [asyncio.create_task(bench.client.complete(f"{n}")) for n in range(200)]
-            await held.wait_waiting(count)
-        assert bench.picker.open_streams == 2000
-        held.open()
-        assert {r.status for r in await asyncio.gather(*pending)} == {200}
-        assert await bench.envoy.bypassed() == 0
-        assert await bench.envoy.stat(f"{PICKER}upstream_rq_pending_overflow") == 0
-
-
-async def test_a_request_id_is_kept_or_made_and_picker_and_client_get_it(bench: EnvoyBench) -> None:
-    given = "3c6e4c1e-0000-4b3a-9f3b-aaaaaaaaaaaa"
-    reply = await bench.client.complete(headers={"x-request-id": given})
-    assert reply.headers["x-request-id"] == given
-    assert bench.picker.exchanges[-1].headers["x-request-id"] == given
-    reply = await bench.client.complete()
-    assert bench.picker.exchanges[-1].headers["x-request-id"] == reply.headers["x-request-id"] != given
 
 
 async def test_the_access_log_says_who_was_picked_and_who_served(bench: EnvoyBench) -> None:

@@ -133,15 +133,6 @@ async def test_requests_without_a_body_are_routed_by_load(rig: EnvoyRig, mode: s
         assert told["request_id"] == pick.decision.request_id != ""
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_destination_that_the_client_sends_never_decides(rig: EnvoyRig, mode: str) -> None:
-    wrong = {"x-gateway-destination-endpoint": "10.9.9.9:1"}
-    told = await post(rig, mode, long_completion(100, tag="mine"), **wrong)
-    assert told["destination"] == ",".join(map(str, rig.seen.picks[-1].destinations))
-    async with rig.client.get(rig.url(mode), headers=wrong) as response:
-        assert (await response.json())["destination"] == ",".join(map(str, rig.seen.picks[-1].destinations))
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("mode", READS_BODY)
 async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str) -> None:
@@ -215,19 +206,6 @@ async def test_bad_json_gets_400_in_openais_shape(rig: EnvoyRig, mode: str) -> N
     assert error["type"] == "invalid_request_error"
     assert error["param"] is None
     assert error["message"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_no_ready_endpoint_gets_503_with_and_without_a_body(rig: EnvoyRig, mode: str) -> None:
-    endpoints = rig.picker.endpoints()
-    rig.picker.set_endpoints([], now=time.monotonic())
-    try:
-        for method, body in (("POST", long_completion(100, tag="none")), ("GET", None)):
-            async with rig.client.request(method, rig.url(mode), data=body) as response:
-                assert response.status == 503
-                assert (await response.json())["error"]["code"] == "no_ready_endpoint"
-    finally:
-        rig.picker.set_endpoints(endpoints, now=time.monotonic())
 
 
 @pytest.mark.parametrize("mode", MODES)
