@@ -269,6 +269,7 @@ TestFlowMachine = pytest.mark.slow(FlowMachine.TestCase)
 TestFlowMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.lists(st.integers(1, 1000), min_size=30, max_size=60), min_size=2, max_size=4),
     seconds=st.floats(1, 8),

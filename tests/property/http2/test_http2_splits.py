@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def events_of(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Eve
     return events, side.connection.over
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(frames, max_size=12), st.data())
 def test_every_split_of_the_bytes_gives_the_same_events(script: list[bytes], draw: st.DataObject) -> None:

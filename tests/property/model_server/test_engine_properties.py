@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from model_server.core.engine import Engine, EngineConfig
@@ -56,6 +57,7 @@ def answer_of_twin(request: Request) -> list[TokenId]:
     return twin.token_ids
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(arrivals=arrivals, num_blocks=st.integers(8, 20), seqs=st.integers(1, 4), budget=st.integers(1, 16))
 def test_every_request_gets_the_tokens_that_it_would_get_alone(

@@ -49,6 +49,7 @@ def test_english_has_about_four_characters_for_a_token() -> None:
     assert 3.5 <= len(ENGLISH) / len(Tokenizer().encode(ENGLISH)) <= 5.5
 
 
+@pytest.mark.slow
 @given(turns=st.lists(texts, min_size=1, max_size=4))
 def test_a_conversation_with_its_answer_begins_the_next_turn(turns: list[str]) -> None:
     tokenizer = Tokenizer()

@@ -91,10 +91,12 @@ def test_the_worst_bodies_cost_ten_times_plain_text_at_most(shape: BodyShape, si
     assert not too_costly(shape, size_bytes)
 
 
+@pytest.mark.slow
 def test_no_piece_at_any_place_of_a_body_costs_more() -> None:
     assert [costly for shape in every_shape() if (costly := too_costly(shape, 30_000))] == []
 
 
+@pytest.mark.slow
 def test_no_random_body_costs_more() -> None:
     sizes = itertools.cycle(SIZES)
     assert [costly for shape in random_shapes() if (costly := too_costly(shape, next(sizes)))] == []

@@ -109,6 +109,7 @@ def test_envoy_knows_every_field(envoy: Envoy, transport: Literal["http2", "grpc
     assert "&id" not in text, "a dictionary that occurs twice becomes an anchor and an alias in YAML"
 
 
+@pytest.mark.slow
 def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
     text = bootstrap(golden_config())
     assert text.count("merge_slashes") == 1

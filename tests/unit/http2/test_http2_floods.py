@@ -37,6 +37,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", FLOODS)
 def test_a_flood_ends_the_connection_and_is_counted(reason: str) -> None:
     side = CallerSide().opened()
@@ -51,6 +52,7 @@ def test_a_flood_ends_the_connection_and_is_counted(reason: str) -> None:
         pytest.fail("the connection was never ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", sorted(FLOODS.keys() - {"settings_flood"}))
 def test_the_same_frames_at_the_pace_of_a_busy_data_plane_are_accepted(reason: str) -> None:
     side = CallerSide().opened()

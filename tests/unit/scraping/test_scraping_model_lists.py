@@ -52,6 +52,7 @@ def test_what_is_no_list_of_models_is_refused(broken: bytes) -> None:
     assert len(str(raised.value)) < 300
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(list_page))
 def test_nothing_but_its_own_error_comes_out(data: bytes) -> None:
     try:

@@ -56,6 +56,7 @@ def test_adapters_are_loaded_a_third_as_often_as_round_robin_and_ttft_is_no_wors
     assert ours.ttft_mean_s <= least.ttft_mean_s
 
 
+@pytest.mark.slow
 def test_the_table_has_a_column_for_each_load(copies: dict[float, list[Copies]]) -> None:
     header, _, first, *_ = table_of({load: [runs] for load, runs in copies.items()}).splitlines()
     assert "load 0.25" in header

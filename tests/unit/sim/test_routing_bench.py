@@ -66,6 +66,7 @@ def test_every_workload_runs_and_repeats_itself(workload: str) -> None:
     assert len({record.server for record in first.records}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["b2b", "chat", "lora"])
 def test_routing_by_prefix_finds_more_in_the_caches_than_taking_turns(workload: str) -> None:
     setting = replace(TINY, scale=0.1)

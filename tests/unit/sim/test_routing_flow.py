@@ -73,12 +73,14 @@ def test_under_overload_requests_with_a_higher_priority_wait_less() -> None:
     assert row.by_class[f"priority {INTERACTIVE}"][1] < row.ttft_p90_s / 2
 
 
+@pytest.mark.slow
 def test_light_tenants_wait_less_than_half_as_long_as_the_greedy_tenant() -> None:
     by_class = run("queue", 2.0, mix="greedy")[1].by_class
     light = max(p90_s for name, (_, p90_s) in by_class.items() if name != "greedy")
     assert light < by_class["greedy"][1] / 2
 
 
+@pytest.mark.slow
 def test_light_tenants_get_90_percent_of_their_max_min_share_beside_a_greedy_tenant() -> None:
     off, on = (run(flow, 2.4, mix="greedy")[1].of_max_min for flow in ("off", "queue"))
     assert min(on.values()) > 0.9
@@ -104,6 +106,7 @@ def requests(timed: Sequence[Timed]) -> list[SimRequest]:
     return [t.request for t in timed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [*MORE, *UNTUNED])
 def test_every_workload_runs(workload: str) -> None:
     made = Run(

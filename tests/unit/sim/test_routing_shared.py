@@ -47,6 +47,7 @@ def test_four_replicas_that_share_have_hits_and_load_spread_like_one_replica(wor
     assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
 
 
+@pytest.mark.slow
 def test_a_run_of_many_servers_measures_the_cost_of_each_part_of_the_pickers_work() -> None:
     pool = scale.Pool("least-cost", 2)
     row, meter, told_bytes = scale.run(pool, servers=16, rate_per_s=160, seconds=2)

@@ -78,6 +78,7 @@ def test_a_prompt_is_found_only_with_equal_tokens_adapter_and_salt() -> None:
     assert (engine.prompt_cache.hits, engine.prompt_cache.misses, model.num_prefills) == (0, 5, 5)
 
 
+@pytest.mark.slow
 def test_003_2_blocks_return_to_the_pool_after_10_000_requests_under_eviction() -> None:
     rng, model = random.Random(3), PagedModel(block_size_tokens=4)
     engine = prompt_engine(model, engine_config(num_blocks=60, block_size=4), entries=10)

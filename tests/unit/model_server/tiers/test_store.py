@@ -236,6 +236,7 @@ def test_a_full_disk_keeps_the_blocks_that_were_stored(
         check_segment(own)
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_readable_store(tmp_path: Path) -> None:
     for seed in range(6):
         with subprocess.Popen(
