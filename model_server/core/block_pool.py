@@ -168,7 +168,6 @@ class BlockPool:
     def end_step(self) -> None:
         """Advance the time of the eviction order. This is called when a step of the engine is planned."""
         self._step += 1
-        self._unused.end_step()
 
     def free_in_order(self) -> list[BlockId]:
         """Return the free blocks in the order in which they will be taken, for tests and for a page that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_server.core.eviction import EVICTION_NAMES, QUEUES, EvictionName, QueueName
+from model_server.core.eviction import EVICTION_NAMES, EvictionName
 from model_server.core.hashing import DEFAULT_SEED, HASH_ALGORITHMS, HashAlgorithm
 
 
@@ -14,8 +14,6 @@ class CacheOptions:
     hash_seed: str = DEFAULT_SEED
     """The seed of the root hash. Servers whose events are compared need the same seed."""
     eviction: EvictionName = "lru"
-    free_queue: QueueName = "linked"
-    """The data structure that keeps the order of `lru`."""
     max_unused_blocks: int | None = None
     """The most free blocks that keep cached content. None means all free blocks."""
     preallocated_blocks: int = 0
@@ -29,7 +27,6 @@ class CacheOptions:
         for value, known in (
             (self.hash_algorithm, HASH_ALGORITHMS),
             (self.eviction, EVICTION_NAMES),
-            (self.free_queue, tuple(QUEUES)),
         ):
             if value not in known:
                 raise ValueError(f"{value!r} is not one of {', '.join(known)}")

@@ -24,30 +24,20 @@ from itertools import count
 from typing import Literal, get_args
 
 from model_server.core.blocks import Block
-from model_server.core.free_queue import DeferredQueue, FreeOrder, LazyQueue, LinkedQueue
+from model_server.core.free_queue import FreeOrder, LinkedQueue
 
 EvictionName = Literal["lru", "last-touch", "lfu"]
 EVICTION_NAMES: tuple[EvictionName, ...] = get_args(EvictionName)
-QueueName = Literal["linked", "lazy", "deferred"]
-QUEUES: dict[QueueName, type[LinkedQueue | LazyQueue]] = {
-    "linked": LinkedQueue,
-    "lazy": LazyQueue,
-    "deferred": DeferredQueue,
-}
 
 _SLACK_ENTRIES = 64
 """Up to this number of stale entries, a heap is not rebuilt, since a rebuild would save little."""
 
 
-def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:
-    """Return the order of a policy. `queue` is the data structure of `lru`. Raise ValueError if no policy or
-    queue has this name.
-    """
-    if queue not in QUEUES:
-        raise ValueError(f"unknown free queue {queue!r}; choose one of {', '.join(QUEUES)}")
+def make_order(eviction: EvictionName) -> FreeOrder:
+    """Return the order of a policy. Raise ValueError if no policy has this name."""
     match eviction:
         case "lru":
-            return QUEUES[queue]()
+            return LinkedQueue()
         case "last-touch":
             return LastTouchThenLongest()
         case "lfu":
@@ -102,8 +92,6 @@ class LastTouchThenLongest:
             if self._is_valid(step, age, block):
                 del self._entry_of[block]
                 return block
-
-    def end_step(self) -> None: ...
 
     def check_integrity(self) -> None:
         assert sorted(self._steps) == sorted(self._inner)
@@ -162,8 +150,6 @@ class LeastFrequentlyUsed:
             if self._age_of.get(block) == age:
                 del self._age_of[block]
                 return block
-
-    def end_step(self) -> None: ...
 
     def check_integrity(self) -> None:
         assert set(self) == self._age_of.keys()

@@ -93,7 +93,7 @@ class KVCacheManager:
         self.options = options = options or CacheOptions()
         self.pool = BlockPool(
             num_blocks,
-            order=make_order(options.eviction, queue=options.free_queue),
+            order=make_order(options.eviction),
             max_unused_blocks=options.max_unused_blocks,
             on_forget=self._forgotten,
         )

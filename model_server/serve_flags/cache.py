@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.eviction import EVICTION_NAMES, QUEUES
+from model_server.core.eviction import EVICTION_NAMES
 from model_server.core.hashing import DEFAULT_SEED, HASH_ALGORITHMS
 from model_server.core.scheduler import SchedulerLimits
 from model_server.server.backends import DEFAULT_COST_BLOCKS, DEFAULT_HF_BLOCKS
@@ -30,7 +30,6 @@ def options(args: argparse.Namespace) -> CacheOptions:
         hash_algorithm=args.prefix_caching_hash_algo,
         hash_seed=args.hash_seed,
         eviction=args.eviction,
-        free_queue=args.free_queue,
         max_unused_blocks=args.max_unused_blocks,
         preallocated_blocks=args.preallocated_blocks,
         partial_blocks=args.partial_blocks,
@@ -125,10 +124,8 @@ def _add_eviction(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--free-queue",
-        choices=tuple(QUEUES),
-        default="linked",
-        help="data structure of lru's order: linked is a linked list; lazy and deferred remove blocks later, and exist only for comparison "
-        "(default %(default)s)",
+        choices=("linked",),
+        help=argparse.SUPPRESS,  # accepted for a release: there is only the linked list now
     )
 
 

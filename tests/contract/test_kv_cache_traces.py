@@ -7,7 +7,6 @@ from __future__ import annotations
 import pytest
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.eviction import QueueName
 from model_server.core.hashing import make_hasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, TokenId
@@ -96,13 +95,12 @@ def traces() -> list[Trace]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("queue", ["linked", "lazy", "deferred"])
 def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm_on_1000_traces(
-    traces: list[Trace], queue: QueueName
+    traces: list[Trace],
 ) -> None:
     assert len(traces) == 1000
-    for number, trace in enumerate(traces if queue == "linked" else traces[::10]):
-        side = OurSide(trace, CacheOptions(free_queue=queue))
+    for number, trace in enumerate(traces):
+        side = OurSide(trace, CacheOptions())
         for at, (step, expected) in enumerate(zip(trace.steps, trace.outcomes, strict=True)):
             assert side.step(step) == expected, f"trace {number}, step {at}: {step}"
         side.manager.check_integrity()

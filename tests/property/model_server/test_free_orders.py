@@ -1,9 +1,8 @@
-"""Every order of eviction is compared with a sorted list, and the three free queues with each other."""
+"""Every order of eviction is compared with a sorted list, also the lazy queue of row 001-4."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,10 +10,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from bench.model_server.bench_free_queue import LazyQueue
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block, BlockId
-from model_server.core.eviction import EVICTION_NAMES, QUEUES, EvictionName, QueueName, make_order
-from model_server.core.free_queue import DeferredQueue, FreeOrder, LazyQueue
+from model_server.core.eviction import EVICTION_NAMES, EvictionName, make_order
+from model_server.core.free_queue import FreeOrder, LinkedQueue
 from model_server.core.hashing import BlockHash
 
 NUM_BLOCKS = 12
@@ -22,7 +22,7 @@ NUM_BLOCKS = 12
 # A list of operations on an order: (what, which of the blocks that fit, last use, uses, prefix).
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["append", "append", "remove", "pop", "end"]),
+        st.sampled_from(["append", "append", "remove", "pop"]),
         st.integers(0, NUM_BLOCKS - 1),
         st.integers(0, 3),
         st.integers(1, 3),
@@ -71,81 +71,18 @@ def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int
             block = order.pop_first()
             assert block is reference.in_order()[0]
             del reference.ages[block]
-        elif what == "end":
-            order.end_step()
         assert list(order) == reference.in_order()
         assert len(order) == len(reference.ages)
         order.check_integrity()
 
 
-@pytest.mark.parametrize("queue", list(QUEUES))
+@pytest.mark.parametrize("queue", [LinkedQueue, LazyQueue])
 @given(steps=operations)
 @settings(deadline=None, max_examples=60)
-def test_001_4_the_three_queues_give_the_same_order(
-    queue: QueueName, steps: list[tuple[str, int, int, int, int]]
+def test_001_4_both_queues_give_the_same_order(
+    queue: type[FreeOrder], steps: list[tuple[str, int, int, int, int]]
 ) -> None:
-    run(make_order("lru", queue=queue), SortedReference(SORTED["lru"]), steps)
-
-
-def references(blocks: list[Block]) -> list[int]:
-    return [sys.getrefcount(block) for block in blocks]
-
-
-def test_001_4_only_the_deferred_queue_sweeps_in_its_own_thread_after_a_step() -> None:
-    sweepers = set()
-
-    class Watched(DeferredQueue):
-        def _sweep_marked(self) -> None:
-            sweepers.add(threading.current_thread())
-            super()._sweep_marked()
-
-    held = {}
-    for queue in (LazyQueue(), Watched()):
-        blocks = [Block(BlockId(i)) for i in range(100)]
-        before = references(blocks)
-        for number in range(100):
-            queue.append(blocks[number])
-        for number in range(10, 100):
-            queue.remove(blocks[number])
-        queue.end_step()
-        assert len(queue) == 10
-        held[type(queue)] = sum(now > then for now, then in zip(references(blocks), before, strict=True))
-    assert held == {LazyQueue: 100, Watched: 10}
-    assert len(sweepers) == 1
-    assert threading.current_thread() not in sweepers
-
-
-def test_a_call_after_a_sweep_waits_for_the_sweep_and_raises_its_failure() -> None:
-    class Broken(DeferredQueue):
-        def _sweep_marked(self) -> None:
-            raise RuntimeError("swept away")
-
-    queue, block = Broken(), Block(BlockId(0))
-    queue.append(block)
-    queue.remove(block)
-    queue.end_step()
-    with pytest.raises(RuntimeError, match="swept away"):
-        len(queue)
-
-
-def test_the_pool_reports_the_end_of_a_step_to_its_queue() -> None:
-    class Told(DeferredQueue):
-        num_steps = 0
-
-        def end_step(self) -> None:
-            self.num_steps += 1
-            super().end_step()
-
-    queue = Told()
-    pool = BlockPool(4, order=queue)
-    table = pool.take(4)
-    for depth, block in enumerate(table):
-        pool.cache(block, BlockHash(bytes([depth])))
-    pool.release(table)
-    pool.hold(table[:3])
-    pool.end_step()
-    assert queue.num_steps == 1
-    assert pool.num_unused == 1
+    run(queue(), SortedReference(SORTED["lru"]), steps)
 
 
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
@@ -237,5 +174,3 @@ def test_only_lfu_keeps_a_frequently_used_block_rather_than_a_recently_used_bloc
 def test_unknown_orders_are_refused() -> None:
     with pytest.raises(ValueError, match="fifo"):
         make_order("fifo")  # type: ignore[arg-type]  # as from a command line
-    with pytest.raises(ValueError, match="ring"):
-        make_order("lru", queue="ring")  # type: ignore[arg-type]  # as from a command line

@@ -36,8 +36,6 @@ def test_every_cache_option_has_a_flag() -> None:
             "7",
             "--eviction",
             "lfu",
-            "--free-queue",
-            "lazy",
         ),
         *("--partial-blocks", "--max-unused-blocks", "5", "--preallocated-blocks", "2"),
     )
@@ -45,7 +43,6 @@ def test_every_cache_option_has_a_flag() -> None:
         hash_algorithm="xxh3",
         hash_seed="7",
         eviction="lfu",
-        free_queue="lazy",
         partial_blocks=True,
         max_unused_blocks=5,
         preallocated_blocks=2,

@@ -129,7 +129,6 @@ def test_blocks_over_the_bound_on_unused_blocks_are_emptied_and_not_lost() -> No
     [
         {"hash_algorithm": "md5"},
         {"eviction": "fifo"},
-        {"free_queue": "ring"},
         {"preallocated_blocks": -1},
         {"max_unused_blocks": -1},
     ],

@@ -251,7 +251,6 @@ def test_answers_read_through_shared_and_copied_blocks_equal_those_of_requests_a
     options = CacheOptions(
         partial_blocks=partial,
         eviction=rng.choice(["lru", "last-touch", "lfu"]),
-        free_queue=rng.choice(["linked", "lazy", "deferred"]),
         preallocated_blocks=rng.randrange(3),
         max_unused_blocks=rng.choice([None, 0, 3]),
         hash_algorithm=rng.choice(["sha256", "xxh3", "direct"]),
