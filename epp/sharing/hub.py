@@ -175,9 +175,6 @@ class HubLink:
             received.append(Received(self._received.get_nowait(), 0.0))
         return received
 
-    async def recover(self) -> None:
-        await self._connected()
-
     async def stored(self) -> Received | None:
         _, content = await self._ask(frame(b"G"))
         if not content:

@@ -47,9 +47,6 @@ class Link(Protocol):
         second.
         """
 
-    async def recover(self) -> None:
-        """Make sure, after an error, that `read` does not wait for messages that cannot come."""
-
     async def stored(self) -> Received | None:
         """Return the newest stored table of the channel. After this, `read` continues with the messages since
         the table was begun, as far as they are kept.

@@ -77,6 +77,14 @@ class _BoundedParser(_AsyncRESP2Parser):
         return value
 
 
+_NOT_HERE: Final = (
+    exceptions.ReadOnlyError,  # after a failover a replica may keep the connections that it had as the master
+    exceptions.BusyLoadingError,
+    exceptions.AskError,  # and MOVED: the server is a node of a cluster
+    exceptions.ClusterError,  # CLUSTERDOWN and MASTERDOWN
+    exceptions.AuthenticationError,
+)
+"""Answers that mean that this is not the right server, or not any more: another connection may reach it."""
 _REASONS: Final = (
     (exceptions.OutOfMemoryError, "full"),
     ((exceptions.AuthenticationError, exceptions.NoPermissionError), "auth"),
@@ -126,6 +134,8 @@ class RedisLink:
         """Id of the last batch that this picker sent."""
         self._ahead_ms = 0.0
         """Redis's clock minus ours."""
+        self._unsure = False
+        """Whether another Redis than before may answer the next call, or one that came back empty."""
 
     async def agree(self, pool: str, mine: bytes) -> bytes:
         key = f"prefix-gateway:{{{pool}}}:hash-secret"
@@ -150,6 +160,8 @@ class RedisLink:
         self._ahead_ms = _order(entry)[0] - self._clock() * 1000
 
     async def read(self) -> list[Received]:
+        if self._unsure:
+            await self._recover()
         try:
             answer = await self._call(
                 lambda client: client.xread(
@@ -165,14 +177,6 @@ class RedisLink:
         if entries:
             self._position = entries[-1][0]
         return [Received(fields.get(_FIELD, b""), self._age_s(entry)) for entry, fields in entries]
-
-    async def recover(self) -> None:
-        """Read on from the newest id, if it is smaller than the last id that we read: a Redis came back
-        empty, or another Redis took over.
-        """
-        last = await self._last_id()
-        if _order(last) < _order(self._position):
-            self._position = last
 
     async def stored(self) -> Received | None:
         for _ in range(_READ_TABLE_TIMES):
@@ -213,12 +217,10 @@ class RedisLink:
         return bool(taken)
 
     async def close(self) -> None:
+        """End all connections. The next call connects again."""
         clients = [client for client in (self._client, *self._others) if client is not None]
         self._client, self._others = None, []
-        for client in clients:
-            with contextlib.suppress(exceptions.RedisError, OSError, TimeoutError):
-                async with asyncio.timeout(_TIMEOUT_S):
-                    await client.aclose()
+        await _end(*clients)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -233,19 +235,51 @@ class RedisLink:
     def _age_s(self, entry: bytes) -> float:
         return max(0.0, (self._clock() * 1000 + self._ahead_ms - _order(entry)[0]) / 1000)
 
+    async def _recover(self) -> None:
+        """Read on from the newest id, if it is smaller than the last id that we read. Otherwise `read` would
+        wait for entries that cannot come.
+        """
+        last = await self._last_id()
+        if _order(last) < _order(self._position):
+            self._position = last
+        self._unsure = False
+
     async def _last_id(self) -> bytes:
         entries = await self._call(lambda client: client.xrevrange(self._stream, count=1))
         return cast("bytes", entries[0][0]) if entries else _START
 
     async def _call(self, command: Callable[[Any], Awaitable[_T]]) -> _T:
+        client = self._client
         try:
-            if self._client is None:
-                self._client, self._others = self._connect(self._settings)
+            if client is None:
+                client, self._others = self._connect(self._settings)
+                self._client = client
             async with asyncio.timeout(_TIMEOUT_S):
-                return await command(self._client)
+                return await command(client)
         except (exceptions.RedisError, OSError, ValueError) as error:
+            self._unsure = True
+            if isinstance(error, _NOT_HERE) and client is self._client:
+                await self.close()
             reason = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "refused")
-            raise LinkError(str(error) or "no answer in time", reason=reason) from error
+            raise LinkError(f"{error}{_hint(error)}" or "no answer in time", reason=reason) from error
+        finally:
+            if client is not None and client is not self._client:
+                await _end(client)  # it may have connected once more after it was closed
+
+
+async def _end(*clients: Any) -> None:
+    for client in clients:
+        with contextlib.suppress(exceptions.RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                await client.aclose()
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, exceptions.AskError):
+        return " (a node of a cluster answers; write redis+cluster:// in sharing.redis.url)"
+    if "unknown command" in str(error).lower():
+        return " (if sentinels answer, write redis+sentinel://HOST:26379/MASTER in sharing.redis.url)"
+    return ""
 
 
 def _connect(settings: Redis) -> Clients:

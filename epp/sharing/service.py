@@ -223,8 +223,6 @@ class SharingService:
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _read_once(self) -> None:
-        if _HEAR in self._away:
-            await self._link.recover()
         for received in await self._link.read():
             self.counts.read_bytes += len(received.data)
             try:

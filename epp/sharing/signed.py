@@ -46,9 +46,6 @@ class SignedLink:
             Received(self._opened(b"batch", r.data) or _REFUSED, r.age_s) for r in await self._link.read()
         ]
 
-    async def recover(self) -> None:
-        await self._link.recover()
-
     async def stored(self) -> Received | None:
         found = await self._link.stored()
         if found is None:

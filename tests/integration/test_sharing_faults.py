@@ -14,7 +14,7 @@ import pytest
 from epp.config.sharing import Redis
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
-from tests.harness.redis_server import Fault, Kind, RedisServer, faulty, running_redis
+from tests.harness.redis_server import Fault, Kind, RedisServer, faulty, one_address, running_redis
 from tests.harness.sharing import Sharer, both_ways, met, sharing_over
 from tests.unit.picker_questions import text
 
@@ -71,6 +71,73 @@ async def test_events_that_wait_for_redis_are_bounded_and_counted(tmp_path: Path
         async with running_redis(tmp_path, port=port), sharing_over(redis) as other:
             await met(one, other)
             await both_ways(one, other, name="after")
+
+
+async def test_a_redis_that_answers_late_delays_reports_and_nothing_else(tmp_path: Path) -> None:
+    async with (
+        running_redis(tmp_path) as server,
+        one_address(server) as address,
+        sharing_over(Redis(url=address.url), outbox_bytes=2**16) as one,
+        sharing_over(Redis(url=address.url), outbox_bytes=2**16) as other,
+    ):
+        await met(one, other)
+        speaker, counts = one.replica.exchange.speaker, one.service.counts
+        for late_s, kind in ((0.5, "late"), (4.0, "too late")):
+            address.late_s = late_s
+            for n in range(600):
+                one.serve(text(f"{kind} {n}"))
+            assert speaker.waiting_bytes <= 2**16
+            assert speaker.dropped > 0
+            if kind == "late":
+                await other.learns(text("late 599"))
+                assert not counts.errors
+        await wait_until(lambda: counts.errors["timeout"] >= 2, what="answers came too late", timeout_s=60)
+        address.late_s = 0.0
+        await met(one, other)
+        await both_ways(one, other, name="after")
+        assert speaker.waiting_bytes <= 2**16
+
+
+async def test_after_a_failover_behind_one_address_pickers_find_the_new_master(tmp_path: Path) -> None:
+    async with (
+        running_redis(tmp_path) as master,
+        running_redis(tmp_path) as replica,
+        one_address(master) as address,
+        sharing_over(Redis(url=address.url)) as one,
+        sharing_over(Redis(url=address.url)) as other,
+    ):
+        await met(one, other)
+        await both_ways(one, other, name="before")
+        address.server = replica
+        await master.do("REPLICAOF", "127.0.0.1", replica.port)  # its connections stay open
+        await both_ways(one, other, name="after")
+        await met(one, other)
+        (stream,) = [key for key in await replica.do("KEYS", "*") if key.endswith(b":stream")]
+        assert await replica.do("XLEN", stream) > 0
+        for sharer in (one, other):
+            assert 1 <= sharer.service.counts.errors.total() <= 8, sharer.service.counts.errors
+            assert sharer.replica.exchange.speaker.dropped == 0
+        assert address.accepted <= 12
+
+
+async def test_a_node_that_is_not_the_right_one_gets_few_connections(tmp_path: Path) -> None:
+    """The server of the address stays a replica, so every attempt is refused."""
+    async with (
+        running_redis(tmp_path) as server,
+        one_address(server) as address,
+        sharing_over(Redis(url=address.url), outbox_bytes=2**16) as one,
+    ):
+        await wait_until(lambda: one.service.connected, what="the picker joins")
+        await server.do("REPLICAOF", "127.0.0.1", free_port())
+        counts, speaker = one.service.counts, one.replica.exchange.speaker
+        for n in range(600):
+            one.serve(text(str(n)))
+        await wait_until(lambda: counts.errors.total() >= 8, what="several refusals", timeout_s=60)
+        assert speaker.waiting_bytes <= 2**16
+        assert address.accepted <= 4 * counts.errors.total()
+        await server.do("REPLICAOF", "NO", "ONE")
+        await wait_until(lambda: one.service.connected, what="the picker is back", timeout_s=60)
+        await wait_until(lambda: not speaker.waiting, what="what waited is sent")
 
 
 async def test_a_picker_that_dies_does_not_count_for_long(tmp_path: Path) -> None:

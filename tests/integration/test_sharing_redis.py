@@ -144,10 +144,12 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         sharing_over(Redis(url=server.url, password_file=str(secret))) as one,
     ):
         await wait_until(lambda: one.service.connected, what="Redis lets the picker in")
-        secret.write_text("new")
         await server.do("CONFIG", "SET", "requirepass", "new")
         server.password = "new"
         await server.do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await wait_until(lambda: one.service.counts.errors["auth"] > 2, what="the old password is refused")
+        assert one.serve(text("p")).decision.chosen
+        secret.write_text("new")
         said = one.service.counts.sent_batches
         await wait_until(
             lambda: one.service.counts.sent_batches > said + 1 and one.service.connected,

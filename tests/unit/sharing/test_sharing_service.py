@@ -61,9 +61,6 @@ class MemoryLink:
         received, self.received = self.received, []
         return [Received(data, 0.0) for data in received]
 
-    async def recover(self) -> None:
-        self._called("recover")
-
     async def stored(self) -> Received | None:
         self._called("stored")
         return None if self._channel.table is None else Received(self._channel.table, 0.0)
