@@ -48,23 +48,9 @@ def test_four_replicas_that_share_have_hits_and_load_spread_like_one_replica(wor
 
 
 @pytest.mark.slow
-def test_a_run_of_many_servers_measures_the_cost_of_each_part_of_the_pickers_work() -> None:
-    pool = scale.Pool("least-cost", 2)
-    row, meter, told_bytes = scale.run(pool, servers=16, rate_per_s=160, seconds=2)
+def test_many_servers_are_served_by_pickers_that_share_and_by_pickers_apart() -> None:
+    row, sent = scale.run(scale.Pool("least-cost", 2), servers=16, rate_per_s=160, seconds=2)
     assert row.completed == 1.0
-    assert set(meter.spent_s) == {"pick", "end", "read", "send", "receive"}
-    assert told_bytes > 30
-    pool = scale.Pool("prefix-hash", 2, share=False)
-    _, alone, told_alone = scale.run(pool, servers=16, rate_per_s=160, seconds=2)
-    assert set(alone.spent_s) == {"pick", "end", "read"}
-    assert told_alone == 0
-
-
-@pytest.mark.slow
-def test_pickers_that_share_nothing_find_all_hits_if_equal_system_prompts_go_to_the_same_picker() -> None:
-    def hits(pool: scale.Pool) -> float:
-        return scale.run(pool, servers=16, rate_per_s=160, seconds=4)[0].hit_ratio
-
-    one = hits(scale.Pool("least-cost", 1))
-    assert hits(scale.Pool("least-cost", 4, share=False, by_prompt=True)) > 0.97 * one
-    assert hits(scale.Pool("least-cost", 4, share=False)) < 0.9 * one
+    assert sent > 30
+    _, apart = scale.run(scale.Pool("prefix-hash", 2, share=False), servers=16, rate_per_s=160, seconds=2)
+    assert apart == 0
