@@ -11,6 +11,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.suite import CORE_FOLDERS
+
 _WITH_PROCESSES = ("tests/integration/", "tests/conformance/", "tests/fuzz/")
 
 
@@ -30,8 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(_WITH_PROCESSES):
             item.add_marker(pytest.mark.processes)
-        if item.get_closest_marker("core") and any(map(item.get_closest_marker, ("vllm", "cluster"))):
-            raise pytest.UsageError(f"{item.nodeid}: a core test needs neither vLLM nor a cluster")
+        if item.get_closest_marker("core"):
+            if not item.nodeid.startswith(CORE_FOLDERS):
+                raise pytest.UsageError(f"{item.nodeid}: tests of the core are in {', '.join(CORE_FOLDERS)}")
+            if any(map(item.get_closest_marker, ("vllm", "cluster"))):
+                raise pytest.UsageError(f"{item.nodeid}: a test of the core needs neither vLLM nor a cluster")
 
 
 def pytest_collection_finish() -> None:

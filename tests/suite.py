@@ -48,6 +48,8 @@ class Part:
 PROTOCOL = ("tests/conformance", "tests/fuzz")
 """All tests of these folders start processes, as those of tests/integration do (tests/conftest.py)."""
 _IGNORED = tuple(f"--ignore={folder}" for folder in PROTOCOL)
+CORE_FOLDERS = ("tests/integration", "tests/unit/envoy")
+"""The tests of the core are here, so that pytest need not import all tests to find them."""
 _SINGLE = "not envoy and not vllm and not cluster and not processes"
 _PYTEST = (_PYTHON, "-m", "pytest")
 
@@ -64,7 +66,7 @@ PARTS = (
     Part(
         name="core",
         about="the gateway's promises on real Envoy, Redis and the model server",
-        command=(*_PYTEST, "-m", "core"),
+        command=(*_PYTEST, *CORE_FOLDERS, "-m", "core"),
     ),
     Part(
         name="slow",

@@ -16,8 +16,7 @@ import pytest
 from tests.engine_env import environment as engine
 from tests.harness.prepared import prepared
 from tests.vllm_env import tiny_model
-from tests.vllm_env.environment import VllmEnvironment
-from tests.vllm_env.fixtures import REQUIRED
+from tests.vllm_env.environment import REQUIRED, VllmEnvironment
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.vllm]

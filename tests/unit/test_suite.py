@@ -124,7 +124,7 @@ def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
     found = []
     for part in PARTS:
         command = list(part.command)
-        named = any(word.startswith("tests/") for word in command)
+        named = part.name != "core" and any(word.startswith("tests/") for word in command)
         ignored = any(word.startswith("--ignore=") for word in command)
         # The engine's part has its own folder.
         if part.name == "engine" or (named and not protocol) or (ignored and protocol):

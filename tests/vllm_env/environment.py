@@ -30,6 +30,8 @@ from tests.harness.cached_builds import (
 )
 from tests.vllm_env import cuda_standins, tiny_model
 
+REQUIRED = "PREFIX_GATEWAY_REQUIRE_VLLM"
+"""With this variable, a test that needs vLLM fails if vLLM is missing."""
 BUILD_COMMAND = "python -m tests.vllm_env build"
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 LOCK_FILE = REQUIREMENTS / "vllm.txt"

@@ -14,13 +14,12 @@ import pytest
 from tests.harness.prepared import prepared
 from tests.vllm_env import environment, server
 
-REQUIRED = "PREFIX_GATEWAY_REQUIRE_VLLM"
 _FIGURE = "figure"
 
 
 @pytest.fixture(scope="session")
 def vllm_environment() -> environment.VllmEnvironment:
-    return prepared(environment.require, required_by=REQUIRED)
+    return prepared(environment.require, required_by=environment.REQUIRED)
 
 
 @pytest.fixture(scope="session")
