@@ -258,6 +258,33 @@ def test_without_a_cluster_each_rendering_makes_secrets_of_its_own_and_none_wher
     assert made(gateway | named) == []
 
 
+@pytest.mark.parametrize(
+    ("gateway", "peers"),
+    [
+        ({}, ["default"]),
+        ({"httpRoute": {"parentRefs": [{"name": "g", "namespace": "edge"}, {"name": "h"}]}}, ["default", "edge"]),
+        (
+            {"provider": "envoy-gateway", "httpRoute": {"parentRefs": [{"name": "g", "namespace": "edge"}]}},
+            ["edge", "envoy-gateway-system"],
+        ),
+        ({"tls": {"secretName": "s", "requireClientCertificate": True}}, {"namespaceSelector": {}}),
+        ({"from": [{"namespaceSelector": {}}]}, {"namespaceSelector": {}}),
+        ({"from": [{"podSelector": {}}]}, {"podSelector": {}}),
+    ],
+)
+def test_the_picker_of_a_gateway_is_open_to_the_gateways_namespaces(
+    helm: Helm, gateway: dict[str, Any], peers: list[str] | dict[str, Any]
+) -> None:
+    objects = helm.render(GATEWAY, {"shape": "gateway", "gateway": gateway})
+    rules = of_kind(objects, "NetworkPolicy", "gateway-prefix-gateway")["spec"]["ingress"]
+    ((peer,),) = [rule["from"] for rule in rules if rule["ports"] == [{"port": 9002}]]
+    if isinstance(peers, list):
+        (names,) = peer["namespaceSelector"]["matchExpressions"]
+        assert names == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": peers}
+    else:
+        assert peer == peers
+
+
 def test_clients_that_are_named_do_not_shut_out_helm_test_and_the_load_test(helm: Helm) -> None:
     clients = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
     load = {"enabled": True, "image": {"repository": "load"}}

@@ -121,6 +121,27 @@ ipFamilies: {{ toJson . }}
 {{/* The port of the picker's ext_proc service, in shape `gateway`. */}}
 {{- define "gateway.extProcPort" -}}9002{{- end }}
 
+{{- /* The namespaces of the Gateways that the route names, and those where a provider runs the data planes of all its Gateways. */ -}}
+{{- define "gateway.callersNamespaces" -}}
+{{- $found := list }}
+{{- range .Values.gateway.httpRoute.parentRefs }}{{ $found = append $found (.namespace | default $.Release.Namespace) }}{{ end }}
+{{- if has .Values.gateway.provider (list "envoy-gateway" "ai-gateway") }}{{ $found = append $found "envoy-gateway-system" }}{{ end }}
+{{- $found | default (list .Release.Namespace) | uniq | sortAlpha | join "," }}
+{{- end }}
+
+{{- /* Who may call the picker in shape gateway, as peers of a NetworkPolicy. */ -}}
+{{- define "gateway.callers" -}}
+{{- if .Values.gateway.from -}}
+{{ toYaml .Values.gateway.from }}
+{{- else if .Values.gateway.tls.requireClientCertificate -}}
+- namespaceSelector: {}
+{{- else -}}
+- namespaceSelector:
+    matchExpressions:
+      - {key: kubernetes.io/metadata.name, operator: In, values: [{{ include "gateway.callersNamespaces" . | replace "," ", " }}]}
+{{- end }}
+{{- end }}
+
 {{/* `true` if this release installs the CRD, otherwise the owner of the CRD. */}}
 {{- define "gateway.crdIsOurs" -}}
 {{- if eq .Values.crd.install "always" }}true
