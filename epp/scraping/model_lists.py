@@ -21,15 +21,16 @@ from math import inf
 from random import Random
 from typing import Annotated, Final, TypeVar
 
-import aiohttp
 import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from epp.config.models import Models
 from epp.request.client_names import MAX_NAME_CHARS
-from epp.scraping.sessions import ApiKey, bounded_body, in_words, session_for_questions
-from epp.types import Endpoint, EndpointName, ModelCard, ModelList
+from epp.scraping.metrics_page import MetricsError
+from epp.scraping.page_client import PageClient
+from epp.scraping.sessions import ApiKey, in_words
+from epp.types import Address, Endpoint, EndpointName, ModelCard, ModelList
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +124,7 @@ class ModelLists:
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
-        session = session_for_questions(timeout_s=_TIMEOUT_S, key=self._key)
-        async with session, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
                 new = any(not server.answered for server in self._servers.values())
@@ -132,7 +132,7 @@ class ModelLists:
                     self._asked_all.set()
                 for server in self._due(now=self._clock()):
                     server.asking = True
-                    group.create_task(self._ask(session, server), name=f"models of {server.endpoint.name}")
+                    group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")
                 await asyncio.sleep(_FIRST_LOOK_S if new else _LOOK_S)
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -158,15 +158,23 @@ class ModelLists:
             if server.known:
                 server.due_at = min(server.due_at, max(now, server.asked_at + after_s))
 
-    async def _ask(self, session: aiohttp.ClientSession, server: _Server) -> None:
+    async def _ask(self, server: _Server) -> None:
         server.asked_at = self._clock()
         try:
-            listed = parse_model_page(await _fetch(session, server.endpoint))
-        except (TimeoutError, ModelPageError, aiohttp.ClientError, OSError, ValueError) as error:
+            listed = parse_model_page(await self._fetch(server.endpoint.address))
+        except (ModelPageError, MetricsError, OSError, ValueError) as error:
             self._failed(server, error)
         else:
             self._took(server, listed)
         server.asking = False
+
+    async def _fetch(self, address: Address) -> bytes | bytearray:
+        client = PageClient(address, "/v1/models", accept="application/json")
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await client.read(most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers())
+        finally:
+            client.close()
 
     def _failed(self, server: _Server, error: Exception) -> None:
         if not server.failed:
@@ -200,16 +208,6 @@ def soon_s(servers: int) -> float:
     return max(_SOON_S, servers / _SOON_PER_S)
 
 
-async def _fetch(session: aiohttp.ClientSession, endpoint: Endpoint) -> bytes:
-    async with session.get(f"http://{endpoint.address}/v1/models", allow_redirects=False) as response:
-        if response.status != 200:
-            raise ModelPageError(f"HTTP status {response.status}")
-        body = await bounded_body(response, most_bytes=_MOST_PAGE_BYTES)
-        if body is None:
-            raise ModelPageError(f"the list has more than {_MOST_PAGE_BYTES} bytes")
-        return body
-
-
 def _same_process(new: Endpoint, old: Endpoint) -> bool:
     return (new.address, new.incarnation, new.model) == (old.address, old.incarnation, old.model)
 
@@ -237,7 +235,7 @@ class _Page(Struct, gc=False):
 _DECODE: Final = Decoder(_Page)
 
 
-def parse_model_page(page: bytes) -> ModelList:
+def parse_model_page(page: bytes | bytearray) -> ModelList:
     """Return a server's answer to `GET /v1/models`: OpenAI's list of models, as vLLM and others write it.
 
     Strict about fields that routing uses (`id`, `parent`), and lenient about all others: a field of the wrong

@@ -1,4 +1,5 @@
-"""Reads the metrics page of one server over HTTP/1.1, on a connection that stays open from page to page.
+"""Reads a page of one server, of its metrics or of its models, over HTTP/1.1, on a connection that stays open
+from page to page.
 
 This is a tenth of an HTTP client: it asks for one path, follows no redirect, unpacks nothing, and takes only
 an answer with status 200. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all
@@ -6,7 +7,7 @@ of an idle picker's CPU goes to their pages, and a general client takes three ti
 (docs/architecture.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
-to its length. `PageAnswer` is pure; `PageClient` does the I/O. Called by `scraper`.
+to its length. `PageAnswer` is pure; `PageClient` does the I/O. Called by `scraper` and `model_lists`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import asyncio
 import os
 import re
 import socket
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, cast
 
 from yarl import URL
@@ -35,14 +38,15 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;|$)")
 _DIGITS: Final = re.compile(rb"\d{1,12}")
 _WORDS: Final = re.compile(rb"[^\s,]+")
 _REQUEST: Final = (
-    # This asks for the classic text format, uncompressed. Unpacking costs more CPU than a local network.
+    # This asks for an uncompressed page. Unpacking costs more CPU than a local network.
     "GET {path} HTTP/1.1\r\n"
     "Host: {host}\r\n"
-    "Accept: text/plain;version=0.0.4\r\n"
+    "Accept: {accept}\r\n"
     "Accept-Encoding: identity\r\n"
     "User-Agent: prefix-gateway-epp\r\n"
-    "\r\n"
 )
+_METRICS: Final = "text/plain;version=0.0.4"
+"""The classic text format."""
 
 
 class PageAnswer:
@@ -161,7 +165,7 @@ class PageAnswer:
                 raise ValueError("a chunk does not end where it should")
             self._chunks += 1
             if self._chunks > _MOST_CHUNKS:
-                raise MetricsError(f"the metrics page comes in more than {_MOST_CHUNKS} chunks")
+                raise MetricsError(f"the page comes in more than {_MOST_CHUNKS} chunks")
             self._page += received[line_end + 2 : end]
             at = end + 2
         else:
@@ -189,31 +193,34 @@ class PageAnswer:
 
     def _bound(self, size: int) -> None:
         if size > self._most_bytes:
-            raise MetricsError(f"the metrics page has more than {self._most_bytes} bytes")
+            raise MetricsError(f"the page has more than {self._most_bytes} bytes")
 
 
 class PageClient:
     """The connection to one server. `path` includes the query, if there is one."""
 
-    def __init__(self, address: Address, path: str) -> None:
+    def __init__(self, address: Address, path: str, *, accept: str = _METRICS) -> None:
         url = URL(f"http://{address}{path}")
         self._address = address
-        self._request = _REQUEST.format(path=url.raw_path_qs, host=address).encode()
+        self._request = _REQUEST.format(path=url.raw_path_qs, host=address, accept=accept).encode()
         self._connection: _Connection | None = None
 
-    async def read(self, *, most_bytes: int) -> bytearray:
-        """Return the page. Raises what `Answer` raises, and OSError if the server does not answer."""
-        kept = self._connection
+    async def read(self, *, most_bytes: int, headers: Mapping[str, str] = MappingProxyType({})) -> bytearray:
+        """Return the page. Raises what `PageAnswer` raises, and OSError if the server does not answer.
+        headers: further headers of the request.
+        """
+        further = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        request, kept = self._request + f"{further}\r\n".encode(), self._connection
         if kept is not None and kept.usable:
             answer = PageAnswer(most_bytes=most_bytes)
             try:
-                return await kept.ask(self._request, answer)
+                return await kept.ask(request, answer)
             except ConnectionResetError:
                 if answer.begun:
                     raise
                 # The server ended the connection while the question was on its way.
         self._connection = await self._connect()
-        return await self._connection.ask(self._request, PageAnswer(most_bytes=most_bytes))
+        return await self._connection.ask(request, PageAnswer(most_bytes=most_bytes))
 
     def close(self) -> None:
         if self._connection is not None:

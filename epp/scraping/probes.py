@@ -48,7 +48,7 @@ class Probes:
         return self._counts
 
     async def run(self) -> None:
-        session = session_for_questions(timeout_s=_TIMEOUT_S, key=self._key)
+        session = session_for_questions(timeout_s=_TIMEOUT_S)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 for probe in self._due():
@@ -60,17 +60,17 @@ class Probes:
     async def _send(self, session: aiohttp.ClientSession, probe: Probe) -> None:
         verdict: Verdict = "unclear"
         try:
-            verdict = await _ask(session, probe)
+            verdict = await _ask(session, probe, self._key.headers())
         finally:
             self._counts[verdict] += 1
             self._on_verdict(probe, verdict)
 
 
-async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
+async def _ask(session: aiohttp.ClientSession, probe: Probe, key: dict[str, str]) -> Verdict:
     url = f"http://{probe.state.endpoint.address}/v1/completions"
     body = msgspec.json.encode({"model": probe.model, "prompt": "1", "max_tokens": 1})
     try:
-        async with session.post(url, data=body, headers=_HEADERS, allow_redirects=False) as response:
+        async with session.post(url, data=body, headers=_HEADERS | key, allow_redirects=False) as response:
             if await bounded_body(response, most_bytes=_MOST_ANSWER_BYTES) is None:
                 return "unclear"
             return verdict_of(response.status, about_model=bool(probe.about))

@@ -69,18 +69,15 @@ class ApiKey:
         """Return what is wrong with the file. Empty: nothing."""
         return self._read()[1] if self._path else ""
 
-    async def add(
-        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-    ) -> aiohttp.ClientResponse:
-        """Send a question of a session, with the key. If the file cannot be used, without one."""
-        if self._path:
-            key, fault = self._read()
-            if fault and fault != self._fault:
-                _log.error("model servers are asked without a key: models.apiKeyFile: %s", fault)
-            self._fault = fault
-            if key:
-                request.headers["Authorization"] = f"Bearer {key}"
-        return await send(request)
+    def headers(self) -> dict[str, str]:
+        """Return the header of a question, which has the key. Empty: the servers want none, or the file
+        cannot be used.
+        """
+        key, fault = self._read() if self._path else ("", "")
+        if fault and fault != self._fault:
+            _log.error("model servers are asked without a key: models.apiKeyFile: %s", fault)
+        self._fault = fault
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _read(self) -> tuple[str, str]:
         try:
@@ -93,7 +90,7 @@ class ApiKey:
         return key.decode(), ""
 
 
-def session_for_questions(*, timeout_s: float, key: ApiKey) -> aiohttp.ClientSession:
+def session_for_questions(*, timeout_s: float) -> aiohttp.ClientSession:
     """Return a session that asks for JSON, keeps no connection open, ignores proxies of the environment, and
     unpacks no answer. So an answer of any unpacked size stays bounded.
 
@@ -106,7 +103,6 @@ def session_for_questions(*, timeout_s: float, key: ApiKey) -> aiohttp.ClientSes
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s / 2),
         trust_env=False,
-        middlewares=(key.add,),
     )
 
 

@@ -261,10 +261,10 @@ def test_without_a_cluster_each_rendering_makes_secrets_of_its_own_and_none_wher
 @pytest.mark.parametrize(
     ("gateway", "peers"),
     [
-        ({}, ["default"]),
-        ({"httpRoute": {"parentRefs": [{"name": "g", "namespace": "edge"}, {"name": "h"}]}}, ["default", "edge"]),
+        ({}, ["llm"]),
+        ({"httpRoute": {"parentRefs": [{"name": "g", "namespace": "edge"}, {"name": "h"}]}}, ["edge", "llm"]),
         (
-            {"provider": "envoy-gateway", "httpRoute": {"parentRefs": [{"name": "g", "namespace": "edge"}]}},
+            {"provider": "ai-gateway", "httpRoute": {"parentRefs": [{"name": "g", "namespace": "edge"}]}},
             ["edge", "envoy-gateway-system"],
         ),
         ({"tls": {"secretName": "s", "requireClientCertificate": True}}, {"namespaceSelector": {}}),

@@ -110,7 +110,7 @@ async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_th
     """
     async with (
         serving_path("/v1/completions", never_ends) as address,
-        session_for_questions(timeout_s=60.0, key=ApiKey("")) as session,
+        session_for_questions(timeout_s=60.0) as session,
         session.get(f"http://{address}/v1/completions") as response,
     ):
         assert response.connection is not None
