@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -42,7 +41,6 @@ examples:
   make bench-dataplane                            everything, about seven minutes
   make bench-dataplane ARGS=--quick               under 90 seconds
   make bench-dataplane ARGS=--thousand            only 1,000 endpoints beside 4, in two minutes
-  make bench-dataplane ARGS="--json out.json"     also write every turn of every round
   make bench-dataplane ARGS="--against ../old"    compare this picker with the picker of another checkout
   make bench-dataplane ARGS="--quick --profile picker.prof" && python -m pstats picker.prof
 """
@@ -62,9 +60,6 @@ def _parser() -> argparse.ArgumentParser:
         "--thousand", action="store_true", help="compare only 1,000 endpoints with 4, in two minutes"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds for each load (default 5)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the figures of every turn to this file"
-    )
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="compare with the picker of the checkout in DIR"
     )
@@ -166,8 +161,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress.close()
     shown = report.tables(results)
     print(f"{machine}\n\n{shown}")
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, **report.document(results)}, indent=1) + "\n")
     return 0
 
 

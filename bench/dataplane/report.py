@@ -1,4 +1,4 @@
-"""Turns measurements into tables for people and a document for programs.
+"""Turns measurements into tables.
 
 Every figure is the median over rounds. Ratios are taken within a round. The number after ± is half the
 distance between the quartiles. Pure functions of the results.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from bench.dataplane.measure import CellResult, Results, Turn
 from bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
@@ -53,36 +53,6 @@ def tables(results: Results) -> str:
     if verdicts:
         parts.append("**Against the targets**\n\n" + "\n".join(f"- {line}" for line in verdicts))
     return "\n\n".join(parts) + "\n"
-
-
-def document(results: Results) -> dict[str, Any]:
-    """Return every turn of every cell, for `--json`."""
-    return {
-        "idle_cores": {str(count): shares for count, shares in results.idle_cores.items()},
-        "alone_first_byte_s": {str(kb): took for kb, took in results.alone.items()},
-        "cells": [
-            {
-                "table": result.cell.table,
-                "prompt_kb": result.cell.prompt_kb,
-                "chunks": result.cell.chunks,
-                "prompts": result.cell.kind,
-                "endpoints": result.cell.endpoints,
-                "messages_per_request": result.messages,
-                "turns": {name: list(map(_turn, turns)) for name, turns in result.turns.items()},
-            }
-            for result in results.cells
-        ],
-    }
-
-
-def _turn(turn: Turn) -> dict[str, Any]:
-    return {
-        "requests": turn.requests,
-        "seconds": turn.seconds,
-        "cpu_s": dict(turn.cpu_s),
-        "first_byte_p50_s": _percentile(turn.first_bytes_s, 0.5),
-        "first_byte_p99_s": _percentile(turn.first_bytes_s, 0.99),
-    }
 
 
 def _about_idle(results: Results) -> str:
@@ -142,7 +112,7 @@ def _verdicts(results: Results) -> list[str]:
             ratio = statistics.median(ratios)
             what = f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks:,} chunks, cost x the floor"
             lines.append(f"{what}: {ratio:.2f}, target {target}: {_word(ratio, target)}")
-    lines += [*_endpoints(results), *_duplex(results), *_added(results), *_growth(results)]
+    lines += [*_endpoints(results), *_duplex(results), *_added(results)]
     return lines
 
 
@@ -184,21 +154,6 @@ def _added(results: Results) -> Iterable[str]:
     if took is not None and {"ours", "direct"} <= took.keys():
         ms = (_percentile(took["ours"], 0.5) - _percentile(took["direct"], 0.5)) * 1000
         yield f"1 KB prompts one at a time, milliseconds added: {ms:.2f}, target {TARGET_ADDED_MS}: {_word(ms, TARGET_ADDED_MS)}"
-
-
-def _growth(results: Results) -> Iterable[str]:
-    """Return whether the picker's own work, in excess of the floor's, grows with the length of the answer."""
-    plain = [r for r in results.cells if {"ours", "floor"} <= r.turns.keys()]
-    for key in dict.fromkeys((r.cell.table, r.cell.prompt_kb) for r in plain):
-        same = [r for r in plain if (r.cell.table, r.cell.prompt_kb) == key]
-        if len(same) > 1:
-            over = ", ".join(f"{_over_floor_ms(r):.2f} at {r.cell.chunks:,}" for r in same)
-            yield f"{key[0]}: {key[1]} KB prompts, ms above the floor by chunks of the answer: {over}"
-
-
-def _over_floor_ms(result: CellResult) -> float:
-    pairs = zip(result.turns["ours"], result.turns["floor"], strict=True)
-    return statistics.median(ours.each_ms("ours") - floor.each_ms("floor") for ours, floor in pairs)
 
 
 def _ratios(result: CellResult, variant: Variant) -> list[float]:

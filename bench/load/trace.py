@@ -26,7 +26,7 @@ from typing import Final
 BLOCK_TOKENS: Final = 512
 _MEAN_TURNS: Final = 3.45
 _WARM_UP_S: Final = 60.0
-_OWN_IDS: Final = 1 << 40
+OWN_IDS: Final = 1 << 40
 """Ids of blocks that the file does not name begin here."""
 
 
@@ -92,7 +92,7 @@ def _mooncake(text: str, name: str) -> Iterator[Call]:
 
 
 def _azure(text: str, name: str) -> Iterator[Call]:
-    own = _OWN_IDS
+    own = OWN_IDS
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
         try:
             # Azure writes seven digits of a second, and Python reads six.
