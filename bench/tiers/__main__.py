@@ -27,12 +27,12 @@ from typing import Any
 import torch
 
 from bench.model_server.tables import show, write_json
-from bench.tiers.disks import DirectDisk, SwitchedDisk
+from bench.tiers.disks import DirectDisk, RateLimitedDisk, SwitchedDisk
 from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, patterns
 from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
 from bench.tiers.systems import COUNTED, RECOMPUTE, SYSTEMS, Served, Stores, Traffic, Weights
 from model_server.runners.hf import model as hf
-from model_server.tiers.disk import Disk, RateLimitedDisk
+from model_server.tiers.disk import Disk
 
 FLOPS_PER_S, WEIGHTS_BYTES_PER_S = 150e12, 1500e9
 """The accelerator that is imposed."""

@@ -15,7 +15,7 @@ from model_server.tiers.settings import FEW_CHUNKS, KvStoreSettings
 
 def add_groups(run: argparse.ArgumentParser) -> None:
     store = run.add_argument_group(
-        "KV store",
+        "KV store (experimental)",
         "with --runner hf: keeps prefixes that the KV cache has no room for, in main memory and on disk",
     )
     _add_kv_store(store)

@@ -1,3 +1,4 @@
-"""Keeps the KV of prefixes beyond GPU memory. A probe finds a prefix's important tokens, requests read these
-in dense chunks, and the fast tiers keep chunks by their use and importance.
+"""An experiment (docs/tiers.md): keeps the KV of prefixes beyond GPU memory. A probe finds the tokens of a
+prefix that matter, requests read these in dense chunks, and fast tiers keep chunks by their use and
+importance.
 """
