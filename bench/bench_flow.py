@@ -142,9 +142,7 @@ async def waiting_cost(count: int, seconds: float, *, ends_per_s: int) -> tuple[
     server. The loop that simulates these ends is counted too.
     """
     flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
-    picker, gate = a_gate(
-        replace(flow, headroom_seconds=0.1, deadline_seconds=0.0, ttl_seconds=3600), servers=BUSY_SERVERS
-    )
+    picker, gate = a_gate(replace(flow, deadline_seconds=0.0, ttl_seconds=3600), servers=BUSY_SERVERS)
     start = time.monotonic()
     for state in picker.fleet.states():
         state.book(Booking(int(WORK_S * state.tokens_per_s), start), now=start)

@@ -51,8 +51,6 @@ class Queued(Struct, frozen=True, gc=False):
     waited_s: float = 0.0
     priority: int = 0
     tenant: str = ""
-    would: str = ""
-    """What the flow control of a policy in dry run would have done. Empty: there is no such policy."""
 
 
 DIRECT: Final = Queued()
@@ -103,10 +101,6 @@ class WouldPick(Struct, frozen=True):
     """Tokens of this prompt cached at `chosen`, minus those cached at the picked endpoint."""
     more_s: float = 0.0
     """Time to the first token at `chosen`, minus the time at the picked endpoint. Negative: sooner."""
-    flow: str = ""
-    """What the policy's flow control would have done: `go`, `wait`, `demote`, or the reason of a refusal such
-    as `flow_deadline`. Empty: the policy has no flow control.
-    """
 
 
 class Prefill(Struct, frozen=True):

@@ -3,7 +3,7 @@ Prints a table. See `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
-    python -m bench.routing.flow --page --workloads conversation,none --settings off,refuse,demote --seeds 2
+    python -m bench.routing.flow --page --workloads conversation,none --settings off,refuse,shortest --seeds 2
     python -m bench.routing.flow --burst --workloads conversation
     python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
     python -m bench.routing.flow --mix greedy --workloads b2b --loads 1.3,2.4 --settings off,queue
@@ -47,9 +47,7 @@ SETTINGS = {
     "off": Flow(),
     "queue": _HOLD,
     "refuse": replace(_HOLD, deadline_seconds=GOOD_TTFT_S),
-    "demote": replace(_HOLD, deadline_seconds=GOOD_TTFT_S, when_late="Demote"),
     "shortest": replace(_HOLD, order="Shortest"),
-    "demote shortest": replace(_HOLD, order="Shortest", deadline_seconds=GOOD_TTFT_S, when_late="Demote"),
 }
 _AS_GOOD = 1.02
 """A time up to this many times as long counts as equally good."""
@@ -108,9 +106,8 @@ def main() -> int:
         capacity = calibrate(name, setting)
         for load in map(float, args.loads.split(",")):
             for arm in args.settings.split(","):
-                settings = _changed(SETTINGS[arm], args)
                 rows = [
-                    row_of(outcome_of(place, settings))
+                    row_of(outcome_of(place, SETTINGS[arm]))
                     for seed in range(1, 1 + args.seeds)
                     for place in [
                         Place(
@@ -142,7 +139,7 @@ def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> i
         jobs = [
             (
                 Place(workload=name, load=load, seed=seed, setting=setting, capacity=capacities[name]),
-                _changed(SETTINGS[arm], args),
+                SETTINGS[arm],
             )
             for name, load, arm, seed in keys
         ]
@@ -247,7 +244,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--settings",
-        default="off,refuse,demote,shortest",
+        default="off,refuse,shortest",
         metavar="A,B",
         help=f"settings to compare, of {', '.join(SETTINGS)}",
     )
@@ -286,12 +283,6 @@ def _add_fleet_and_traffic(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send ten times the load for 30 s, a quarter of the way through the run",
     )
-    add(
-        "--headroom",
-        type=float,
-        metavar="S",
-        help="flow.headroomSeconds of the policy (default: that of the setting)",
-    )
     add("--replicas", type=int, default=1, metavar="N", help="number of pickers, each with its own queue")
     add(
         "--share-delay",
@@ -299,10 +290,6 @@ def _add_fleet_and_traffic(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds until the other pickers know what a picker did (default: they never know it)",
     )
-
-
-def _changed(settings: Flow, args: argparse.Namespace) -> Flow:
-    return settings if args.headroom is None else replace(settings, headroom_seconds=args.headroom)
 
 
 _MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] = {

@@ -31,19 +31,13 @@ class Flow(Strict, frozen=True):
     mode: Literal["Direct", "Hold"] = "Direct"
     """Direct: every request is sent at once. Hold: a request that would wait at its server waits at the
     gateway."""
-    headroom_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """A request is sent when its server is predicted to begin with it within this time. 0 means learned: sent
-    at once while no more urgent request is expected, otherwise 0.1 s (docs/flow-control.md)."""
     order: Literal["Arrival", "Deadline", "Shortest"] = "Arrival"
     """Which request of a tenant goes first. Arrival: the one that came first. Deadline: the one whose
     deadline is nearest. Shortest: the one with the fewest tokens to compute; a request that waits moves
     forward, so that long ones do not starve."""
     deadline_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    """Deadline of the first token, for requests without the header `x-llm-d-slo-ttft-ms`. 0 means no
-    deadline."""
-    when_late: Literal["Refuse", "Demote"] = "Refuse"
-    """What to do with a request that cannot meet its deadline. Refuse: answer 429 at once. Demote: put it
-    last within its priority."""
+    """Deadline of the first token, for requests without the header `x-llm-d-slo-ttft-ms`. A request that
+    cannot meet its deadline gets 429. 0 means no deadline."""
     ttl_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
     """A request that has waited for this long is refused."""
     ttl_by_priority: Annotated[

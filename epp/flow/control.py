@@ -5,35 +5,52 @@ server, overtaken, or cancelled at no cost. This module owns the waiting request
 bounds. It knows no bodies, no servers and no wire format: a request is an opaque payload, and `Forecaster`
 gives the picker's forecast for the request. Every method is synchronous, and time is an argument.
 
-How a caller uses it: `offer` each request. If `offer` returns no decision, the request waits. Later `next`
+How a caller uses it: `admit` each request. If `admit` returns no decision, `hold` the request. Later `next`
 returns the request, or the caller takes it back with `leave`. Call `next` until it returns None, after each
-event that may have freed a server or brought a request, and at `due_at`. The caller must send each `LetGo`,
-which books it, before calling `next` again.
+event that may have freed a server or brought a request, and at `due_at`. The caller must send each request
+that goes, which books it, before calling `next` again. `_decide` makes every decision about a forecast.
 
-Invariants: each offered request is let go once, or is refused once, or leaves. The waiting requests are
-within every bound.
+Invariants: each request goes once, or is refused once, or leaves. The waiting requests are within every
+bound. One call of `next` makes at most `FlowSettings.max_forecasts` forecasts for the search, and one for
+each alarm that is due.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from math import inf
-from typing import Generic
+from typing import Final, Generic, Literal
 
 from epp.flow.alarms import Alarms
 from epp.flow.bounds import Bounds
-from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere, FlowKey, Row
-from epp.flow.expected import Expected
 from epp.flow.flow_settings import FlowSettings
-from epp.flow.headroom import Headroom
 from epp.flow.pace import Pace
-from epp.flow.queues import Load, Queues, TenantFlow
-from epp.flow.request import Forecast, Forecaster, LetGo, QueueItem, Refused, RefusedFor, T, Verdict
-from epp.flow.search import Search
+from epp.flow.queues import Band, Load, Queues, TenantFlow
+from epp.flow.request import Forecast, Forecaster, QueueItem, Refusal, RefusedFor, T
 from epp.flow.shares import Shares
+
+HEADROOM_S: Final = 0.3
+"""A request goes when its server is predicted to begin with it within this time. With less, servers idle
+between two scrapes, because predictions are that wrong.
+"""
+LEAST_DELAY_S: Final = 0.01
+"""Time between two checks of the same request, or of a fleet that has no room."""
+LONGEST_DELAY_S: Final = 1.0
+"""The longest time between two checks of a fleet without room, even without any event, since predictions may
+be wrong.
+"""
+_PASSED_OVER_S = 0.25
+"""A request whose server is predicted to be busy is passed over for at most this long."""
+_SHARE_OF_LEFT = 0.25
+"""A request that is just in time at its latest start is looked at again after this share of the time left."""
+_MOST_LOOKED_AT = 32
+"""The most requests of one tenant, and the most tenants of one priority, that a search looks at."""
+
+Decided = tuple[QueueItem[T], Refusal | None]
+"""A request that waited. It goes, or is refused."""
 
 
 class FlowControl(Generic[T]):
@@ -41,58 +58,42 @@ class FlowControl(Generic[T]):
         self._forecaster = forecaster
         self._elsewhere = Elsewhere()
         self._queues: Queues[T] = Queues(settings, self._elsewhere.by_tenant)
+        self._bounds = Bounds(self._queues, self._elsewhere)
         self._numbers = count()
         self._alarms: Alarms[T] = Alarms()
-        self._shed: deque[Refused[T]] = deque()
+        self._shed: deque[Decided[T]] = deque()
         self._pace = Pace()
         self._shares = Shares()
         self._draining = False
-        self._expected = Expected()
-        self._demoted: Demoted[T] = Demoted(forecaster, self._queues, self._elsewhere)
-        self._headroom: Headroom[T] = Headroom(
-            settings, self._pace, self._expected, self._elsewhere, self._demoted
-        )
-        self._search = Search(self._queues, forecaster, self._headroom, self._demoted)
-        self._bounds = Bounds(self._queues, self._elsewhere)
-        self._none_free = False
-        """While alarms are checked: no server was found free for demoted requests."""
+        self._search_at = inf
+        """The latest time of the next search."""
 
     def __len__(self) -> int:
         return len(self._queues)
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def passes(
+    def admit(
         self, forecast: Forecast, *, priority: int, tenant: str, ttft_s: float | None, now: float
-    ) -> TenantFlow[T] | None:
-        """Let a new request go at once if it need not wait; most requests need not. Return the flow of the
-        tenant that is charged for the request. None: call `offer`; nothing is charged yet.
+    ) -> TenantFlow[T] | Refusal | None:
+        """Decide about a new request. Return the flow of the tenant that is charged for it, if it goes at
+        once; most requests do. None: call `hold`.
+
+        ttft_s: the request's own deadline, in seconds from now.
         """
         queues = self._queues
-        settings = queues.settings
-        if queues.in_all.requests and not self._draining:
-            return None
-        due_s = settings.ttft_s if ttft_s is None else ttft_s
-        late = forecast.soonest_s > due_s
-        if late and settings.when_late == "refuse" and not self._draining:
-            return None
+        left_s = queues.settings.ttft_s if ttft_s is None else ttft_s
         flow = queues.flow(priority, tenant)
         priority = flow.band.priority
-        self._expected.came(priority, flow.tenant, now=now)
-        if (late or forecast.wait_s > 0 or self._elsewhere.in_all.requests) and not self._draining:
-            headroom_s = self._headroom.of_band((-priority, False), flow.band, 0, flow.tag, now=now)
-            if late:
-                if headroom_s < inf or self._demoted.busy_s(priority, now=now):
-                    return None  # other requests gain if this one is demoted
-                self._count_late(forecast, due_s=due_s, now=now)
-            elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
-                return None
-        if settings.when_late == "demote":
-            self._demoted.came(forecast, now=now)
-        self._charge(flow, forecast, late=late, now=now)
+        fate = self._decide(forecast, left_s, self._headroom_s(flow.band, flow.tag, now=now))
+        if fate == "late":
+            return self._refusal(priority, forecast.tokens, "deadline", now=now)
+        if fate == "waits" or (queues.in_all.requests and not self._draining):
+            return None
+        self._charge(flow, forecast, now=now)
         return flow
 
-    def offer(
+    def hold(
         self,
         payload: T,
         forecast: Forecast,
@@ -103,77 +104,58 @@ class FlowControl(Generic[T]):
         ttft_s: float | None,
         longest_s: float,
         now: float,
-    ) -> tuple[QueueItem[T], Verdict[T] | None]:
-        """Take a new request. Return its item, and the decision if there is one at once. None: the request
-        waits, and `next` returns it later. The request may push out waiting requests: `next` returns those.
+    ) -> QueueItem[T] | Refusal:
+        """Let a new request wait. `next` returns it later. Return a refusal if it is worth least of too many.
+        The request may push out waiting requests: `next` returns those.
 
-        ttft_s: the request's own deadline, in seconds from now. longest_s: the longest time that the request
-        can wait, whatever the settings say.
+        longest_s: the longest time that the request can wait, whatever the settings say.
         """
-        queues = self._queues
-        settings = queues.settings
-        due_s = settings.ttft_s if ttft_s is None else ttft_s
-        passed = self.passes(forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=now)
-        late = passed is None and forecast.soonest_s > due_s
-        demotes = settings.when_late == "demote"
-        if passed is not None:
-            priority, tenant = passed.band.priority, passed.tenant
-        else:
-            priority = queues.priority(priority)
-            tenant = queues.tenant(tenant, priority=priority, late=late and demotes)
-            self._expected.came(priority, tenant, now=now)
+        settings = self._queues.settings
+        flow = self._queues.flow(priority, tenant)
+        priority = flow.band.priority
+        deadline = now + (settings.ttft_s if ttft_s is None else ttft_s)
         item = QueueItem(
             payload,
             number=next(self._numbers),
             priority=priority,
-            tenant=tenant,
+            tenant=flow.tenant,
             size_bytes=size_bytes,
             tokens=max(1, forecast.tokens),
             arrived_at=now,
-            deadline=now + due_s,
+            deadline=deadline,
             expires_at=now + min(longest_s, settings.ttl_of(priority)),
+            place=settings.place(arrived_at=now, deadline=deadline, own_s=forecast.own_s),
         )
-        place = settings.place(arrived_at=now, deadline=item.deadline, own_s=forecast.own_s)
-        item.key = (place, item.number)
-        if passed is not None:
-            return item, LetGo(item)
-        if late:
-            self._count_late(forecast, due_s=due_s, now=now)
-            if not demotes:
-                return item, self._refusal(item, "deadline", now=now)
-        if demotes:
-            self._demoted.place(item, forecast, now=now)
-            if late:
-                self._demoted.demote(item)
         victims = self._bounds.admit(item)
         if item in victims:
-            return item, self._refusal(item, "full", now=now)
-        self._demoted.came(forecast, now=now)
-        self._shed.extend([self._refusal(victim, "full", now=now) for victim in victims])
-        self._alarms.set(item, forecast, now=now)
-        self._search.due_at = min(self._search.due_at, now)
-        return item, None
+            return self._refusal(priority, item.tokens, "full", now=now)
+        self._alarms.set(item, deadline - forecast.own_s)
+        self._shed.extend([self._refused(victim, "full", now=now) for victim in victims])
+        self._search_at = now
+        return item
 
     def leave(self, item: QueueItem[T]) -> None:
         """Take back a request whose client is gone. Do nothing if the request no longer waits."""
         if item.waits:
-            self._queues.take(item)
-            self._alarms.forget(item)
+            self._take(item)
         elif self._shed:  # it may have been pushed out, and `next` has not returned it yet
-            self._shed = deque(refused for refused in self._shed if refused.item is not item)
+            self._shed = deque(shed for shed in self._shed if shed[0] is not item)
 
-    def next(self, *, now: float) -> Verdict[T] | None:
+    def next(self, *, now: float) -> Decided[T] | None:
         """Return the next decision, about the most pressing request first. None: nothing more can be decided
         at this moment.
         """
         if self._shed:
             return self._shed.popleft()
-        verdict = None if self._draining else self._check_alarms(now=now)
-        if verdict is not None or not self._queues:
-            return verdict
-        search = self._search
-        found = search.first_of_all(now=now) if self._draining else search.first_that_may_go(now=now)
-        return self._take_and_go(*found, now=now) if found is not None else None
+        for item in self._alarms.due(now=now) if not self._draining else ():
+            if now >= item.expires_at:
+                return self._refused(item, "ttl", now=now)
+            forecast = self._forecaster.forecast(item.payload, now=now)
+            left_s = item.deadline - now
+            if self._decide(forecast, left_s, inf) == "late":
+                return self._refused(item, "deadline", now=now)
+            self._alarms.set(item, now + max(LEAST_DELAY_S, left_s - forecast.own_s, _SHARE_OF_LEFT * left_s))
+        return self._search(now=now) if self._queues else None
 
     @property
     def due_at(self) -> float:
@@ -182,9 +164,7 @@ class FlowControl(Generic[T]):
         """
         if self._shed:
             return 0.0
-        if not self._queues:
-            return inf
-        return min(self._alarms.due_at, self._search.due_at)
+        return min(self._alarms.due_at, self._search_at) if self._queues else inf
 
     # -- the operator ----------------------------------------------------------------------------------------
 
@@ -192,15 +172,15 @@ class FlowControl(Generic[T]):
         """Apply new settings. Waiting requests keep their deadlines and their places. Requests beyond the new
         bounds are removed.
         """
-        self._queues.settings = self._headroom.settings = settings
-        for victim in self._bounds.over_by_settings():
-            self._shed.append(self._refusal(victim, "full", now=now))
-        self._search.due_at = min(self._search.due_at, now)
+        self._queues.settings = settings
+        victims = self._bounds.over_by_settings()
+        self._shed.extend([self._refused(victim, "full", now=now) for victim in victims])
+        self._search_at = now
 
     def drain(self) -> None:
         """Let no request wait from now on. `next` lets all waiting requests go, in order."""
         self._draining = True
-        self._search.due_at = 0.0
+        self._search_at = 0.0
 
     # -- other pickers of the same servers -------------------------------------------------------------------
 
@@ -209,25 +189,18 @@ class FlowControl(Generic[T]):
         return self._shares.take_unreported()
 
     def loads(self) -> Mapping[FlowKey, Load]:
-        """Return the requests that wait at this picker."""
-        return {(-band[0], tenant, band[1]): load for band, tenant, load in self._queues.flows()}
+        """Return the requests that wait at this picker. Callers must not change the loads."""
+        return self._queues.by_tenant
 
     def take_reports(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
-        """Take a report of another picker: the tokens that it let go, and the requests that wait there. This
-        may push out requests that wait here; `next` returns those.
-        """
-        queues = self._queues
+        """Take a report of another picker: the tokens that it let go, and the requests that wait there."""
         for row in rows:
-            priority = queues.priority(row.priority)
+            flow = self._queues.flow(row.priority, row.tenant)
             if row.let_go_tokens:
-                tenant = queues.tenant(row.tenant, priority=priority, late=row.late)
-                queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
+                flow.charge(row.let_go_tokens)
                 self._pace.elsewhere.add(row.let_go_tokens, now=now)
-            self._elsewhere.replace(picker, row._replace(priority=priority), now=now)
-        self._search.due_at = min(self._search.due_at, now)
-        if not self._draining:
-            for victim in self._bounds.over_in_pool(now=now):
-                self._shed.append(self._refusal(victim, "full", now=now))
+            self._elsewhere.replace(picker, row._replace(priority=flow.band.priority))
+        self._search_at = min(self._search_at, now)
 
     def forget(self, picker: bytes) -> None:
         """Forget another picker, which is gone or reports everything again from the start."""
@@ -243,11 +216,6 @@ class FlowControl(Generic[T]):
     def shares(self) -> Shares:
         """Return the tokens that each tenant has had. Callers must not change them."""
         return self._shares
-
-    @property
-    def demoted(self) -> int:
-        """Return the number of requests that were demoted so far."""
-        return self._demoted.requests
 
     def oldest_s(self, *, now: float) -> float:
         """Return the age of the request that has waited longest. This looks at every request, so call it for
@@ -267,110 +235,97 @@ class FlowControl(Generic[T]):
         assert not self._bounds.scopes_over()
         self._alarms.check_integrity(self._queues)
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- the decision ----------------------------------------------------------------------------------------
 
-    def _goes_late(self, item: QueueItem[T], *, now: float) -> bool:
-        """Return whether a waiting request that cannot be in time any more goes at once, because demoting it
-        would help no other request: so few requests wait that the order of arrival is kept, and no request is
-        expected to overtake this one.
+    def _decide(
+        self, forecast: Forecast, left_s: float, headroom_s: float
+    ) -> Literal["goes", "waits", "late"]:
+        """Decide about one request by its forecast, the time to its deadline, and the headroom of its
+        priority. Whoever calls this for one request also knows which requests stand before it.
         """
-        priority = item.priority
-        if self._waits_above(priority) or not self._demoted.helps_little(priority, now=now):
-            return False
-        band = self._queues.band(priority, late=False)
-        headroom_s = self._headroom.of_waiting((-priority, False), band, now=now)
-        return headroom_s == inf and not self._demoted.busy_s(priority, now=now)
+        if self._draining:
+            return "goes"
+        if forecast.soonest_s > left_s:
+            return "late"
+        return "goes" if forecast.wait_s <= headroom_s else "waits"
 
-    def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
-        """Count a late request. If even an idle server could not serve the request in time, the request says
-        nothing about the servers, and it is not counted.
-        """
-        if forecast.own_s <= due_s:
-            self._pace.too_late(forecast.tokens, now=now)
-            if self._queues.settings.when_late == "demote":
-                self._demoted.could_be_in_time(forecast, now=now)
+    def _headroom_s(self, band: Band[T], tag: float, *, now: float) -> float:
+        """Return within which time a server must begin with a request of this band, so that it goes. tag: the
+        tokens that the first tenant in order has had.
 
-    def _turn(self, item: QueueItem[T], *, now: float) -> LetGo[T] | None:
-        """Let a demoted request go if its turn has come and a server is free for demoted requests. After its
-        longest wait, the request goes even if no such server is free. None: it gets its next alarm.
+        While a more pressing request waits at another picker, no request goes. Pickers differ in their
+        estimates, so a server that is busy would always seem idle to one of them. If no picker has let a
+        request go for a second, the reports may be old, and requests go to idle servers. While a tenant that
+        has had fewer tokens waits at another picker, requests go to idle servers, too.
         """
-        goes = now >= item.turn_at and not self._waits_above(item.priority)
-        if goes and now < item.last_at and not item.short:
-            self._none_free = self._none_free or self._demoted.busy_s(item.priority, now=now) > 0
-            goes = not self._none_free
-        if goes:
-            return self._take_and_go(item, self._forecaster.forecast(item.payload, now=now), now=now)
-        self._alarms.set(item, None, now=now)
+        if self._draining:
+            return inf
+        if self._elsewhere.waits_above(band.priority):
+            return 0.0 if self._pace.rests(now=now) else -inf
+        return 0.0 if self._elsewhere.in_all.requests and band.first_tag_elsewhere() < tag else HEADROOM_S
+
+    def _search(self, *, now: float) -> Decided[T] | None:
+        """Return the first decision about a request, in order: by priority, then by share, then in the order
+        of its tenant. A request that waits for a busy server, which may hold its prefix, is passed over for
+        a moment. None: no request may go before `_search_at`, as far as the picker can predict.
+        """
+        least_s, left = self._forecaster.least_wait_s(now=now), self._queues.settings.max_forecasts
+        again_s = LONGEST_DELAY_S
+        for band in self._queues.bands():
+            flows = band.by_share(_MOST_LOOKED_AT)
+            headroom_s = self._headroom_s(band, flows[0].tag, now=now)
+            if least_s > headroom_s:
+                again_s = min(again_s, least_s - headroom_s)
+                continue
+            for flow in flows:
+                for item in islice(flow.items, _MOST_LOOKED_AT):
+                    if item.look_at > now and not self._draining:
+                        again_s = min(again_s, item.look_at - now)
+                        continue
+                    if not left:
+                        self._search_at = now + LEAST_DELAY_S
+                        return None
+                    left -= 1
+                    forecast = self._forecaster.forecast(item.payload, now=now)
+                    fate = self._decide(forecast, item.deadline - now, headroom_s)
+                    if fate == "late":
+                        return self._refused(item, "deadline", now=now)
+                    if fate == "goes":
+                        return self._goes(item, forecast, now=now)
+                    item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - headroom_s)
+                    again_s = min(again_s, item.look_at - now)
+        self._search_at = now + max(LEAST_DELAY_S, again_s)
         return None
 
-    def _take_and_go(
-        self, item: QueueItem[T], forecast: Forecast, *, late: bool = False, now: float
-    ) -> LetGo[T]:
-        """Let the request go. late: it goes late although it was not demoted."""
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _goes(self, item: QueueItem[T], forecast: Forecast, *, now: float) -> Decided[T]:
         # The tenant is charged before the request is taken. Otherwise the tag of a tenant whose only request
         # waited would be raised to the floor, and the tenant would lose what it had less than others.
-        band = self._queues.band(item.priority, late=item.late)
-        self._charge(band.flow(item.tenant), forecast, late=late or item.late, now=now)
-        self._queues.take(item)
-        self._alarms.forget(item)
-        return LetGo(item)
+        self._charge(self._queues.flow(item.priority, item.tenant), forecast, now=now)
+        self._take(item)
+        return item, None
 
-    def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, late: bool, now: float) -> None:
+    def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, now: float) -> None:
         """Charge the tenant for a request that goes now."""
         tokens = forecast.tokens or 1
         flow.charge(tokens)
-        if late:
-            self._demoted.went_late(forecast, now=now)
-        elif self._queues.settings.when_late == "demote":
-            self._demoted.could_be_in_time(forecast, now=now)
         self._pace.let_go.add(tokens, now=now)
-        self._shares.add(flow.band.priority, flow.tenant, tokens, late=late)
+        self._shares.add(flow.band.priority, flow.tenant, tokens)
 
-    def _refusal(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+    def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
+        """Take out a request that is refused. It may have been taken out of the queues before."""
+        if item.waits:
+            self._queues.take(item)
         self._alarms.forget(item)
-        before = self._queues.tokens_before(item.priority) + self._elsewhere.tokens_before(item.priority)
-        retry_after_s = self._pace.retry_after_s(before + item.tokens, now=now)
-        self._pace.refused(item.tokens, now=now)
-        return Refused(item, reason, retry_after_s)
+        return item, self._refusal(item.priority, item.tokens, reason, now=now)
 
-    # -- deadlines and ends of life --------------------------------------------------------------------------
+    def _refusal(self, priority: int, tokens: int, reason: RefusedFor, *, now: float) -> Refusal:
+        before = self._queues.tokens_before(priority) + self._elsewhere.tokens_before(priority)
+        retry_after_s = self._pace.retry_after_s(before + tokens, now=now)
+        self._pace.refused(tokens, now=now)
+        return Refusal(reason, retry_after_s)
 
-    def _check_alarms(self, *, now: float) -> Verdict[T] | None:
-        """Check the requests whose alarms are due, until there is a decision about one of them."""
-        self._none_free = False
-        for item in self._alarms.due(now=now):
-            if now >= item.expires_at:
-                return self._give_up(item, "ttl", now=now)
-            verdict = self._turn(item, now=now) if item.late else self._check_deadline(item, now=now)
-            if verdict is not None:
-                return verdict
-        return None
-
-    def _check_deadline(self, item: QueueItem[T], *, now: float) -> Verdict[T] | None:
-        """Refuse or demote a waiting request if it cannot be in time any more."""
-        forecast, queues = self._forecaster.forecast(item.payload, now=now), self._queues
-        if now + forecast.soonest_s <= item.deadline:
-            self._alarms.set(item, forecast, now=now)
-            return None
-        self._count_late(forecast, due_s=item.deadline - item.arrived_at, now=now)
-        if queues.settings.when_late == "refuse":
-            return self._give_up(item, "deadline", now=now)
-        if self._goes_late(item, now=now):
-            return self._take_and_go(item, forecast, late=True, now=now)
-        queues.take(item)
-        if not item.turn_at:  # the request came while late requests were refused
-            self._demoted.place(item, forecast, now=now)
-        item.tenant = queues.tenant(item.tenant, priority=item.priority, late=True)
-        self._demoted.demote(item)
-        queues.put(item)
-        if self._bounds.over(item.priority, item.tenant):  # it moved to the full queue of other tenants
-            return self._give_up(item, "full", now=now)
-        return self._turn(item, now=now)  # its turn may have come before it was late
-
-    def _waits_above(self, priority: int) -> bool:
-        """Return whether a request of a higher priority waits, here or elsewhere."""
-        return max(self._queues.by_priority) > priority or self._elsewhere.waits_before((-priority, False))
-
-    def _give_up(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+    def _take(self, item: QueueItem[T]) -> None:
         self._queues.take(item)
-        return self._refusal(item, reason, now=now)
+        self._alarms.forget(item)

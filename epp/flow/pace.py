@@ -1,18 +1,14 @@
-"""Measures the tokens of the requests that are let go, refused and too late, in each second. Retry-After, the
-saturation gauge and the headroom use these rates.
+"""Measures the tokens of the requests that are let go and refused, in each second. Retry-After and the
+saturation gauge use these rates.
 """
 
 from __future__ import annotations
 
 from math import ceil, exp, inf
 
-from epp.flow.flow_settings import LONGEST_DELAY_S
-
 _WINDOW_S = 10.0
-_TOO_FEW = 0.1
-"""There are too few servers if the tokens that cannot be in time, although an idle server would have served
-them in time, are more than this share of the tokens that are let go.
-"""
+_RESTS_S = 1.0
+"""If no picker has let a request go for this long, the reports of other pickers may be old."""
 _MOST_S = 3600
 """The longest Retry-After, and the longest wait in the saturation: a server that computes nothing may seem
 busy for ever.
@@ -57,7 +53,7 @@ class Rate:
 
 
 class Pace:
-    __slots__ = ("_refused", "_too_late", "elsewhere", "let_go")
+    __slots__ = ("_refused", "elsewhere", "let_go")
 
     def __init__(self) -> None:
         self.let_go = Rate()
@@ -65,27 +61,13 @@ class Pace:
         self.elsewhere = Rate()
         """Tokens that other pickers let go."""
         self._refused = Rate()
-        self._too_late = Rate()
-        """Tokens that could not be in time, although an idle server would have served them in time."""
 
     def refused(self, tokens: int, *, now: float) -> None:
         self._refused.add(tokens, now=now)
 
-    def too_late(self, tokens: int, *, now: float) -> None:
-        """Note that a request cannot be in time because of what the servers compute for others."""
-        self._too_late.add(max(1, tokens), now=now)
-
-    def servers_too_few(self, *, now: float) -> bool:
-        """Return whether there were recently too few servers (`_TOO_FEW`)."""
-        return self._too_late.per_s(now=now) > _TOO_FEW * self.let_go.per_s(now=now)
-
     def rests(self, *, now: float) -> bool:
-        """Return whether no picker has let a request go for a second."""
-        return now - max(self.let_go.last_at, self.elsewhere.last_at) >= LONGEST_DELAY_S
-
-    def tokens_per_s(self, *, now: float) -> float:
-        """Return the tokens per second that all pickers together let go."""
-        return self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
+        """Return whether no picker has let a request go for `_RESTS_S`."""
+        return now - max(self.let_go.last_at, self.elsewhere.last_at) >= _RESTS_S
 
     def retry_after_s(self, tokens: float, *, now: float) -> int:
         """Return the time until this many tokens have gone, in whole seconds; 1 if the time is unknown."""
@@ -109,7 +91,7 @@ class Pace:
         """Return how long it takes until all pickers together have let this many tokens go. None means that
         this is unknown, because no request went recently.
         """
-        rate = self.tokens_per_s(now=now)
+        rate = self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def _excess(self, *, now: float) -> float:

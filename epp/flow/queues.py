@@ -1,10 +1,10 @@
 """The waiting requests in order: first by band, then by tenant (the one with the fewest tokens first), then
 by the order within the tenant.
 
-A band holds the requests of one priority that can be in time, or those that were demoted. Within a band the
-tenants share the tokens: each tenant has a tag, which counts the tokens that were let go for it, and the
-tenant with the smallest tag goes first. If a tenant without waiting requests comes back, its tag is raised to
-the floor of the band, so that no tenant can save up a share while it is away.
+A band holds the requests of one priority. Within a band the tenants share the tokens: each tenant has a tag,
+which counts the tokens that were let go for it, and the tenant with the smallest tag goes first. If a tenant
+without waiting requests comes back, its tag is raised to the floor of the band, so that no tenant can save up
+a share while it is away.
 
 Invariants: a band keeps the flow of each tenant that has waiting requests or a tag above the floor. Other
 flows are kept until their places are needed. Counts equal sums.
@@ -25,9 +25,6 @@ from epp.flow.request import QueueItem, T
 
 OTHERS = "\0others"
 """The name of the tenants beyond the limit, which share one queue. No header can carry this name."""
-
-BandKey = tuple[int, bool]
-"""The negated priority, and whether the requests are demoted. The band with the smaller key goes first."""
 
 _MOST_LOOKED_AT = 256
 """The most tenants at other pickers that one search considers, so that the time of a search is bounded."""
@@ -124,7 +121,7 @@ class TenantFlow(Generic[T]):
 
 
 class Band(Generic[T]):
-    __slots__ = ("elsewhere", "floor", "flows", "priority", "tokens")
+    __slots__ = ("elsewhere", "floor", "flows", "priority")
 
     def __init__(self, priority: int, elsewhere: ByTenant) -> None:
         self.priority = priority
@@ -132,8 +129,6 @@ class Band(Generic[T]):
         """The requests that wait at other pickers, of all priorities."""
         self.floor = 0.0
         """The largest tag that a tenant had when it was charged."""
-        self.tokens = 0
-        """The waiting tokens; each request counts as one token at least."""
         self.flows: dict[str, TenantFlow[T]] = {}
 
     def flow(self, tenant: str) -> TenantFlow[T]:
@@ -146,10 +141,6 @@ class Band(Generic[T]):
         elif not flow.waits:
             flow.tag = max(flow.tag, self.floor)
         return flow
-
-    def first_tag(self) -> float:
-        """Return the smallest tag of the tenants with requests that wait here."""
-        return min((flow.tag for flow in self.flows.values() if flow.items), default=self.floor)
 
     def first_tag_elsewhere(self) -> float:
         """Return the smallest tag of the tenants with requests that wait at other pickers; inf: there are
@@ -205,61 +196,41 @@ class Queues(Loads, Generic[T]):
         self.settings = settings
         """The settings in use. The other parts of flow control read them here, too."""
         self._elsewhere = elsewhere
-        self._bands: dict[BandKey, Band[T]] = {}
-        self._order: list[BandKey] = []
+        self._bands: dict[int, Band[T]] = {}
+        """By priority."""
 
     def __len__(self) -> int:
         return self.in_all.requests
 
     def __iter__(self) -> Iterator[QueueItem[T]]:
-        for key in self._order:
-            for flow in self._bands[key].flows.values():
+        for band in self._bands.values():
+            for flow in band.flows.values():
                 yield from flow.items
 
-    def bands(self) -> Sequence[tuple[BandKey, Band[T]]]:
-        """Return the bands in order. The first band goes first."""
-        return [(key, self._bands[key]) for key in self._order]
+    def bands(self) -> Sequence[Band[T]]:
+        """Return the bands in which requests wait. The band of the highest priority goes first."""
+        return [self._bands[priority] for priority in sorted(self.by_priority, reverse=True)]
 
-    def flows(self) -> Iterator[tuple[BandKey, str, Load]]:
-        """Yield the waiting requests, by band and tenant."""
-        for key in self._order:
-            for tenant, flow in self._bands[key].flows.items():
-                if flow.items:
-                    yield key, tenant, flow.load
-
-    def band(self, priority: int, *, late: bool) -> Band[T]:
-        key = (-priority, late)
-        band = self._bands.get(key)
+    def band(self, priority: int) -> Band[T]:
+        band = self._bands.get(priority)
         if band is None:
-            band = self._bands[key] = Band(priority, self._elsewhere)
-            insort(self._order, key)
+            band = self._bands[priority] = Band(priority, self._elsewhere)
         return band
 
     def priority(self, wanted: int) -> int:
         """Return the priority under which a request is kept. If there are too many priorities, this is the
         next lower one that is in use, or else the lowest.
         """
-        if (-wanted, False) in self._bands:
-            return wanted
-        known = {-below for below, _ in self._order}
-        most = self.settings.max_priorities
-        if len(known) < most:
+        bands, most = self._bands, self.settings.max_priorities
+        if wanted in bands or len(bands) < most:
             return wanted
         self._forget_idle()
-        known = {-below for below, _ in self._order}
-        if len(known) < most or wanted in known:
+        if len(bands) < most:
             return wanted
-        return max((of for of in known if of <= wanted), default=min(known))
-
-    def tenant(self, tenant: str, *, priority: int, late: bool) -> str:
-        """Return the name under which the requests of the tenant are kept."""
-        knows = self.band(priority, late=late).knows(tenant, max_tenants=self.settings.max_tenants)
-        return tenant if knows else OTHERS
+        return max((of for of in bands if of <= wanted), default=min(bands))
 
     def put(self, item: QueueItem[T]) -> None:
-        band = self.band(item.priority, late=item.late)
-        band.tokens += item.tokens
-        flow = band.flow(item.tenant)
+        flow = self.band(item.priority).flow(item.tenant)
         insort(flow.items, item, key=_BY_KEY)
         flow.load.add(1, item.size_bytes, item.tokens)
         self.count(item.priority, item.tenant, 1, item.size_bytes, item.tokens)
@@ -267,9 +238,7 @@ class Queues(Loads, Generic[T]):
 
     def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
-        band = self.band(item.priority, late=item.late)
-        band.tokens -= item.tokens
-        flow = band.flows[item.tenant]
+        flow = self._bands[item.priority].flows[item.tenant]
         at = bisect_left(flow.items, item.key, key=_BY_KEY)
         assert flow.items[at] is item
         del flow.items[at]
@@ -277,50 +246,39 @@ class Queues(Loads, Generic[T]):
         self.count(item.priority, item.tenant, -1, -item.size_bytes, -item.tokens)
         item.waits = False
 
-    def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
-        """Count these tokens, which another picker let go, for the tenant."""
-        self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
-
     def flow(self, priority: int, tenant: str) -> TenantFlow[T]:
-        """Return the flow in which a request in time of this priority and tenant would wait. If the request
-        need not wait, this flow is charged.
+        """Return the flow that is charged for a request of this priority and tenant, and in which the request
+        waits if it has to.
         """
         try:
-            return self._bands[-priority, False].flows[tenant]
+            return self._bands[priority].flows[tenant]
         except KeyError:  # the first request of this priority or tenant
-            priority = self.priority(priority)
-            tenant = self.tenant(tenant, priority=priority, late=False)
-        return self.band(priority, late=False).flow(tenant)
+            band = self.band(self.priority(priority))
+        knows = band.knows(tenant, max_tenants=self.settings.max_tenants)
+        return band.flow(tenant if knows else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:
         """Return the request that is worth least: the newest request of the tenant that is furthest over its
         share, in the last band. priority and tenant: consider only these.
         """
-        for key in reversed(self._order):
-            if priority is None or key[0] == -priority:
-                item = self._bands[key].worst(tenant)
-                if item is not None:
-                    return item
-        return None
+        if priority is None:
+            priority = min(self.by_priority, default=None)
+        band = self._bands.get(priority) if priority is not None else None
+        return band.worst(tenant) if band is not None else None
 
     def _forget_idle(self) -> None:
         """Forget the bands in which no request waits, and the tags of their tenants."""
-        for key in list(self._order):
-            if not any(flow.items for flow in self._bands[key].flows.values()):
-                del self._bands[key]
-                self._order.remove(key)
+        for priority in self._bands.keys() - self.by_priority.keys():
+            del self._bands[priority]
 
     def check_integrity(self) -> None:
-        assert self._order == sorted(self._bands)
         counted: dict[object, Load] = {}
-        for (below, late), band in self._bands.items():
-            assert band.tokens == sum(flow.load.tokens for flow in band.flows.values())
+        for priority, band in self._bands.items():
             for tenant, flow in band.flows.items():
                 assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
                 assert flow.load.tokens == sum(h.tokens for h in flow.items)
                 for item in flow.items:
-                    assert (item.waits, item.late) == (True, late)
-                    assert (item.priority, item.tenant) == (-below, tenant)
+                    assert (item.waits, item.priority, item.tenant) == (True, priority, tenant)
                     assert flow.tag >= 0
                     for scope in (None, item.priority, (item.priority, tenant)):
                         counted.setdefault(scope, Load()).add(1, item.size_bytes, item.tokens)

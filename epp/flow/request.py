@@ -1,10 +1,11 @@
-"""Defines the data of one request in flow control: its forecast, its item in the queue, and the decision on
-it. Also defines `Forecaster`, through which flow control asks the picker for forecasts.
+"""Defines the data of one request in flow control: its forecast, its item in the queue, and its refusal. Also
+defines `Forecaster`, through which flow control asks the picker for forecasts.
 """
 
 from __future__ import annotations
 
-from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from math import inf
+from typing import Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -34,15 +35,6 @@ class Forecast(Struct, frozen=True, gc=False):
     """The prompt tokens that the chosen server would compute: U."""
 
 
-class Pool(NamedTuple):
-    """Figures of all servers together."""
-
-    servers: int
-    undone_s: float
-    """The time until the servers have computed everything sent to them, if the work were shared equally."""
-    tokens_per_s: float
-
-
 class Forecaster(Protocol[T_contra]):
     """Predicts the course of requests. Flow control sees nothing else of the picker. The methods change
     nothing.
@@ -53,9 +45,6 @@ class Forecaster(Protocol[T_contra]):
         servers and reads no prompt.
         """
 
-    def pool(self, *, now: float) -> Pool:
-        """Return the figures of all servers. This method also makes one pass over the servers."""
-
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
         """Return the forecast for one request. If no server can take the request, the forecast is a wait
         of 0, so that the request goes to the picker and is refused there.
@@ -63,23 +52,21 @@ class Forecaster(Protocol[T_contra]):
 
 
 class QueueItem(Generic[T]):
-    """A request in flow control. All modules may read it. Only `control`, `queues` and `demoted` write it."""
+    """A waiting request. All modules may read it. Only `control` and `queues` write it."""
 
     __slots__ = (
         "arrived_at",
         "deadline",
         "expires_at",
         "key",
-        "last_at",
-        "late",
+        "look_at",
+        "most_answer_tokens",
         "number",
         "payload",
         "priority",
-        "short",
         "size_bytes",
         "tenant",
         "tokens",
-        "turn_at",
         "waits",
     )  # fmt: skip
 
@@ -92,9 +79,11 @@ class QueueItem(Generic[T]):
         tenant: str,
         size_bytes: int,
         tokens: int,
+        most_answer_tokens: float = inf,
         arrived_at: float,
         deadline: float,
         expires_at: float,
+        place: float = 0.0,
     ) -> None:
         self.payload = payload
         self.number = number
@@ -105,35 +94,19 @@ class QueueItem(Generic[T]):
         self.size_bytes = size_bytes
         self.tokens = tokens
         """Tokens to compute, as forecast when the request came."""
+        self.most_answer_tokens = most_answer_tokens
+        """The most tokens that the client lets the answer have."""
         self.arrived_at = arrived_at
         self.deadline = deadline
         """When the first token is due; inf: no deadline."""
-        self.turn_at = 0.0
-        """From this time on, a demoted request goes before all others of its priority. 0: not set."""
-        self.last_at = 0.0
-        """From this time on, a demoted request goes even if no server is free for demoted requests."""
-        self.short = False
-        """Once the request is demoted, it may use every server."""
         self.expires_at = expires_at
-        self.key: tuple[float, int] = (0.0, number)
+        self.key = (place, number)
         """The place among the requests of its tenant."""
-        self.late = False
-        """The request is demoted: it can no longer meet its deadline."""
+        self.look_at = 0.0
+        """The search passes over the request until then, because its server is predicted to be busy."""
         self.waits = False
 
 
-class LetGo(Struct, Generic[T], frozen=True, gc=False):
-    """The decision that the request goes now. The caller must send the request before it calls flow control
-    again, because the next decision has to count the booking of this request.
-    """
-
-    item: QueueItem[T]
-
-
-class Refused(Struct, Generic[T], frozen=True, gc=False):
-    item: QueueItem[T]
+class Refusal(Struct, frozen=True, gc=False):
     reason: RefusedFor
     retry_after_s: int
-
-
-Verdict: TypeAlias = "LetGo[T] | Refused[T]"

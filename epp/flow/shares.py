@@ -28,7 +28,7 @@ class Shares:
         self._unreported: dict[FlowKey, int] | None = None
         """Tokens that were not reported to other pickers yet. None: this picker reports none."""
 
-    def add(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
+    def add(self, priority: int, tenant: str, tokens: int) -> None:
         shown, by_tenant = tenant, self._tokens
         if tenant not in by_tenant:
             named = len(by_tenant) - (OTHERS_LABEL in by_tenant)
@@ -36,12 +36,12 @@ class Shares:
         by_tenant[shown] = by_tenant.get(shown, 0) + tokens
         charges = self._unreported
         if charges is not None and len(charges) < _MOST_UNREPORTED:
-            key = (priority, tenant, late)
+            key = (priority, tenant)
             charges[key] = charges.get(key, 0) + tokens
 
     def take_unreported(self) -> Mapping[FlowKey, int]:
-        """Return the tokens since the last call, by priority, tenant, and whether the requests were late. The
-        first call returns nothing: from then on the tokens are kept for these calls.
+        """Return the tokens since the last call, by priority and tenant. The first call returns nothing:
+        from then on the tokens are kept for these calls.
         """
         charges, self._unreported = self._unreported, {}
         return charges or {}

@@ -14,7 +14,6 @@ class WaitingTenant:
 
     priority: int
     tenant: str
-    demoted: bool
     requests: int
     tokens: int
 
@@ -50,11 +49,6 @@ class FlowStatus:
         "first 32 tenants have a label of their own. All others share the label `(others)`.",
         "tenant",
         default_factory=dict,
-    )
-    demoted: int = counter(
-        "epp_flow_demoted_requests_total",
-        "Requests that flow control put last because they could not meet their deadline.",
-        default=0,
     )
     unknown_objectives: int = counter(
         "epp_flow_unknown_objectives_total",

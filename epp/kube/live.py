@@ -7,8 +7,8 @@ counters. The servers count the requests of all pickers together, so every repli
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 _SLICE_S: Final = 30.0
@@ -34,8 +34,6 @@ class Live:
     tried_picks: int = 0
     """Picks that a policy in DryRun has scored too. In `tried_agreed` of them it chose the same endpoint."""
     tried_agreed: int = 0
-    tried_flow: Mapping[str, int] = field(default_factory=dict)
-    """Requests by what the flow control of that policy would have done with them."""
     saturation: float | None = None
     """The largest saturation of any base model. None: flow control is off."""
 

@@ -220,10 +220,6 @@ class DryRun(_Object, frozen=True, omit_defaults=True):
     """Picks that were scored by this policy too."""
     agreement: Annotated[str | None, _RATIO] = None
     """Share of these picks in which this policy would have picked the same endpoint."""
-    waits: Annotated[int | None, _schema(minimum=0)] = None
-    """Requests that the flow control of this policy would have held, under the current load."""
-    refusals: Annotated[int | None, _schema(minimum=0)] = None
-    """Requests that the flow control of this policy would have refused, under the current load."""
 
 
 class PolicyStatus(_Object, frozen=True, omit_defaults=True):

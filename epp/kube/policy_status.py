@@ -47,18 +47,13 @@ def desired(
         ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
         hit_ratio=hit_ratio if counts else None,
         saturation=_saturation(live) if verdict.routes else None,
-        dry_run=_dry_run(live) if verdict.dry_run else None,
+        dry_run=(
+            DryRun(live.tried_picks, ratio_text(live.tried_agreed, live.tried_picks))
+            if verdict.dry_run
+            else None
+        ),
         last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else None,
     )
-
-
-def _dry_run(live: Live) -> DryRun:
-    agreement = ratio_text(live.tried_agreed, live.tried_picks)
-    if not live.tried_flow:
-        return DryRun(live.tried_picks, agreement)
-    held = sum(live.tried_flow.get(fate, 0) for fate in ("wait", "demote"))
-    refused = sum(live.tried_flow.values()) - held - live.tried_flow.get("go", 0)
-    return DryRun(live.tried_picks, agreement, waits=held, refusals=refused)
 
 
 def _saturation(live: Live) -> str | None:

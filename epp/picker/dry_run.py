@@ -12,7 +12,6 @@ while there is a policy in dry run.
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 from epp.config.policy import Policy
 from epp.decision import WouldPick
@@ -30,9 +29,6 @@ class DryRun:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        flow = policy.spec.flow
-        self.flow_control = flow if flow.mode == "Hold" else None
-        """None: this policy holds no requests."""
         self._rng = random.Random()
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
         self.picks = 0
@@ -44,8 +40,6 @@ class DryRun:
         """Cached tokens at the picks of the policy in use."""
         self.more_cached_tokens = 0
         """Cached tokens at the picks of this policy, minus `cached_tokens`. May be negative."""
-        self.flow: Counter[str] = Counter()
-        """Requests by what this policy's flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0
         """Seconds to the first token at the picks of this policy, minus those of the policy in use. May be
         negative."""
@@ -89,9 +83,6 @@ class DryRun:
             more_cached_tokens=more_cached,
             more_s=round(more_s, 6),
         )
-
-    def would_flow(self, fate: str) -> None:
-        self.flow[fate] += 1
 
     def check_integrity(self) -> None:
         assert 0 <= self.agreed <= self.picks - self.refused

@@ -6,7 +6,7 @@ queue for each base model, since servers of one model cannot relieve those of an
 synchronous: there is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and
 after events that may have freed a server.
 
-Invariant: each waiting request leaves, or its `Decided` is called once.
+Invariant: each waiting request leaves, or its `Answer` is called once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from msgspec import Struct
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy
-from epp.decision import DIRECT, PickRequest, Queued
+from epp.decision import PickRequest, Queued
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
+from epp.flow.control import Decided
 from epp.flow.elsewhere import Reported, Row
-from epp.flow.request import LetGo, RefusedFor, Verdict
+from epp.flow.queues import TenantFlow
+from epp.flow.request import Refusal, RefusedFor
 from epp.flow.status import FlowStatus
-from epp.picker.commit import Considered
-from epp.picker.dry_run import DryRun
 from epp.picker.events import Pick
-from epp.picker.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
+from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker
 
 _AT_ONCE: Final = 50
@@ -51,17 +51,6 @@ class Claim(Struct, frozen=True, gc=False):
     """The path without its query string. Empty: no priority depends on the path."""
     ttft_s: float | None = None
 
-    def within(self, spec: Flow) -> Claim:
-        """Return the claims that the policy in dry run trusts. Its tenant header may differ: the tenant is
-        still that of the policy whose headers were read (`Picker.flow_read`).
-        """
-        return Claim(
-            objective=self.objective if "Objective" in spec.claims else "",
-            tenant=self.tenant if "Tenant" in spec.claims else "",
-            path=self.path,
-            ttft_s=self.ttft_s if "Deadline" in spec.claims else None,
-        )
-
 
 NO_CLAIM: Final = Claim()
 
@@ -82,9 +71,6 @@ class Gate:
         self._released: list[ModelQueue] = []
         """Queues for which flow control has ended. They send all their requests, in order."""
         self._draining = False
-        self._tried: DryRun | None = None
-        self._tried_queues: dict[str, ModelQueue] = {}
-        """The queues of `_tried`, by base model. No request waits in them."""
 
     @property
     def on(self) -> bool:
@@ -110,7 +96,7 @@ class Gate:
         self,
         request: PickRequest,
         claim: Claim,
-        decided: Decided,
+        decided: Answer,
         *,
         size_bytes: int,
         longest_s: float,
@@ -124,41 +110,34 @@ class Gate:
         if policy is not self._policy:
             self._follow_policy(now=now)
         considered = picker.consider(request, now=now)
-        would, tried = "", picker.dry_run
-        if tried is not None:
-            would = self._try(
-                tried, considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now
-            )
         spec = policy.spec.flow
         if spec.mode != "Hold":
-            return picker.commit(considered, queued=Queued(would=would) if would else DIRECT, now=now)
+            return picker.commit(considered, now=now)
         model, ttft_s = considered.base_model, claim.ttft_s
         queue = self._queues.get(model) or self._queue_of(model)
-        control = queue.control
-        forecast = forecast_of(
-            considered, left_s=(spec.deadline_seconds or inf) if ttft_s is None else ttft_s
-        )
+        left_s = (spec.deadline_seconds or inf) if ttft_s is None else ttft_s
+        forecast = forecast_of(considered, left_s=left_s)
         priority = self._priority(spec, claim, request, queue)
-        passed = control.passes(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
-        if passed is not None:
-            queued = Queued(0.0, passed.band.priority, passed.tenant, would)
-            return picker.commit(considered, queued=queued, now=now)
-        waiting = WaitingRequest(request, considered.prompt, queue, decided)
-        item, verdict = control.offer(
-            waiting,
-            forecast,
-            priority=priority,
-            tenant=claim.tenant,
-            size_bytes=size_bytes,
-            ttft_s=ttft_s,
-            longest_s=longest_s,
-            now=now,
-        )
-        if verdict is None:
-            waiting.item, waiting.would = item, would
-            return waiting
-        assert not isinstance(verdict, LetGo), "it would have passed"
-        raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
+        fate = queue.control.admit(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
+        if isinstance(fate, TenantFlow):
+            return picker.commit(considered, queued=Queued(0.0, fate.band.priority, fate.tenant), now=now)
+        if fate is None:
+            waiting = WaitingRequest(request, considered.prompt, queue, decided)
+            held = queue.control.hold(
+                waiting,
+                forecast,
+                priority=priority,
+                tenant=claim.tenant,
+                size_bytes=size_bytes,
+                ttft_s=ttft_s,
+                longest_s=longest_s,
+                now=now,
+            )
+            if not isinstance(held, Refusal):
+                waiting.item = held
+                return waiting
+            fate = held
+        raise _error(fate, waited_s=0.0)
 
     def leave(self, waiting: WaitingRequest) -> None:
         """Remove a waiting request, because its client is gone."""
@@ -171,8 +150,8 @@ class Gate:
         self._follow_policy(now=now)
         self._release(now=now)
         for queue in list(self._queues.values()):
-            while (verdict := queue.next(now=now)) is not None:
-                self._carry_out(queue, verdict, now=now)
+            while (decided := queue.next(now=now)) is not None:
+                self._carry_out(queue, decided, now=now)
 
     def drain(self, *, now: float) -> None:
         """Send all waiting requests in order, and let no request wait any more, because the process ends.
@@ -257,56 +236,7 @@ class Gate:
         waiting = {model for model, queue in self._queues.items() if len(queue.control)}
         present = self._picker.fleet.models | waiting
         forget_models(self._queues, present)
-        forget_models(self._tried_queues, present)
         forget_models(self._reported, present)
-
-    def _try(
-        self,
-        tried: DryRun,
-        considered: Considered,
-        claim: Claim,
-        request: PickRequest,
-        *,
-        size_bytes: int,
-        longest_s: float,
-        now: float,
-    ) -> str:
-        """Return the decision that the flow control of the policy in dry run would make, with the servers as
-        the policy in use loads them. Empty: that policy has no flow control. The request itself never waits
-        because of this decision.
-        """
-        spec = tried.flow_control
-        if spec is None:
-            return ""
-        if tried is not self._tried:
-            self._tried, self._tried_queues = tried, {}
-        model = considered.base_model
-        queue = self._tried_queues.get(model)
-        if queue is None:
-            self._forget_models()
-            queue = self._tried_queues[model] = ModelQueue(self._picker, model, settings_of(spec))
-        claim = claim.within(spec)
-        left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
-        demoted = queue.control.demoted
-        item, verdict = queue.control.offer(
-            WaitingRequest(request, considered.prompt, queue, _nobody),
-            forecast_of(considered, left_s=left_s),
-            priority=self._priority(spec, claim, request, queue),
-            tenant=claim.tenant,
-            size_bytes=size_bytes,
-            ttft_s=claim.ttft_s,
-            longest_s=longest_s,
-            now=now,
-        )
-        queue.control.leave(item)
-        if isinstance(verdict, LetGo):
-            fate = "go"
-        elif verdict is not None:
-            fate = f"flow_{verdict.reason}"
-        else:
-            fate = "demote" if queue.control.demoted > demoted else "wait"
-        tried.would_flow(fate)
-        return fate
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective
@@ -326,21 +256,21 @@ class Gate:
                 return spec.paths[prefix]
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
-    def _carry_out(self, queue: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
-        item = verdict.item
+    def _carry_out(self, queue: ModelQueue, decided: Decided[WaitingRequest], *, now: float) -> None:
+        item, refusal = decided
         waiting = item.payload
         waiting.item = None  # no circle of references may keep the prompt in memory
-        if not isinstance(verdict, LetGo):
-            waited_s = now - item.arrived_at
-            waiting.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
-            return
-        try:
-            queued = Queued(now - item.arrived_at, item.priority, item.tenant, waiting.would)
-            pick = self._picker.commit(queue.considered(waiting, now=now), queued=queued, now=now)
-        except PickError as error:
-            waiting.decided(error, now)
-            return
-        waiting.decided(pick, now)
+        waited_s = now - item.arrived_at
+        fate: Pick | PickError
+        if refusal is not None:
+            fate = _error(refusal, waited_s=waited_s)
+        else:
+            try:
+                queued = Queued(waited_s, item.priority, item.tenant)
+                fate = self._picker.commit(queue.considered(waiting, now=now), queued=queued, now=now)
+            except PickError as error:
+                fate = error
+        waiting.decided(fate, now)
 
     def _follow_policy(self, *, now: float) -> None:
         policy = self._picker.policy
@@ -365,22 +295,18 @@ class Gate:
         left = _AT_ONCE
         while self._released and left:
             queue = self._released[0]
-            verdict = queue.next(now=now)
-            if verdict is None:
+            decided = queue.next(now=now)
+            if decided is None:
                 del self._released[0]
                 continue
-            self._carry_out(queue, verdict, now=now)
+            self._carry_out(queue, decided, now=now)
             left -= 1
 
 
-def _nobody(_fate: Pick | PickError, _now: float) -> None:
-    """Stands for `Decided` in a dry run. It is never called, since no request waits."""
-
-
-def _refusal(reason: RefusedFor, retry_after_s: int, *, waited_s: float) -> FlowRefusedError:
+def _error(refusal: Refusal, *, waited_s: float) -> FlowRefusedError:
     return FlowRefusedError(
-        f"{_MESSAGES[reason]}; try again in {retry_after_s} s",
-        reason=f"flow_{reason}",
-        retry_after_s=retry_after_s,
+        f"{_MESSAGES[refusal.reason]}; try again in {refusal.retry_after_s} s",
+        reason=f"flow_{refusal.reason}",
+        retry_after_s=refusal.retry_after_s,
         waited_s=waited_s,
     )

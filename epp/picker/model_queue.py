@@ -14,11 +14,11 @@ from typing import Final
 from epp.config.flow import Flow, Waiting
 from epp.decision import PickRequest
 from epp.errors import PickError
-from epp.flow.control import FlowControl
+from epp.flow.control import Decided, FlowControl
 from epp.flow.elsewhere import FlowKey
-from epp.flow.flow_settings import Bound, FlowSettings, Order, WhenLate
+from epp.flow.flow_settings import Bound, FlowSettings, Order
 from epp.flow.queues import OTHERS, Load
-from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Verdict
+from epp.flow.request import Forecast, QueueItem
 from epp.flow.shares import OTHERS_LABEL
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.picker.commit import Considered
@@ -26,31 +26,26 @@ from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
 
-Decided = Callable[[Pick | PickError, float], None]
+Answer = Callable[[Pick | PickError, float], None]
 """A function that is called once for a request that waited, with its pick or its refusal, and the time."""
 
 _MOST_TENANTS: Final = 32
 """At most this many waiting tenants are shown to people."""
-_NEARLY_CACHED_S: Final = 0.05
-"""See `FlowSettings.nearly_cached_s`."""
 _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
-_WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 
 
 class WaitingRequest:
     """A waiting request. The caller passes it to `Gate.leave` if the client leaves."""
 
-    __slots__ = ("decided", "item", "prompt", "queue", "request", "would")
+    __slots__ = ("decided", "item", "prompt", "queue", "request")
 
-    def __init__(self, request: PickRequest, prompt: Prompt, queue: ModelQueue, decided: Decided) -> None:
+    def __init__(self, request: PickRequest, prompt: Prompt, queue: ModelQueue, decided: Answer) -> None:
         self.request = request
         self.prompt = prompt
         self.queue = queue
         self.decided = decided
         self.item: QueueItem[WaitingRequest] | None = None
         """None once the request does not wait any more."""
-        self.would = ""
-        """What the flow control of a policy in dry run would have done with this request."""
 
 
 class ModelQueue:
@@ -68,11 +63,6 @@ class ModelQueue:
     def least_wait_s(self, *, now: float) -> float:
         undone_tokens, rate = self._picker.queued(self.model, now=now)
         return float((undone_tokens / rate).min()) if len(rate) else 0.0
-
-    def pool(self, *, now: float) -> Pool:
-        undone_tokens, rate = self._picker.queued(self.model, now=now)
-        tokens_per_s = float(rate.sum()) or 1.0
-        return Pool(len(rate), float(undone_tokens.sum()) / tokens_per_s, tokens_per_s)
 
     def forecast(self, payload: WaitingRequest, *, now: float) -> Forecast:
         try:
@@ -94,16 +84,15 @@ class ModelQueue:
             tokens={priority: load.tokens for priority, load in waiting.items()},
             tenants=_longest(control.loads()),
             let_go_tokens=dict(control.shares.tokens),
-            demoted=control.demoted,
             unknown_objectives=self.unknown_objectives,
         )
 
-    def next(self, *, now: float) -> Verdict[WaitingRequest] | None:
+    def next(self, *, now: float) -> Decided[WaitingRequest] | None:
         """Return the next decision (`FlowControl.next`)."""
-        verdict = self.control.next(now=now)
-        if not isinstance(verdict, LetGo):
+        decided = self.control.next(now=now)
+        if decided is None or decided[1] is not None:
             self._last = None  # the request of the last forecast may leave, and its prompt must be freed
-        return verdict
+        return decided
 
     def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
         """Return the choice behind the forecast that let this request go a moment ago. Raises PickError if no
@@ -122,21 +111,17 @@ def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
         WaitingTenant(
             priority=priority,
             tenant=OTHERS_LABEL if tenant == OTHERS else tenant,
-            demoted=late,
             requests=load.requests,
             tokens=load.tokens,
         )
-        for (priority, tenant, late), load in longest
+        for (priority, tenant), load in longest
     ]
 
 
 def settings_of(spec: Flow) -> FlowSettings:
     return FlowSettings(
-        headroom_s=spec.headroom_seconds or None,
-        nearly_cached_s=_NEARLY_CACHED_S,
         order=_ORDERS[spec.order],
         ttft_s=spec.deadline_seconds or inf,
-        when_late=_WHEN_LATE[spec.when_late],
         ttl_s=spec.ttl_seconds,
         ttl_by_priority_s={int(priority): ttl_s for priority, ttl_s in spec.ttl_by_priority.items()},
         in_all=_bound(spec.in_all),

@@ -79,7 +79,6 @@ class Picker(FleetNews):
     def set_dry_run(self, policy: Policy | None) -> None:
         """Score every pick by `policy` too, without acting on the result. None: end the dry run."""
         self.dry_run = DryRun(policy) if policy is not None else None
-        self._note_flow()
 
     def add_recorders(self, count: int) -> None:
         """Count listeners that record requests. count: negative if they have ended."""
@@ -159,21 +158,20 @@ class Picker(FleetNews):
         # No code of this module awaits, so the state that was scored is still the state that is booked.
         decision = _decision(considered, self.policy, at_unix_s=now + self._unix_offset_s)
         if self.dry_run is not None:
-            decision.dry_run = self._would_pick(self.dry_run, considered, queued, now=now)
+            decision.dry_run = self._would_pick(self.dry_run, considered, now=now)
         if queued is not DIRECT:
             decision.waited_s, decision.priority = queued.waited_s, queued.priority
             decision.tenant = queued.tenant
         return self._commits.commit(considered, decision, now=now)
 
-    def _would_pick(self, tried: DryRun, considered: Considered, queued: Queued, *, now: float) -> WouldPick:
+    def _would_pick(self, tried: DryRun, considered: Considered, *, now: float) -> WouldPick:
         """Return the choice of the policy in dry run among the same servers."""
         request, _, adapter, snapshot, asked, choice = considered
         as_tried = self.fleet.snapshot(
             snapshot.slots, model=request.inference.model, adapter=adapter, spec=tried.policy.spec, now=now
         )
         asked_too = replace(asked, prescribed=None)
-        would_pick = tried.choose(asked_too, as_tried, place=choice.places[0])
-        return replace(would_pick, flow=queued.would) if queued.would else would_pick
+        return tried.choose(asked_too, as_tried, place=choice.places[0])
 
     def on_response_headers(
         self, pick: Pick, *, status: int, served: Address | None, lost: int = 0, now: float
@@ -225,16 +223,11 @@ class Picker(FleetNews):
         self._note_flow()
 
     def _note_flow(self) -> None:
-        flow, holds = self._spec.flow, self._spec.flow.mode == "Hold"
-        tried = self.dry_run.flow_control if self.dry_run is not None else None
-        self.flow_decides = holds or tried is not None
-        """Whether requests have to be offered to flow control, because the policy in use or the policy in
-        dry run holds requests. If not, flow control costs nothing.
-        """
-        self.flow_read: Flow | None = flow if holds else tried or (flow if self.recorders else None)
-        """The flow control whose headers are read. If the policy in use holds no requests, the headers are
-        read for a policy in dry run that does, or for a recording.
-        """
+        flow = self._spec.flow
+        self.flow_decides = flow.mode == "Hold"
+        """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
+        self.flow_read: Flow | None = flow if self.flow_decides or self.recorders else None
+        """The flow control whose headers are read, for itself or for a recording."""
 
 
 def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:

@@ -129,7 +129,6 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
         endpoints,
         tried.picks if tried else 0,
         tried.agreed if tried else 0,
-        dict(tried.flow) if tried else {},
         gate.saturation(now=now),
     )
 
@@ -150,7 +149,6 @@ def dry_run_of(picker: Picker) -> dict[str, Any] | None:
         "cached": tried.cached_tokens,
         "more_cached": tried.more_cached_tokens,
         "more_s": tried.more_s,
-        "flow": dict(tried.flow),
     }
 
 

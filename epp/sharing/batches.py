@@ -140,8 +140,8 @@ FlowRow = tuple[
     _Bytes,
     _Number,
 ]
-"""Flow control at that picker: base model, priority, tenant, whether demoted, tokens let go since its last
-batch; requests, bytes and tokens that wait."""
+"""Flow control at that picker: base model, priority, tenant, false (pickers of older versions demoted
+requests), tokens let go since its last batch; requests, bytes and tokens that wait."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):

@@ -206,7 +206,7 @@ class Listener:
             self.stored_at = max(self.stored_at, now - age_s)
         peer.dictionary.add_names(batch.names)
         if self._gate is not None and age_s < self._timeout_s:
-            rows = [(row[0], Row(*row[1:])) for row in batch.flow]
+            rows = [(row[0], Row(row[1], row[2], *row[4:])) for row in batch.flow]
             fresh = bool(batch.flags & Flag.FRESH)
             if rows or fresh:
                 self._gate.take_reports(batch.speaker, rows, anew=fresh, now=now)

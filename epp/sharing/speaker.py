@@ -163,8 +163,8 @@ class Speaker:
         if self._gate is None:
             return
         for model, row in self._gate.reports(anew=anew):
-            readable = row._replace(let_go_tokens=min(row.let_go_tokens, MOST_TOKENS))
-            self._flow_rows.append((model, *readable))
+            tokens = min(row.let_go_tokens, MOST_TOKENS)
+            self._flow_rows.append((model, row.priority, row.tenant, False, tokens, *row[3:]))
         if len(self._flow_rows) > _MOST_FLOW_ROWS:
             self._flow_rows.clear()
             self._fresh = True

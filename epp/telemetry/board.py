@@ -13,9 +13,9 @@ import gzip
 import secrets
 import socket
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, Final, TypedDict
 
 import aiohttp
 import msgspec
@@ -168,12 +168,10 @@ def _queue(status: PickerStatus) -> list[dict[str, Any]]:
             "saturation": round(flow.saturation, 3),
             "oldest_s": round(flow.oldest_s, 2),
             "priorities": {str(priority): count for priority, count in flow.requests.items()},
-            "demoted": flow.demoted,
             "tenants": [
                 {
                     "tenant": printable(waiting.tenant)[:_NAME_CHARS],
                     "priority": waiting.priority,
-                    "demoted": waiting.demoted,
                     "requests": waiting.requests,
                     "tokens": waiting.tokens,
                 }
@@ -283,7 +281,6 @@ class _Explained(TypedDict, total=False):
 
 class _Tried(TypedDict):
     policy: str
-    flow: NotRequired[dict[str, int]]
 
 
 class _Part(TypedDict):
@@ -331,16 +328,14 @@ def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     every = [tried for tried in found if tried]
     if not every:
         return None
-    flow: Counter[str] = Counter()
     added: defaultdict[str, float] = defaultdict(float)
     for tried in every:
         if tried["policy"] != every[0]["policy"]:
             continue
-        flow.update(tried.get("flow", {}))
         for name, value in tried.items():
             if isinstance(value, int | float):
                 added[name] += value
-    return {**every[0], **added, "flow": dict(flow)}
+    return {**every[0], **added}
 
 
 def _added(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:

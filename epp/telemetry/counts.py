@@ -140,14 +140,6 @@ class RequestCounts:
         "agrees",
         default_factory=_by_labels,
     )
-    dry_run_flow: ByLabels = counter(
-        "epp_dry_run_flow_requests_total",
-        "Requests that got an endpoint. fate says what the flow control of a policy in dry run would have "
-        "done with them: go, wait, demote, or the reason of a refusal.",
-        "policy",
-        "fate",
-        default_factory=_by_labels,
-    )
 
 
 @dataclass(slots=True)

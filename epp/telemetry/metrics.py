@@ -87,8 +87,6 @@ class Metrics:
             counts.unread[decision.unread] += 1
         if decision.dry_run is not None:
             counts.dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()] += 1
-            if decision.dry_run.flow:
-                counts.dry_run_flow[decision.dry_run.policy, decision.dry_run.flow] += 1
         self._decisions.append(decision)
         if _log.isEnabledFor(logging.DEBUG):
             extra = {

@@ -21,10 +21,10 @@ pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
 
 CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
-    {"headroomSeconds": 0.5},
-    {"headroomSeconds": 0.1, "deadlineSeconds": 1, "order": "Deadline", "whenLate": "Demote"},
-    {"headroomSeconds": 0.1, "deadlineSeconds": 1},
-    {"headroomSeconds": 0.1, "objectives": {"people": -3}, "inAll": {"maxRequests": 100}},
+    {"goalSeconds": 0.5},
+    {"deadlineSeconds": 1, "order": "Deadline"},
+    {"deadlineSeconds": 1},
+    {"objectives": {"people": -3}, "inAll": {"maxRequests": 100}},
 )
 
 
@@ -91,7 +91,7 @@ async def test_the_status_says_the_saturation_and_what_a_policy_in_dry_run_would
     async with site_gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
         site = asked.site
         await wait_status(asked, "p", saturation="0.00")
-        flow = {"mode": "Hold", "headroomSeconds": 0.1}
+        flow = {"mode": "Hold"}
         site.policies.apply("trial", **{**POLICY, "flow": flow}, mode="DryRun")
         await site.policies.wait_conditions("trial", "Accepted=True/Accepted@1", "Programmed=False/DryRun@1")
         await asked.wait_behind_one(stack, named=(False, False))

@@ -44,7 +44,7 @@ _SPEC: Final = {
 POLICY: Final[dict[str, Any]] = {
     "cost": {"prefillTokensPerSecond": 1},
     "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
-    "flow": {"mode": "Hold", "headroomSeconds": 0.1},
+    "flow": {"mode": "Hold"},
 }
 
 

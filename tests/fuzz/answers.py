@@ -113,10 +113,9 @@ class PickerPages:
             "saturation": 0.5,
             "oldest_s": 1.0,
             "priorities": {"0": 1},
-            "demoted": 0,
             "tenants": [],
         }
-        tried = {"policy": "p", "picks": 5, "agreed": 4, "flow": {"go": 1}}
+        tried = {"policy": "p", "picks": 5, "agreed": 4}
         self._own: dict[str, Any] = {
             "picker": "one",
             "columns": list(COLUMNS),

@@ -18,7 +18,7 @@ from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 
 RUNNING = "vllm:num_requests_running"
-FLOW = {"mode": "Hold", "headroomSeconds": 0.1, "objectives": {"person": 10}}
+FLOW = {"mode": "Hold", "objectives": {"person": 10}}
 
 
 @asynccontextmanager

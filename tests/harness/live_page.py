@@ -176,7 +176,7 @@ def _hot(count: int) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
     ring = DecisionRing(maxlen=1000)
-    waiting = WaitingTenant(priority=0, tenant="batch", demoted=False, requests=7, tokens=9000)
+    waiting = WaitingTenant(priority=0, tenant="batch", requests=7, tokens=9000)
     flow = FlowStatus(
         tenants=(waiting,),
         model="llama-3-8b",
@@ -201,7 +201,6 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
             "cached": 11_658_000,
             "more_cached": 870_000,
             "more_s": -306.0,
-            "flow": {"go": 5000, "wait": 100, "flow_late": 20},
         },
         siblings=siblings,
     )

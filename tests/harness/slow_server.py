@@ -20,7 +20,7 @@ _SERVER = EndpointName("m0")
 def picker_of_slow_server(address: Address) -> Picker:
     """Return a picker whose policy says that its one server computes one token a second."""
     spec = PolicySpec(
-        flow=Flow(mode="Hold", headroom_seconds=0.1),
+        flow=Flow(mode="Hold"),
         cost=Cost(prefill_tokens_per_second=1.0),
         sampling=Sampling(share=0),
     )

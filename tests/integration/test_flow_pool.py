@@ -100,7 +100,7 @@ async def running_pool(
     async with AsyncExitStack() as stack:
         server: Backend = await stack.enter_async_context(running_backend("s"))
         server.metrics["vllm:num_requests_running"] = 1
-        flow = {"mode": "Hold", "headroomSeconds": 0.1, **flow}
+        flow = {"mode": "Hold", **flow}
         pickers, sockets = [], []
         if workers:
             pickers.append(await _picker(folder / "both", server, flow, stack, workers=count))

@@ -90,7 +90,7 @@ async def test_a_page_over_the_limit_is_left_out() -> None:
     "wrong",
     [
         {"requests": [{}]}, {"requests": 5}, {"requests": [{"at": "x"}]}, {"overload": "x"}, {"queue": 3}, {"explain": []},
-        {"explain": {"causes": [{}]}}, {"explain": {"prompt_tokens": "x"}}, {"dry_run": 5}, {"dry_run": {"policy": "tried", "flow": {"go": "x"}}},
+        {"explain": {"causes": [{}]}}, {"explain": {"prompt_tokens": "x"}}, {"dry_run": 5},
         {"columns": []}, {"picker": None},
     ],
 )  # fmt: skip

@@ -195,16 +195,6 @@ class World:
             self.gate.leave(self.waiting.pop(name))
         yield f"{self.gate.waiting} wait"
 
-    def do_try(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`try flow.mode=Hold`: put a policy into dry run beside the policy in force."""
-        self.picker.set_dry_run(_policy(options))
-        yield "ok"
-
-    def do_tried(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """Show what the flow control of the policy in dry run would have done."""
-        assert self.picker.dry_run is not None
-        yield " ".join(f"{fate}={count}" for fate, count in sorted(self.picker.dry_run.flow.items()))
-
     def _fate(self, name: str, fate: Pick | PickError, *, at: float) -> str:
         if isinstance(fate, PickError):
             retry = f" retry after {fate.retry_after_s}s" if isinstance(fate, FlowRefusedError) else ""
@@ -212,8 +202,7 @@ class World:
         self.requests[name] = fate
         decision = fate.decision
         waited = f" after {decision.waited_s:.2f}s" if decision.waited_s else ""
-        would = f" would={decision.dry_run.flow}" if decision.dry_run is not None else ""
-        return f"{name} -> {decision.chosen} at {at:.2f}s{waited}{would}"
+        return f"{name} -> {decision.chosen} at {at:.2f}s{waited}"
 
     def do_burst(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`burst 40 prompt=...`: send 40 requests at once, leave all open, and show where they went. `{i}`

@@ -148,12 +148,10 @@ function explain(account) {
 function queue(found) {
   const rows = found.queue.map((q) => el("div", {}, el("p", {}, `${q.model || "every model"}: saturation ${percent(q.saturation)}, the oldest waits ${seconds(q.oldest_s)}`),
     el("p", {}, Object.entries(q.priorities).map(([priority, count]) => `priority ${priority}: ${whole(count)}`).join(", ") || "nobody waits"),
-    q.tenants.length ? el("ul", {}, ...q.tenants.map((t) => el("li", {}, `${t.tenant || "(no tenant)"}, priority ${t.priority}${t.demoted ? ", demoted" : ""}: `
+    q.tenants.length ? el("ul", {}, ...q.tenants.map((t) => el("li", {}, `${t.tenant || "(no tenant)"}, priority ${t.priority}: `
       + `${whole(t.requests)} requests, ${whole(t.tokens)} tokens`))) : null));
   byId("queue").replaceChildren(...(rows.length ? rows : [el("p", { class: "soft" }, "Flow control is off: no request waits here.")]));
 }
-
-const FATES = { go: "let go at once", wait: "held", demote: "put last" };
 
 function dryRun(found) {
   const tried = found.dry_run;
@@ -163,8 +161,6 @@ function dryRun(found) {
     el("p", {}, el("b", {}, tried.policy), ` (${tried.rule}) agrees with ${whole(tried.agreed)} of ${whole(tried.picks)} picks, ${percent(tried.picks ? tried.agreed / tried.picks : null)}`),
     bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
     el("p", {}, foretold(tried)),
-    ...(Object.keys(tried.flow).length ? [el("p", {}, `With the load as it is, its flow control would have: ${Object.entries(tried.flow)
-      .map(([fate, count]) => `${FATES[fate] || `refused (${fate.replace("flow_", "")})`} ${whole(count)}`).join(", ")}.`)] : []),
     el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
     el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.id.slice(0, 12)}: ${request.chosen} → ${request.would}`
       + (request.would === "(refuse)" ? "" : `, ${change(request.would_cached, whole, "cached tokens")}, ${change(request.would_s, seconds, "", ["later", "sooner"])}`)))));

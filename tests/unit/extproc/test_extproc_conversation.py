@@ -9,7 +9,7 @@ from tests.unit.extproc.calls_bench import Calls, answer, body, head
 
 
 def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
-    calls, others = Calls(), Calls(mode="Hold", headroom_seconds=0.1)
+    calls, others = Calls(), Calls(mode="Hold")
     others.ask()
     others.ask()
     assert others.gate.waiting == 1
@@ -35,7 +35,7 @@ def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
 
 
 def test_the_gate_is_pumped_soon_when_a_request_waits_and_when_another_ends() -> None:
-    calls = Calls(mode="Hold", headroom_seconds=0.1)
+    calls = Calls(mode="Hold")
     first, _ = calls.ask()
     assert calls.pumps == 0
     calls.ask()

@@ -10,7 +10,7 @@ from tests.unit.extproc.calls_bench import Calls, answer, body, head
 
 
 def test_the_next_call_after_the_end_of_flow_control_has_the_gate_pumped_soon() -> None:
-    calls = Calls(mode="Hold", headroom_seconds=0.1)
+    calls = Calls(mode="Hold")
     calls.ask()
     _, waits = calls.ask()
     policy, pumps = calls.picker.policy, calls.pumps
@@ -34,7 +34,7 @@ def test_a_drain_ends_the_calls_that_were_answered_and_keeps_the_others() -> Non
 
 
 def test_a_drain_names_the_streams_whose_requests_waited() -> None:
-    calls = Calls(mode="Hold", headroom_seconds=0.1)
+    calls = Calls(mode="Hold")
     calls.ask()
     calls.ask()
     _, waits = calls.streams.live

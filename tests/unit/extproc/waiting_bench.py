@@ -20,7 +20,7 @@ class Held:
     """Three servers that are busy for long, and a gate in front of them."""
 
     def __init__(self, *, longest_delay_s: float = 10.0, given_delay_s: float = 0.0, **flow: object) -> None:
-        spec = Flow(mode="Hold", headroom_seconds=0.1, **flow)  # type: ignore[arg-type]  # any field of it
+        spec = Flow(mode="Hold", **flow)  # type: ignore[arg-type]  # any field of it
         settings = StreamSettings(longest_delay_s=longest_delay_s, given_delay_s=given_delay_s)
         self.bench = Bench(settings=settings, flow=spec, cost=Cost(prefill_tokens_per_second=1.0))
         self.gate = Gate(self.bench.picker)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
-from epp.flow.control import FlowControl
+from epp.flow.control import Decided, FlowControl
 from epp.flow.flow_settings import FlowSettings
-from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Refused, Verdict
+from epp.flow.queues import TenantFlow
+from epp.flow.request import Forecast, QueueItem, Refusal
 
 RATE = 1000.0
 
@@ -36,11 +36,6 @@ class AFleet:
 
     def least_wait_s(self, *, now: float) -> float:
         return min((max(0.0, until - now) for until in self.busy_until), default=0.0)
-
-    def pool(self, *, now: float) -> Pool:
-        busy_s = sum(max(0.0, until - now) for until in self.busy_until)
-        count = len(self.busy_until)
-        return Pool(count, busy_s / max(1, count), RATE * max(1, count))
 
     def forecast(self, payload: Ask, *, now: float) -> Forecast:
         self.asked += 1
@@ -78,7 +73,7 @@ class FlowGateway:
         self.flow = flow
         self.fleet = fleet
         self.let_go: list[QueueItem[Ask]] = []
-        self.refused: list[Refused[Ask]] = []
+        self.refused: list[tuple[QueueItem[Ask], Refusal]] = []
 
     def offer(
         self,
@@ -90,24 +85,35 @@ class FlowGateway:
         size_bytes: int = 0,
         ttft_s: float | None = None,
     ) -> QueueItem[Ask]:
-        item, verdict = self.flow.offer(
-            ask,
-            self.fleet.forecast(ask, now=now),
-            priority=priority,
-            tenant=tenant,
-            size_bytes=size_bytes,
-            ttft_s=ttft_s,
-            longest_s=inf,
-            now=now,
+        """Return the item of the request, whether the request goes, waits or is refused."""
+        forecast = self.fleet.forecast(ask, now=now)
+        fate: TenantFlow[Ask] | Refusal | QueueItem[Ask] | None = self.flow.admit(
+            forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=now
         )
-        self.carry_out(verdict, now=now)
+        if fate is None:
+            fate = self.flow.hold(
+                ask,
+                forecast,
+                priority=priority,
+                tenant=tenant,
+                size_bytes=size_bytes,
+                ttft_s=ttft_s,
+                longest_s=inf,
+                now=now,
+            )
+        if isinstance(fate, QueueItem):
+            return fate
+        item = an_item(ask=ask, priority=priority, tenant=tenant)
+        if isinstance(fate, TenantFlow):
+            item.priority, item.tenant = fate.band.priority, fate.tenant
+        self.carry_out((item, fate if isinstance(fate, Refusal) else None), now=now)
         return item
 
     def pump(self, *, now: float) -> int:
         """Carry out all decisions of this moment. Return how many there were."""
         decided = 0
-        while (verdict := self.flow.next(now=now)) is not None:
-            self.carry_out(verdict, now=now)
+        while (one := self.flow.next(now=now)) is not None:
+            self.carry_out(one, now=now)
             decided += 1
         return decided
 
@@ -120,12 +126,13 @@ class FlowGateway:
             assert self.flow.due_at > now, "flow control asks to be woken in the past"
             now = self.flow.due_at
 
-    def carry_out(self, verdict: Verdict[Ask] | None, *, now: float) -> None:
-        if isinstance(verdict, LetGo):
-            self.fleet.take(verdict.item.payload, now=now)
-            self.let_go.append(verdict.item)
-        elif verdict is not None:
-            self.refused.append(verdict)
+    def carry_out(self, decided: Decided[Ask], *, now: float) -> None:
+        item, refusal = decided
+        if refusal is None:
+            self.fleet.take(item.payload, now=now)
+            self.let_go.append(item)
+        else:
+            self.refused.append((item, refusal))
 
 
 def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> FlowGateway:
@@ -133,29 +140,21 @@ def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> Fl
     return FlowGateway(FlowControl(settings or FlowSettings(), fleet), fleet)
 
 
-def learning(*, num_servers: int = 1, **settings: Any) -> FlowGateway:
-    """Return a gateway whose policy sets no headroom."""
-    return gateway(FlowSettings(headroom_s=None, **settings), num_servers=num_servers)
-
-
-def passes(
-    gate: FlowGateway, *, now: float, tenant: str = "t", ttft_s: float | None = None
-) -> tuple[int, str] | None:
-    """Return the priority and the tenant that are charged for a new request that need not wait. The request
-    has priority 3 and the prompt `SECOND`.
-    """
-    forecast = gate.fleet.forecast(SECOND, now=now)
-    flow = gate.flow.passes(forecast, priority=3, tenant=tenant, ttft_s=ttft_s, now=now)
-    return None if flow is None else (flow.band.priority, flow.tenant)
-
-
-def an_item(number: int = 0, *, deadline: float = inf, expires_at: float = inf) -> QueueItem[Ask]:
+def an_item(
+    number: int = 0,
+    *,
+    ask: Ask = SECOND,
+    priority: int = 0,
+    tenant: str = "",
+    deadline: float = inf,
+    expires_at: float = inf,
+) -> QueueItem[Ask]:
     """Return the item of a request that came at time 0."""
     return QueueItem(
-        SECOND,
+        ask,
         number=number,
-        priority=0,
-        tenant="",
+        priority=priority,
+        tenant=tenant,
         size_bytes=0,
         tokens=1,
         arrived_at=0.0,
@@ -165,4 +164,4 @@ def an_item(number: int = 0, *, deadline: float = inf, expires_at: float = inf) 
 
 
 def reasons(gate: FlowGateway) -> list[str]:
-    return [refused.reason for refused in gate.refused]
+    return [refusal.reason for _, refusal in gate.refused]

@@ -9,7 +9,6 @@ import pytest
 
 from epp.flow.alarms import Alarms
 from epp.flow.flow_settings import Bound, FlowSettings
-from epp.flow.request import Forecast
 from tests.unit.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
@@ -35,7 +34,7 @@ def test_a_request_that_has_waited_for_its_ttl_is_refused() -> None:
     gate.offer(Ask(10), priority=1, now=0.0)
     gate.run(now=0.0, until=1.0)
     assert reasons(gate) == ["ttl"]
-    assert gate.refused[0].item.priority == 7
+    assert gate.refused[0][0].priority == 7
 
 
 @pytest.mark.parametrize("how", ["leaves", "is pushed out", "goes", "is late"])
@@ -60,24 +59,11 @@ def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> N
     assert kept() is None
 
 
-def test_a_request_is_considered_some_twenty_times_before_its_deadline() -> None:
-    """Other pickers send so much that the request always seems to be just in time."""
-    alarms: Alarms[Ask] = Alarms()
-    item, now, times = an_item(deadline=10.0), 0.0, 0
-    while now < item.deadline:
-        left_s = item.deadline - now
-        alarms.set(item, Forecast(left_s, left_s, 0.0, 1), now=now)
-        now = alarms.due_at
-        assert list(alarms.due(now=now)) == [item]
-        times += 1
-    assert 15 <= times <= 25
-
-
 def test_the_alarms_of_requests_that_left_are_removed() -> None:
     alarms: Alarms[Ask] = Alarms()
     waiting = [an_item(number, expires_at=1000.0 + number) for number in range(300)]
     for item in waiting:
-        alarms.set(item, None, now=0.0)
+        alarms.set(item, inf)
     assert alarms.due_at == 1000.0
     while waiting:
         alarms.forget(waiting.pop(0))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.flow.flow_settings import Bound, FlowSettings
-from epp.flow.queues import OTHERS
-from tests.unit.flow.a_fleet import SECOND, Ask, gateway, reasons
+from tests.unit.flow.a_fleet import SECOND, gateway, reasons
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(setting
     gate.offer(SECOND, now=0.0)
     waiting = [gate.offer(SECOND, size_bytes=10, now=0.0) for _ in range(3)]
     assert reasons(gate) == ["full"]
-    assert gate.refused[0].item is waiting[2]
+    assert gate.refused[0][0] is waiting[2]
 
 
 def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthest_over_its_share() -> None:
@@ -35,7 +34,7 @@ def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthe
     gate.offer(SECOND, tenant="light", now=0.0)
     gate.offer(SECOND, tenant="light", now=0.0)
     gate.pump(now=0.0)
-    assert [refused.item for refused in gate.refused] == [low, greedy[2]]
+    assert [item for item, _ in gate.refused] == [low, greedy[2]]
 
 
 def test_no_request_is_shed_for_a_new_one_that_is_refused_in_the_end() -> None:
@@ -45,7 +44,7 @@ def test_no_request_is_shed_for_a_new_one_that_is_refused_in_the_end() -> None:
         gate.offer(SECOND, priority=priority, size_bytes=50, now=0.0)
     large = gate.offer(SECOND, priority=1, size_bytes=90, now=0.0)
     gate.pump(now=0.0)
-    assert [refused.item for refused in gate.refused] == [large]
+    assert [item for item, _ in gate.refused] == [large]
     assert len(gate.flow) == 2
     gate.flow.check_integrity()
 
@@ -56,7 +55,7 @@ def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
     waiting = [gate.offer(SECOND, priority=n, now=0.0) for n in (3, 1, 2)]
     gate.flow.apply(FlowSettings(in_all=Bound(requests=1)), now=0.0)
     gate.pump(now=0.0)
-    assert [refused.item for refused in gate.refused] == [waiting[1], waiting[2]]
+    assert [item for item, _ in gate.refused] == [waiting[1], waiting[2]]
 
 
 def test_a_client_that_leaves_frees_its_place() -> None:
@@ -69,21 +68,3 @@ def test_a_client_that_leaves_frees_its_place() -> None:
     assert reasons(gate) == []
     gate.run(now=0.0, until=5.0)
     assert first not in gate.let_go
-
-
-def test_a_request_that_is_demoted_into_the_full_queue_of_other_tenants_is_refused() -> None:
-    settings = FlowSettings(ttft_s=2.0, when_late="demote", max_tenants=1, per_tenant=Bound(requests=1))
-    gate = gateway(settings)
-    gate.offer(Ask(1900), tenant="a", now=0.0)
-    late = gate.offer(Ask(4000), tenant="b", now=0.0)  # of the demoted tenants, only b has its own queue
-    moves = gate.offer(Ask(90), tenant="a", now=0.0)
-    other = gate.offer(Ask(50), tenant="c", now=0.0)
-    gate.fleet.busy_until = [10.0]  # other pickers have sent requests to the server
-    gate.run(now=0.0, until=0.6)
-    assert [(refused.item, refused.reason) for refused in gate.refused] == [(moves, "full")]
-    assert [(item.tenant, item.late) for item in (late, moves, other)] == [
-        ("b", True),
-        (OTHERS, True),
-        (OTHERS, True),
-    ]
-    gate.flow.check_integrity()

@@ -7,7 +7,8 @@ from typing import get_args
 
 from epp.flow.control import FlowControl
 from epp.flow.flow_settings import Bound, FlowSettings
-from epp.flow.request import Forecast, LetGo, Pool, RefusedFor
+from epp.flow.queues import TenantFlow
+from epp.flow.request import Forecast, QueueItem, RefusedFor
 from tests.unit.flow.a_fleet import SECOND, gateway, reasons
 
 
@@ -17,9 +18,6 @@ class IdleServers:
     def least_wait_s(self, *, now: float) -> float:
         return 0.0
 
-    def pool(self, *, now: float) -> Pool:
-        return Pool(1, 0.0, 1000.0)
-
     def forecast(self, payload: object, *, now: float) -> Forecast:
         return Forecast(0.0, 0.0, 0.0, 0)
 
@@ -27,20 +25,17 @@ class IdleServers:
 def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
     payload, servers = object(), IdleServers()
     flow: FlowControl[object] = FlowControl(FlowSettings(), servers)
-    item, verdict = flow.offer(
-        payload,
-        servers.forecast(payload, now=3.0),
-        priority=0,
-        tenant="",
-        size_bytes=0,
-        ttft_s=2.0,
-        longest_s=inf,
-        now=3.0,
+    forecast = servers.forecast(payload, now=3.0)
+    item = flow.hold(
+        payload, forecast, priority=0, tenant="", size_bytes=0, ttft_s=2.0, longest_s=inf, now=3.0
     )
+    assert isinstance(item, QueueItem)
     assert item.payload is payload
-    assert verdict == LetGo(item)
     assert (item.arrived_at, item.deadline, item.expires_at) == (3.0, 5.0, inf)
     assert item.tokens == 1, "each request counts as one token at least"
+    assert flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0) is None, "another waits"
+    assert flow.next(now=3.0) == (item, None)
+    assert isinstance(flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0), TenantFlow)
 
 
 def test_requests_are_refused_for_each_of_the_reasons() -> None:

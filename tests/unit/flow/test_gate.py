@@ -30,7 +30,7 @@ class WaitingRequests:
 
     def __init__(self, requests: int) -> None:
         spec = PolicySpec(
-            flow=Flow(mode="Hold", headroom_seconds=0.1, ttl_seconds=3600.0),
+            flow=Flow(mode="Hold", ttl_seconds=3600.0),
             cost=Cost(prefill_tokens_per_second=1.0),
         )
         self.picker: Picker = a_picker(spec, on=endpoints("a"))

@@ -11,7 +11,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.decision import DIRECT
 from epp.flow.flow_settings import FlowSettings
-from epp.flow.request import Forecast, Pool
+from epp.flow.request import Forecast
 from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker
@@ -47,7 +47,6 @@ def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
     [undone_tokens, _], rates = picker.queued("m", now=0.0)
     assert list(rates) == [RATE, RATE]
     assert undone_tokens > 0
-    assert queue.pool(now=0.0) == Pool(2, undone_tokens / (2 * RATE), 2 * RATE)
     assert queue.least_wait_s(now=0.0) == 0.0, "one server is idle"
     picker.pick(ask(text("another")), now=0.0)
     assert queue.least_wait_s(now=0.0) > 0.0
@@ -55,7 +54,6 @@ def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
 
 def test_a_model_without_servers_has_no_backlog() -> None:
     queue = ModelQueue(busy_picker(busy=1), "absent", FlowSettings())
-    assert queue.pool(now=0.0) == Pool(0, 0.0, 1.0)
     assert queue.least_wait_s(now=0.0) == 0.0
 
 
@@ -93,7 +91,7 @@ def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
 
 
 def test_people_see_the_tenants_with_the_most_tokens_and_others_under_one_name() -> None:
-    flow = Flow(mode="Hold", headroom_seconds=0.1, max_tenants=1)
+    flow = Flow(mode="Hold", max_tenants=1)
     picker = busy_picker(PolicySpec(flow=flow, cost=Cost(prefill_tokens_per_second=RATE)), busy=2)
     gate = Gate(picker)
     for tenant, size in (("a", 4000), ("b", 8000), ("c", 8000)):
@@ -105,9 +103,8 @@ def test_people_see_the_tenants_with_the_most_tokens_and_others_under_one_name()
     assert status.tokens == {0: sum(of.tokens for of in status.tenants)}
 
 
-def test_zero_in_the_policy_means_no_deadline_and_a_learned_headroom() -> None:
+def test_zero_in_the_policy_means_no_deadline() -> None:
     settings = settings_of(Flow(ttl_by_priority={"-10": 600.0}))
-    assert (settings.ttft_s, settings.headroom_s) == (inf, None)
+    assert settings.ttft_s == inf
     assert (settings.ttl_of(-10), settings.ttl_of(0)) == (600.0, 30.0)
-    settings = settings_of(Flow(deadline_seconds=2.0, headroom_seconds=0.5))
-    assert (settings.ttft_s, settings.headroom_s) == (2.0, 0.5)
+    assert settings_of(Flow(deadline_seconds=2.0)).ttft_s == 2.0

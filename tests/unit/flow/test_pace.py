@@ -27,7 +27,7 @@ def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
     for _ in range(12):
         gate.offer(Ask(500), now=15.0)
     waited_s = 10 * 500 / 1000
-    assert gate.refused[-1].retry_after_s == pytest.approx(waited_s, rel=0.3)
+    assert gate.refused[-1][1].retry_after_s == pytest.approx(waited_s, rel=0.3)
 
 
 def test_saturation_is_0_if_idle_and_over_1_if_too_much_comes() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from epp.flow.control import FlowControl
-from epp.flow.flow_settings import FlowSettings
+from epp.flow.flow_settings import PATIENCE, FlowSettings
 from epp.flow.queues import OTHERS
-from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway, passes
+from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway
 
 
 def test_the_higher_priority_goes_first() -> None:
@@ -23,11 +23,11 @@ def test_the_higher_priority_goes_first() -> None:
 
 
 def test_with_order_shortest_a_long_prompt_is_overtaken_only_for_its_patience() -> None:
-    gate = gateway(FlowSettings(order="shortest", patience=2.0))
-    gate.offer(SECOND, now=0.0)
-    long = gate.offer(Ask(2000), now=0.0)
-    soon, late = gate.offer(Ask(500), now=0.5), gate.offer(Ask(500), now=3.5)
-    gate.run(now=3.5, until=9.0)
+    gate = gateway(FlowSettings(order="shortest"))
+    gate.offer(Ask(20_000), now=0.0)
+    long = gate.offer(Ask(1000), now=0.0)
+    soon, late = gate.offer(Ask(500), now=PATIENCE / 4), gate.offer(Ask(500), now=PATIENCE * 0.6)
+    gate.run(now=PATIENCE * 0.6, until=25.0)
     assert gate.let_go[1:] == [soon, long, late]
 
 
@@ -71,7 +71,7 @@ def test_a_tenant_whose_only_request_waited_keeps_what_it_had_less_than_others()
     """The prompt is cached on a busy server, so another tenant goes first. The first tenant is then owed
     what the other got.
     """
-    gate = FlowGateway(FlowControl(FlowSettings(forecasts_per_tenant=8), fleet := AFleet(2)), fleet)
+    gate = FlowGateway(FlowControl(FlowSettings(), fleet := AFleet(2)), fleet)
     fleet.busy_until = [3.0, 0.0]
     light = gate.offer(Ask(20_000, home=0), tenant="light", now=0.0)
     for n in range(3):
@@ -98,10 +98,10 @@ def test_tenants_beyond_the_limit_share_one_queue() -> None:
     gate.flow.check_integrity()
 
 
-def test_tenants_that_pass_are_bounded() -> None:
+def test_tenants_that_need_not_wait_are_bounded() -> None:
     gate = gateway(FlowSettings(max_tenants=2))
-    kept = [passes(gate, tenant=f"t{n}", now=10.0 * n) for n in range(3)]
-    assert kept == [(3, "t0"), (3, "t1"), (3, OTHERS)]
+    kept = [gate.offer(SECOND, tenant=f"t{n}", now=10.0 * n).tenant for n in range(3)]
+    assert kept == ["t0", "t1", OTHERS]
 
 
 def test_a_tenant_with_a_tag_below_the_floor_makes_room() -> None:

@@ -33,7 +33,7 @@ def replica(number: int, **flow: object) -> Replica:
     spec = replace(
         DEFAULT_POLICY.spec,
         cost=SLOW,
-        flow=Flow(mode="Hold", headroom_seconds=0.1, objectives={"high": 5}, **flow),  # type: ignore[arg-type]  # any field of it
+        flow=Flow(mode="Hold", objectives={"high": 5}, **flow),  # type: ignore[arg-type]  # any field of it
     )
     return Replica(number, policy=replace(DEFAULT_POLICY, spec=spec))
 
@@ -108,7 +108,7 @@ def test_other_pickers_can_read_any_tenant_and_priority_that_a_client_names(
 def test_the_reported_number_of_tokens_is_bounded_by_what_others_can_read() -> None:
     class Much:
         def reports(self, *, anew: bool = False) -> list[tuple[str, Row]]:
-            return [("m", Row(0, "t", False, 2**40, 0, 0, 0))]
+            return [("m", Row(0, "t", 2**40, 0, 0, 0))]
 
     speaker = Speaker(speaker=b"me", limit_bytes=2**20, gate=cast("Gate", Much()))
     speaker.gather_flow()

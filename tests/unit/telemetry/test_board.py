@@ -124,7 +124,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     page = BoardPage(status_of_endpoint())
     page.ring.append(decision("r1", model="m" * 600))
     page.ring.append(Refusal(request_id="r2", at_unix_s=5.0, status=503, reason="no_endpoint", message="m"))
-    waiting = [WaitingTenant(tenant="t" * 600, priority=1, demoted=False, requests=2, tokens=300)] * 20
+    waiting = [WaitingTenant(tenant="t" * 600, priority=1, requests=2, tokens=300)] * 20
     flow = FlowStatus(
         model="m", saturation=0.5, oldest_s=1.25, requests={1: 40}, tokens={1: 6000}, tenants=waiting
     )
@@ -189,9 +189,9 @@ def test_accounts_of_several_pickers_are_added_by_cause() -> None:
 
 
 def test_only_pickers_with_the_same_policy_in_dry_run_are_added() -> None:
-    own = part("a", dry_run={"policy": "p", "picks": 2, "flow": {"go": 1}})
-    same = part("b", dry_run={"policy": "p", "picks": 3, "flow": {"go": 1, "wait": 2}})
+    own = part("a", dry_run={"policy": "p", "picks": 2})
+    same = part("b", dry_run={"policy": "p", "picks": 3})
     other = part("c", dry_run={"policy": "q", "picks": 100})
     tried = merged(own, [same, other, part("d")])["dry_run"]
-    assert tried == {"policy": "p", "picks": 5, "flow": {"go": 2, "wait": 2}}
+    assert tried == {"policy": "p", "picks": 5}
     assert merged(part("a"), [part("b")])["dry_run"] is None
