@@ -24,6 +24,7 @@ from math import inf
 from typing import Final, Generic, Literal
 
 from epp.flow.alarms import Alarms
+from epp.flow.answer_lengths import AnswerLengths
 from epp.flow.bounds import Bounds
 from epp.flow.elsewhere import Elsewhere, FlowKey, Row
 from epp.flow.flow_settings import FlowSettings
@@ -46,6 +47,8 @@ _PASSED_OVER_S = 0.25
 """A request whose server is predicted to be busy is passed over for at most this long."""
 _SHARE_OF_LEFT = 0.25
 """A request that is just in time at its latest start is looked at again after this share of the time left."""
+_ANSWER_WEIGHT = 2.0
+"""A token of an answer is charged as this many prompt tokens to compute."""
 _MOST_LOOKED_AT = 32
 """The most requests of one tenant, and the most tenants of one priority, that a search looks at."""
 
@@ -64,6 +67,7 @@ class FlowControl(Generic[T]):
         self._shed: deque[Decided[T]] = deque()
         self._pace = Pace()
         self._shares = Shares()
+        self._answers = AnswerLengths()
         self._draining = False
         self._search_at = inf
         """The latest time of the next search."""
@@ -141,6 +145,10 @@ class FlowControl(Generic[T]):
         elif self._shed:  # it may have been pushed out, and `next` has not returned it yet
             self._shed = deque(shed for shed in self._shed if shed[0] is not item)
 
+    def answered(self, tenant: str, tokens: int) -> None:
+        """Take in how many tokens an answer had that this tenant got."""
+        self._answers.learn(tenant, tokens)
+
     def next(self, *, now: float) -> Decided[T] | None:
         """Return the next decision, about the most pressing request first. None: nothing more can be decided
         at this moment.
@@ -198,7 +206,7 @@ class FlowControl(Generic[T]):
             flow = self._queues.flow(row.priority, row.tenant)
             if row.let_go_tokens:
                 flow.charge(row.let_go_tokens)
-                self._pace.elsewhere.add(row.let_go_tokens, now=now)
+                self._pace.elsewhere_at = now
             self._elsewhere.replace(picker, row._replace(priority=flow.band.priority))
         self._search_at = min(self._search_at, now)
 
@@ -226,8 +234,9 @@ class FlowControl(Generic[T]):
     def saturation(self, *, now: float) -> float:
         """Return the saturation (`Pace.saturation`)."""
         wait_s = self._forecaster.least_wait_s(now=now)
-        tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
-        return self._pace.saturation(wait_s, tokens, goal_s=self._queues.settings.goal_s, now=now)
+        return self._pace.saturation(
+            wait_s, self._queues.in_all.tokens, goal_s=self._queues.settings.goal_s, now=now
+        )
 
     def check_integrity(self) -> None:
         self._queues.check_integrity()
@@ -307,11 +316,13 @@ class FlowControl(Generic[T]):
         return item, None
 
     def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, now: float) -> None:
-        """Charge the tenant for a request that goes now."""
+        """Charge the tenant for a request that goes now: its prompt, and what its answer will take."""
         tokens = forecast.tokens or 1
-        flow.charge(tokens)
+        answer = self._answers.expected(flow.tenant, most=forecast.most_answer_tokens)
+        cost = tokens + int(_ANSWER_WEIGHT * answer)
+        flow.charge(cost)
         self._pace.let_go.add(tokens, now=now)
-        self._shares.add(flow.band.priority, flow.tenant, tokens)
+        self._shares.add(flow.band.priority, flow.tenant, cost)
 
     def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
         """Take out a request that is refused. It may have been taken out of the queues before."""
@@ -321,7 +332,7 @@ class FlowControl(Generic[T]):
         return item, self._refusal(item.priority, item.tokens, reason, now=now)
 
     def _refusal(self, priority: int, tokens: int, reason: RefusedFor, *, now: float) -> Refusal:
-        before = self._queues.tokens_before(priority) + self._elsewhere.tokens_before(priority)
+        before = self._queues.tokens_before(priority)
         retry_after_s = self._pace.retry_after_s(before + tokens, now=now)
         self._pace.refused(tokens, now=now)
         return Refusal(reason, retry_after_s)

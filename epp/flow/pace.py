@@ -53,13 +53,13 @@ class Rate:
 
 
 class Pace:
-    __slots__ = ("_refused", "elsewhere", "let_go")
+    __slots__ = ("_refused", "elsewhere_at", "let_go")
 
     def __init__(self) -> None:
         self.let_go = Rate()
         """Tokens that this picker let go."""
-        self.elsewhere = Rate()
-        """Tokens that other pickers let go."""
+        self.elsewhere_at = -inf
+        """When another picker last let a request go, by its reports."""
         self._refused = Rate()
 
     def refused(self, tokens: int, *, now: float) -> None:
@@ -67,7 +67,7 @@ class Pace:
 
     def rests(self, *, now: float) -> bool:
         """Return whether no picker has let a request go for `_RESTS_S`."""
-        return now - max(self.let_go.last_at, self.elsewhere.last_at) >= _RESTS_S
+        return now - max(self.let_go.last_at, self.elsewhere_at) >= _RESTS_S
 
     def retry_after_s(self, tokens: float, *, now: float) -> int:
         """Return the time until this many tokens have gone, in whole seconds; 1 if the time is unknown."""
@@ -78,7 +78,7 @@ class Pace:
         """Return the saturation. 0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too
         small for its load.
 
-        wait_s: the time until the first server is free. tokens: the tokens that wait at all pickers.
+        wait_s: the time until the first server is free. tokens: the tokens that wait.
         """
         drain_s = self._drain_s(tokens, now=now) if tokens else 0.0
         if drain_s is None:
@@ -88,10 +88,10 @@ class Pace:
         return max(waited, excess) if excess > 1 else waited
 
     def _drain_s(self, tokens: float, *, now: float) -> float | None:
-        """Return how long it takes until all pickers together have let this many tokens go. None means that
-        this is unknown, because no request went recently.
+        """Return how long it takes until this picker has let this many tokens go. None means that this is
+        unknown, because no request went recently.
         """
-        rate = self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
+        rate = self.let_go.per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def _excess(self, *, now: float) -> float:

@@ -33,6 +33,8 @@ class Forecast(Struct, frozen=True, gc=False):
     """
     tokens: int
     """The prompt tokens that the chosen server would compute: U."""
+    most_answer_tokens: float = inf
+    """The most tokens that the client lets the answer have."""
 
 
 class Forecaster(Protocol[T_contra]):
@@ -60,7 +62,6 @@ class QueueItem(Generic[T]):
         "expires_at",
         "key",
         "look_at",
-        "most_answer_tokens",
         "number",
         "payload",
         "priority",
@@ -79,7 +80,6 @@ class QueueItem(Generic[T]):
         tenant: str,
         size_bytes: int,
         tokens: int,
-        most_answer_tokens: float = inf,
         arrived_at: float,
         deadline: float,
         expires_at: float,
@@ -94,8 +94,6 @@ class QueueItem(Generic[T]):
         self.size_bytes = size_bytes
         self.tokens = tokens
         """Tokens to compute, as forecast when the request came."""
-        self.most_answer_tokens = most_answer_tokens
-        """The most tokens that the client lets the answer have."""
         self.arrived_at = arrived_at
         self.deadline = deadline
         """When the first token is due; inf: no deadline."""

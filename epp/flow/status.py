@@ -45,8 +45,8 @@ class FlowStatus:
     """The tenants with the most waiting tokens."""
     let_go_tokens: Mapping[str, int] = counter(
         "epp_flow_let_go_tokens_total",
-        "Uncached prompt tokens of the requests that flow control let go, by base model and tenant. The "
-        "first 32 tenants have a label of their own. All others share the label `(others)`.",
+        "Tokens of the requests that flow control let go, by base model and tenant: uncached prompt tokens, "
+        "and twice the tokens that their answers probably have. The first 32 tenants have a label of their own. All others share the label `(others)`.",
         "tenant",
         default_factory=dict,
     )

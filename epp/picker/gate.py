@@ -27,7 +27,7 @@ from epp.flow.elsewhere import Reported, Row
 from epp.flow.queues import TenantFlow
 from epp.flow.request import Refusal, RefusedFor
 from epp.flow.status import FlowStatus
-from epp.picker.events import Pick
+from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker
 
@@ -71,6 +71,8 @@ class Gate:
         self._released: list[ModelQueue] = []
         """Queues for which flow control has ended. They send all their requests, in order."""
         self._draining = False
+        self._listens = False
+        """Whether the picker's events come here. They do from the first queue on."""
 
     @property
     def on(self) -> bool:
@@ -224,12 +226,22 @@ class Gate:
     def _queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
+            if not self._listens:
+                self._listens = True
+                self._picker.subscribe(self._on_event)
             self._forget_models()
             settings = settings_of(self._picker.policy.spec.flow)
             queue = self._queues[model] = ModelQueue(self._picker, model, settings)
             if self._collects_reports:
                 queue.control.take_charges()  # from now on the queue keeps its tokens for the other pickers
         return queue
+
+    def _on_event(self, event: PickerEvent) -> None:
+        """Learn from a sampled answer how long the answers of a tenant are."""
+        if isinstance(event, Ended) and (tokens := event.request.decision.output_tokens) is not None:
+            queue = self._queues.get(event.request.state.model)
+            if queue is not None:
+                queue.control.answered(event.request.decision.tenant, tokens)
 
     def _forget_models(self) -> None:
         """Forget models that no server has any more and for which no request waits."""

@@ -150,4 +150,5 @@ def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
     if soonest_s > left_s:
         each_s = (snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate
         soonest_s = float((each_s if load_s is None else each_s + load_s).min())
-    return Forecast(wait_s, soonest_s, own_s, int(tokens))
+    most = considered.request.inference.max_tokens
+    return Forecast(wait_s, soonest_s, own_s, int(tokens), inf if most is None else float(most))

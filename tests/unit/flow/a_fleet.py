@@ -28,7 +28,7 @@ SECOND = Ask(1000)
 
 
 class AFleet:
-    """Implements `Forecaster`. `take` sends a request to the server of the forecast."""
+    """Implements `Forecaster`. `take` sends one to the server of the forecast. Answers have no tokens."""
 
     def __init__(self, num_servers: int) -> None:
         self.busy_until = [0.0] * num_servers
@@ -40,11 +40,11 @@ class AFleet:
     def forecast(self, payload: Ask, *, now: float) -> Forecast:
         self.asked += 1
         if not self.busy_until:
-            return Forecast(0.0, 0.0, 0.0, payload.tokens)
+            return Forecast(0.0, 0.0, 0.0, payload.tokens, 0.0)
         server = self._best(payload, now=now)
         tokens = self._tokens(payload, server)
         wait_s = max(0.0, self.busy_until[server] - now)
-        return Forecast(wait_s, wait_s + tokens / RATE, tokens / RATE, tokens)
+        return Forecast(wait_s, wait_s + tokens / RATE, tokens / RATE, tokens, 0.0)
 
     def take(self, payload: Ask, *, now: float) -> int:
         """Book the request. Return the tokens that it costs there."""

@@ -85,26 +85,7 @@ def test_a_tenants_bound_holds_for_all_pickers_together() -> None:
     assert pool.waiting().total() >= 180
 
 
-<<<<<<< HEAD
-def test_a_new_request_of_higher_priority_gets_the_place_of_one_that_waits_at_another_picker() -> None:
-    pool = Pool(FlowSettings(in_all=Bound(requests=40)))
-    for _ in range(40):
-        pool.gates[0].offer(Ask(100), now=0.0)
-    for _ in range(4):
-        pool.step()
-    pool.step()
-    for _ in range(10):
-        pool.gates[1].offer(Ask(100), priority=5, now=pool.now)
-    assert len(pool.gates[1].flow) == 10
-    for _ in range(6):
-        pool.step()
-    assert pool.waiting() == {0: 30, 5: 10}
-    assert [refused.reason for refused in pool.gates[0].refused] == ["full"] * 10
-
-
 @pytest.mark.slow
-=======
->>>>>>> a537a4b8 (epp: flow control decides in one place, with four forecasts for each request that goes; demote, learned headroom and its dry run are gone)
 @pytest.mark.parametrize("lopsided", [False, True])
 def test_tenants_share_what_all_pickers_let_go_within_a_tenth(*, lopsided: bool) -> None:
     """`lopsided`: the light tenants use two of the pickers, the greedy tenant uses all."""

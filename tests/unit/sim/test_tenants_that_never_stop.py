@@ -35,8 +35,10 @@ class Users:
     whatever the answer was.
     """
 
-    def __init__(self, *, until_s: float) -> None:
+    def __init__(self, *, until_s: float, long_answers: bool = False) -> None:
+        """long_answers: two tenants with as many users each; `light-a` has answers twenty times as long."""
         self._until_s = until_s
+        self._long_answers = long_answers
         self._numbers = itertools.count()
         self._users: dict[int, int] = {}
         self._rng = random.Random(1)
@@ -51,12 +53,16 @@ class Users:
     def _request(self, user: int) -> SimRequest:
         number = next(self._numbers)
         self._users[number] = user
+        tenant = {0: "light-a", 1: "light-b"}.get(user % 10, "greedy")
+        if self._long_answers:
+            tenant = ("light-a", "light-b")[user % 2]
+        answer_tokens = 1200 if self._long_answers and tenant == "light-a" else 60
         return SimRequest(
             request_id=number,
             segments=(Segment(10**7 + 2 * number, 3000),),
-            answer=Segment(10**7 + 2 * number + 1, 60),
-            tenant={0: "light-a", 1: "light-b"}.get(user % 10, "greedy"),
-            priority=10 if user // 10 % 5 == 0 else 0,
+            answer=Segment(10**7 + 2 * number + 1, answer_tokens),
+            tenant=tenant,
+            priority=10 if user // 10 % 5 == 0 and not self._long_answers else 0,
         )
 
 
@@ -71,12 +77,17 @@ class _Counting(FlowRouter):
         return server
 
 
-def _run(flow: Flow, *, pickers: int, until_s: float) -> tuple[_Counting, list[Record]]:
-    policy = replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, flow=flow))
+def _run(
+    flow: Flow, *, pickers: int, until_s: float, users: Users | None = None
+) -> tuple[_Counting, list[Record]]:
+    spec = replace(DEFAULT_POLICY.spec, flow=flow, sampling=replace(DEFAULT_POLICY.spec.sampling, share=0.1))
+    policy = replace(DEFAULT_POLICY, spec=spec)
     router = _Counting(policy, seed=1, replicas=pickers, share_delay_s=0.05 if pickers > 1 else None)
     shape = EngineShape(num_blocks=2048, block_tokens=16)
     plan = FleetPlan(shape=shape, num_servers=2, num_scrapers=pickers)
-    fleet = Fleet(plan, router=router, workload=Users(until_s=until_s), rng=random.Random(1), gate=router)
+    fleet = Fleet(
+        plan, router=router, workload=users or Users(until_s=until_s), rng=random.Random(1), gate=router
+    )
     return router, fleet.run().records
 
 
@@ -113,3 +124,15 @@ def test_a_bound_holds_for_four_pickers_together_within_a_tenth() -> None:
     router, records = _run(Flow(mode="Hold", ttl_seconds=3600, in_all=bound), pickers=4, until_s=30.0)
     assert 54 <= router.most_waiting <= 66
     assert any(not record.server for record in records)
+
+
+def test_a_tenant_of_long_answers_gets_its_share_and_no_more() -> None:
+    """Both tenants ask for more than half. A token of an answer counts twice, as it is charged."""
+    until_s = 80.0
+    users = Users(until_s=until_s, long_answers=True)
+    _, records = _run(Flow(mode="Hold", ttl_seconds=3600), pickers=1, until_s=until_s, users=users)
+    had: Counter[str] = Counter()
+    for record in records:
+        if record.server and until_s / 4 < (record.first_token_s or until_s) < until_s:
+            had[record.request.tenant] += record.num_prompt_tokens + 2 * record.request.answer.num_tokens
+    assert abs(had["light-a"] - had["light-b"]) <= 0.1 * had.total() / 2, had
