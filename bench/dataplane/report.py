@@ -7,11 +7,12 @@ distance between the quartiles. Pure functions of the results.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bench.dataplane.measure import CellResult, Results, Turn
 from bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
+from bench.tables import markdown, percentile
 
 TARGETS: Final = {(1, 1): 0.75, (1, 100): 0.7, (1, 1000): 0.7, (400, 1): 1.0}
 """The most that our picker may cost, as a multiple of the floor, by size of the prompt in KB and number of
@@ -44,11 +45,11 @@ def tables(results: Results) -> str:
     for title in dict.fromkeys(result.cell.table for result in results.cells):
         cells = [result for result in results.cells if result.cell.table == title]
         rows = [row for result in cells for row in _cell_rows(result)]
-        parts.append(f"**{title}**\n\n{_markdown(_HEADER, rows)}")
+        parts.append(f"**{title}**\n\n{markdown(_HEADER, rows)}")
     if results.alone:
         header = ("prompt", "way", "TTFT p50", "p99", "added p50", "p99")
         rows = [row for kb, took in results.alone.items() for row in _alone_rows(kb, took)]
-        parts.append(f"**One request at a time, milliseconds**\n\n{_markdown(header, rows)}")
+        parts.append(f"**One request at a time, milliseconds**\n\n{markdown(header, rows)}")
     verdicts = _verdicts(results)
     if verdicts:
         parts.append("**Against the targets**\n\n" + "\n".join(f"- {line}" for line in verdicts))
@@ -71,13 +72,13 @@ def _cell_rows(result: CellResult) -> Iterable[Row]:
     for name in cell.variants:
         variant, turns = VARIANTS[name], result.turns[name]
         ttft = _joined(turns)
-        p50, p99 = _percentile(ttft, 0.5) * 1000, _percentile(ttft, 0.99) * 1000
+        p50, p99 = percentile(ttft, 0.5) * 1000, percentile(ttft, 0.99) * 1000
         added = ("", "")
         if direct is not None and name != "direct":
             base = _joined(direct)
             added = (
-                f"{p50 - _percentile(base, 0.5) * 1000:.2f}",
-                f"{p99 - _percentile(base, 0.99) * 1000:.1f}",
+                f"{p50 - percentile(base, 0.5) * 1000:.2f}",
+                f"{p99 - percentile(base, 0.99) * 1000:.1f}",
             )
         yield (
             f"{cell.prompt_kb} KB",
@@ -94,9 +95,9 @@ def _cell_rows(result: CellResult) -> Iterable[Row]:
 
 
 def _alone_rows(prompt_kb: int, took: dict[VariantName, list[float]]) -> Iterable[Row]:
-    base50, base99 = (_percentile(took["direct"], share) * 1000 for share in (0.5, 0.99))
+    base50, base99 = (percentile(took["direct"], share) * 1000 for share in (0.5, 0.99))
     for name, seconds in took.items():
-        p50, p99 = (_percentile(seconds, share) * 1000 for share in (0.5, 0.99))
+        p50, p99 = (percentile(seconds, share) * 1000 for share in (0.5, 0.99))
         added = ("", "") if name == "direct" else (f"{p50 - base50:.2f}", f"{p99 - base99:.2f}")
         yield (f"{prompt_kb} KB", VARIANTS[name].label, f"{p50:.2f}", f"{p99:.2f}", *added)
 
@@ -152,7 +153,7 @@ def _duplex(results: Results) -> Iterable[str]:
 def _added(results: Results) -> Iterable[str]:
     took = results.alone.get(1)
     if took is not None and {"ours", "direct"} <= took.keys():
-        ms = (_percentile(took["ours"], 0.5) - _percentile(took["direct"], 0.5)) * 1000
+        ms = (percentile(took["ours"], 0.5) - percentile(took["direct"], 0.5)) * 1000
         yield f"1 KB prompts one at a time, milliseconds added: {ms:.2f}, target {TARGET_ADDED_MS}: {_word(ms, TARGET_ADDED_MS)}"
 
 
@@ -181,25 +182,9 @@ def _median(turns: Sequence[Turn], process: Process) -> float:
 
 
 def _spread(values: Sequence[float]) -> str:
-    half = (_percentile(values, 0.75) - _percentile(values, 0.25)) / 2
+    half = (percentile(values, 0.75) - percentile(values, 0.25)) / 2
     return f"{statistics.median(values):.2f} ±{half:.2f}"
 
 
 def _joined(turns: Iterable[Turn]) -> list[float]:
     return [seconds for turn in turns for seconds in turn.first_bytes_s]
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
-
-def _markdown(header: Row, rows: Iterable[Row]) -> str:
-    """Return an aligned table, which can be read on a terminal too."""
-    lines = [header, *rows]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
-    pad: Callable[[Row], str] = lambda line: (  # noqa: E731 - two uses, three lines
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-    )
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join((pad(header), rule, *map(pad, lines[1:])))

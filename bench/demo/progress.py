@@ -8,7 +8,7 @@ import shutil
 from typing import Final, TextIO
 
 from bench.demo.load import Run
-from bench.demo.report import percentile
+from bench.tables import percentile
 
 LIVE_EVERY_S: Final = 0.25
 PLAIN_EVERY_S: Final = 5.0

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from bench.tables import percentile
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFigures:
@@ -45,14 +47,6 @@ class RuleFigures:
     @property
     def picker_cpu_s_per_request(self) -> float:
         return (self.picker_cpu_s - self.picker_idle_cpu_s) / self.requests
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that a `share` of all values do not exceed, or nan if there are no values."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)

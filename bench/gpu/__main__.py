@@ -29,7 +29,7 @@ from pathlib import Path
 
 from bench.gpu import steps
 from bench.gpu.steps import Step
-from bench.model_server.tables import write_json
+from bench.tables import write_json
 
 DONE, FAILED, OUT_OF_TIME, NOT_POSSIBLE, LEFT = (
     "done",

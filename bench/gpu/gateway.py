@@ -23,10 +23,10 @@ import aiohttp
 import msgspec
 
 from bench.model_server.engine.shapes import SHAPES
-from bench.model_server.tables import write_json
 from bench.routing.live import vllm, vllm_fleet, vllm_report
 from bench.routing.live.vllm_fleet import Setting
 from bench.routing.live.vllm_report import VllmRun
+from bench.tables import write_json
 from model_server.core.scheduler import SchedulerLimits
 from tests.harness.cached_builds import cache_folder
 from tests.vllm_env import environment, tiny_model

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.model_server.tables import show
+from bench.tables import show
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block
 from model_server.core.free_queue import FreeOrder, LinkedQueue

@@ -19,7 +19,7 @@ from bench.model_server.report_workload import (
     prompts,
     run,
 )
-from bench.model_server.tables import show
+from bench.tables import show
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import EVICTION_NAMES
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench.model_server.tables import show, write_json
 from bench.routing.workloads import OpenLoop, Timed
+from bench.tables import show, write_json
 from model_server.calibrate.cost_file import read_costs
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel

@@ -15,7 +15,7 @@ import statistics
 import time
 from pathlib import Path
 
-from bench.model_server.tables import show, write_json
+from bench.tables import show, write_json
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig, StepResult
 from model_server.core.hashing import HASH_ALGORITHMS, HashAlgorithm

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from bench.model_server.tables import show, write_json
+from bench.tables import show, write_json
 from bench.tiers.disks import DirectDisk, RateLimitedDisk, SwitchedDisk
 from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, patterns
 from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape

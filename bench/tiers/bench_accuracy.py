@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bench.model_server.tables import show
+from bench.tables import show
 from bench.tiers.samples import Sequencer, documents
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.model_server.engine import report_rows, rows, runs, serving_row
 from bench.model_server.engine.shapes import SHAPES
-from bench.model_server.tables import show, write_json
+from bench.tables import show, write_json
 from model_server.runners.hf.errors import ModelError
 
 ROWS = {

@@ -6,11 +6,10 @@ The command calls this module.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -18,6 +17,7 @@ from typing import Any
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench, Kept
+from bench.tables import percentile
 from model_server.core.request import Request, RequestId
 
 Say = Callable[[str], None]
@@ -111,11 +111,5 @@ def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> dict[str, fl
     }
     for name, seconds in series.items():
         found[f"{name} ms"] = 1000 * fmean(seconds)
-        found[f"{name} P99"] = 1000 * _percentile(seconds, 99)
+        found[f"{name} P99"] = 1000 * percentile(seconds, 0.99)
     return found
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that this percentage of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

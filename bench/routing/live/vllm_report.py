@@ -13,6 +13,7 @@ import msgspec
 from bench.routing.live.report import APART
 from bench.routing.live.vllm_fleet import Speed
 from bench.routing.rows import Row, mean_row, spread
+from bench.tables import markdown
 
 
 class Believed(msgspec.Struct, frozen=True):
@@ -119,11 +120,11 @@ def beliefs(runs: Sequence[VllmRun]) -> str:
         ("cache, tokens", [float(r.true_cache_tokens) for r in runs], "table_tokens"),
         ("bytes of prompt for each token", [r.true_bytes_per_token for r in runs], "bytes_per_token"),
     ]
-    lines = ["| value of a server | true | learned by the end of a run |", "| --- | --- | --- |"]
-    for label, true, name in pairs:
-        learned = [getattr(one, name) for run in runs for one in run.believed]
-        lines.append(f"| {label} | {_span(true)} | {_span(learned)} |")
-    return "\n".join(lines)
+    rows = [
+        (label, _span(true), _span([getattr(one, name) for run in runs for one in run.believed]))
+        for label, true, name in pairs
+    ]
+    return markdown(("value of a server", "true", "learned by the end of a run"), rows)
 
 
 def machine(runs: Sequence[VllmRun]) -> str:
