@@ -16,6 +16,8 @@ KEPT_S: Final = 60.0
 """How long an endpoint is remembered: longer than a readiness probe needs to decide, and shorter than a cache
 needs to change its content.
 """
+MOST_KEPT: Final = 4_096
+"""The most endpoints that are remembered. Those that leave while there are so many come back cold."""
 
 
 class RecentlyLeft:
@@ -28,8 +30,10 @@ class RecentlyLeft:
         return set(self._left)
 
     def leave(self, endpoint: Endpoint, *, now: float) -> bool:
-        """Remember an endpoint that left. Return False if it cannot come back as the same process."""
-        if not endpoint.incarnation:
+        """Remember an endpoint that left. Return False if it cannot come back as the same process, or if too
+        many have left.
+        """
+        if not endpoint.incarnation or len(self._left) >= MOST_KEPT:
             return False
         self._left[endpoint.name] = endpoint, now
         return True

@@ -35,6 +35,7 @@ class Upkeep:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
             self._sick_servers.look(self._who_is_sick(now=time.monotonic()))
+            self._metrics.keep({state.endpoint.name for state in self._picker.fleet.states()})
             self._metrics.has_tasks(len(asyncio.all_tasks()))
 
     def _who_is_sick(self, *, now: float) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
@@ -152,6 +153,11 @@ class Metrics:
         """Record how late the event loop was."""
         observe(self._process.loop_lag, seconds)
 
+    def keep(self, present: AbstractSet[EndpointName]) -> None:
+        """Forget the counts of all other endpoints, because they are gone."""
+        for name in self._servers.keys() - present:
+            del self._servers[name]
+
     def watching(self, source: str) -> None:
         """Called when a file was read at start and is watched from now on."""
         self._process.reload_ok[source] = 1
@@ -182,11 +188,8 @@ class Metrics:
             yield generate_latest(_Only(family))
 
     def _shown(self) -> Shown:
-        """Return the state to show. Counts of endpoints that are gone are dropped here."""
         status = self._state()
-        present = {endpoint.name for endpoint in status.endpoints}
-        for name in self._servers.keys() - present:
-            del self._servers[name]
+        self.keep({endpoint.name for endpoint in status.endpoints})
         return Shown(self._requests, self._servers, self._process, status)
 
 

@@ -9,7 +9,7 @@ import pytest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
 from epp.config.prefix import Chunks
 from epp.decision import PickRequest
-from epp.endpoints.recently_left import KEPT_S, RecentlyLeft
+from epp.endpoints.recently_left import KEPT_S, MOST_KEPT, RecentlyLeft
 from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
@@ -101,3 +101,10 @@ def test_an_endpoint_that_left_is_remembered_until_it_returns_or_its_time_ends()
     assert absent.give_up(now=KEPT_S) == [A]
     assert absent.names() == set()
     absent.check_integrity()
+
+
+def test_no_more_endpoints_than_a_bound_are_remembered() -> None:
+    absent = RecentlyLeft()
+    for number in range(MOST_KEPT + 1):
+        left = Endpoint(EndpointName(f"e{number}"), Address("10.0.0.1", 8000), incarnation="uid")
+        assert absent.leave(left, now=0.0) == (number < MOST_KEPT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import sys
 import tracemalloc
 from collections.abc import Iterator
 
@@ -14,7 +16,8 @@ from epp.extproc.http_events import RequestBody, RequestHeaders, ResponseHeaders
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.picker_state import PickerStatus
-from tests.unit.extproc.stream_bench import BUFFERED, HEADERS, Bench
+from epp.types import Address, Endpoint, EndpointName
+from tests.unit.extproc.stream_bench import BODY, BUFFERED, HEADERS, Bench
 
 _LONG = 400_000
 _REQUESTS = 40
@@ -84,3 +87,31 @@ def test_long_values_that_a_client_sends_are_not_kept_in_full(
             streams.append(stream)
     assert bench.in_flight() == len(streams)
     assert _held_bytes() - before < _REQUESTS * _KEPT_BYTES
+
+
+@pytest.mark.parametrize("process", ["", "u"], ids=["from a file", "pods"])
+def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
+    bench, rounds = Bench(), itertools.count()
+    metrics = Metrics(decisions=DecisionRing(maxlen=5), state=_no_status)
+    bench.picker.subscribe(metrics.on_event)
+    asked = RequestHeaders(HEADERS, modes=BUFFERED), RequestBody(BODY, end_of_stream=True)
+
+    def churn(count: int) -> int:
+        for number in itertools.islice(rounds, count):
+            now, name = number * 30.0, f"server-{number}"
+            address = Address(f"10.0.{number // 250 % 250}.{number % 250}", 8000)
+            endpoint = Endpoint(EndpointName(name), address, incarnation=process and f"{process}{number}")
+            bench.picker.set_endpoints([endpoint], now=now)
+            stream = bench.stream()
+            for event in (*asked, ResponseHeaders([(":status", "200")])):
+                stream.receive(event, now=now)
+            stream.close(now=now)
+            bench.picker.housekeep(now=now)
+            for noted in (bench.seen.picks, bench.seen.over, bench.seen.mismatches, bench.seen.parsed_bytes):
+                noted.clear()
+            metrics.keep({state.endpoint.name for state in bench.picker.fleet.states()})
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = churn(1_000)
+    assert churn(1_000) - before < 1_000, "less than one block a name"
