@@ -79,6 +79,8 @@ _RESERVED: Final = frozenset(RESERVED)
 _REQUEST_NAMES: Final = _RESERVED.union(
     (":method", ":path", REQUEST_ID, LENGTH, "content-encoding", TEST_SELECTION)
 )
+_BODIES: Final = "bodies of requests"
+"""Stands for a model in the seed of the hashes of bodies, which all pickers of a pool have in common."""
 _MAX_REQUEST_ID_CHARS: Final = 256
 _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
@@ -198,7 +200,9 @@ class Asking:
         head, context = self.head, self.context
         settings, started = context.settings, context.timer()
         fatal = context.picker.fatal
-        body_hash = xxh3_64_intdigest(body, fatal.seed) if body else 0
+        body_hash = (
+            xxh3_64_intdigest(body, context.picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0
+        )
         self._once = bool(fatal.struck) and fatal.suspects(body_hash, now=now)
         inference, asked_model = NO_BODY, ""
         if instead is not None:

@@ -191,6 +191,14 @@ class Cut(Struct, frozen=True, eq=False, gc=False):
     server: EndpointState
 
 
+class Fatal(Struct, frozen=True, eq=False, gc=False):
+    """A request ended servers, or may have. See `picker.fatal`."""
+
+    at: float
+    body_hash: int
+    strikes: int
+
+
 class Parsed(Struct, frozen=True, eq=False, gc=False):
     """A stream has read the body of a request."""
 
@@ -227,6 +235,7 @@ PickerEvent = (
     | Restarted
     | Hangs
     | Cut
+    | Fatal
     | StreamEvent
 )
 

@@ -6,8 +6,8 @@ there, it may be any of them, so the request is only suspected. A suspect is sen
 retry. If that server ends too, or if the request was alone in the first place, it is refused for some
 minutes. A good answer clears a suspect.
 
-Requests are known by a keyed hash of their body. Pure: times are monotonic seconds. `picker` owns this
-object.
+Other pickers of the pool are told (`sharing`). Requests are known by a keyed hash of their body. Pure: times
+are monotonic seconds. `picker` owns this object.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class FatalRequests:
     need no call, so a usual request runs no code of this module.
     """
 
-    def __init__(self, *, seed: int) -> None:
-        """seed: the key of the hashes, which no client knows."""
-        self.seed = seed
+    def __init__(self) -> None:
         self.struck: OrderedDict[int, _Strikes] = OrderedDict()
         """The requests by hash, the longest known first."""
         self._last: tuple[EndpointState | None, float] = None, 0.0
@@ -64,17 +62,21 @@ class FatalRequests:
             return False
         return True
 
-    def ended(self, body_hash: int, state: EndpointState, *, tries: int, now: float) -> None:
+    def ended(self, body_hash: int, state: EndpointState, *, tries: int, now: float) -> int:
         """Take in that this server ended after it took the request, as the last of so many servers that were
-        tried. The request is still booked there.
+        tried. The request is still booked there. Return the strikes against the request.
         """
-        if not body_hash:
-            return
         before, at = self._last
         alone = state.in_flight <= 1 and (before is not state or now - at > _TOGETHER_S)
         self._last = state, now
+        strikes = tries if alone else 1
+        self.strike(body_hash, strikes, now=now)
+        return strikes
+
+    def strike(self, body_hash: int, strikes: int, *, now: float) -> None:
+        """Count strikes against a request, as this picker or another one found."""
         known = self.struck.pop(body_hash, None) or _Strikes(0, now)
-        known.count, known.at = known.count + (tries if alone else 1), now
+        known.count, known.at = known.count + strikes, now
         self.struck[body_hash] = known
         while len(self.struck) > _MOST:
             self.struck.popitem(last=False)

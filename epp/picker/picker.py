@@ -12,7 +12,6 @@ import random
 from functools import partial
 
 from msgspec.structs import replace
-from xxhash import xxh3_64_intdigest
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
@@ -20,7 +19,7 @@ from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Qu
 from epp.errors import NoEndpointError
 from epp.picker.commit import Commits, Considered
 from epp.picker.dry_run import DryRun
-from epp.picker.events import Hangs, Pick, StreamEvent
+from epp.picker.events import Fatal, Hangs, Pick, StreamEvent
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.hurried import choose_hurriedly
@@ -62,7 +61,7 @@ class Picker(FleetNews):
         )
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
-        self.fatal = FatalRequests(seed=xxh3_64_intdigest(secret.key))
+        self.fatal = FatalRequests()
         """The requests that ended the servers that took them."""
         self.recorders = 0
         """The number of listeners that record requests."""
@@ -180,8 +179,9 @@ class Picker(FleetNews):
         lost: the data plane made the answer itself, because the last of so many servers ended the connection.
         """
         moved = self._commits.on_response_headers(pick, status=status, served=served, now=now)
-        if lost:
-            self.fatal.ended(pick.body_hash, pick.state, tries=lost, now=now)
+        if lost and pick.body_hash:
+            strikes = self.fatal.ended(pick.body_hash, pick.state, tries=lost, now=now)
+            self._listeners.send(Fatal(now, pick.body_hash, strikes))
         elif self.fatal.struck and status < 500:
             self.fatal.answered(pick.body_hash)
         return moved

@@ -165,6 +165,11 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """Pickers of an older version leave this out."""
     cut: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
     """Endpoints that cut an answer midway, once for each. Pickers of an older version leave this out."""
+    fatal: Annotated[
+        list[tuple[_Number, Annotated[int, Meta(ge=1, le=16)]]], Meta(max_length=MOST_HANGING)
+    ] = []
+    """Requests that may have ended servers: the hash of the body, and the strikes against it. Pickers of an
+    older version leave this out."""
 
 
 class _StoredTable(msgspec.Struct, array_like=True, frozen=True):

@@ -256,6 +256,8 @@ class Listener:
         for index in batch.cut:
             if (state := self._server(peer, index)) is not None:
                 self._picker.on_cut(state, now=now)
+        for body_hash, strikes in batch.fatal:
+            self._picker.fatal.strike(body_hash, strikes, now=now)
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
         """Return the endpoint of an event. None: this picker does not know this process; this is counted."""

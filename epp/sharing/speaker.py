@@ -20,21 +20,18 @@ from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.endpoint_state import EndpointState
 from epp.picker.events import (
-    Answered,
     Began,
     Cut,
     Ended,
+    Fatal,
     Grew,
     Hangs,
     Moved,
-    Parsed,
     Pick,
     PickerEvent,
     PrefillBegan,
     PrefillEnded,
     PrefillJob,
-    ProtocolFault,
-    Refused,
     Restarted,
 )
 from epp.picker.gate import Gate
@@ -65,7 +62,7 @@ _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent again."""
 
 
-_Kind = Literal["began", "moved", "over", "held", "restarted", "hangs", "cut"]
+_Kind = Literal["began", "moved", "over", "held", "restarted", "hangs", "cut", "fatal"]
 
 
 @dataclass(slots=True, eq=False)
@@ -153,8 +150,9 @@ class Speaker:
                 self._add(_row_of("restarted", at, server))
             case Hangs(at, server) | Cut(at, server):
                 self._add(_row_of("hangs" if isinstance(event, Hangs) else "cut", at, server))
-            case Answered() | Parsed() | Refused() | ProtocolFault():
-                pass  # `Ended` says how an answered request ended; the others concern only this picker
+            case Fatal(at, body_hash, strikes):
+                self._add(_Row(kind="fatal", at=at, number=body_hash, tokens=strikes))
+            # `Ended` says how an answered request ended; other events concern only this picker.
 
     def gather_flow(self, *, anew: bool = False) -> None:
         """Collect the reports of this picker's flow control. anew: collect all of them, because the others
@@ -203,16 +201,19 @@ class Speaker:
         events: list[Event] = []
         faults: dict[str, list[int]] = {"hangs": [], "cut": []}
         hanging, cut = faults.values()
+        fatal: list[tuple[int, int]] = []
         taken = 0
-        while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) < MOST_HANGING:
+        while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) + len(fatal) < MOST_HANGING:
             row = self._rows.popleft()
             taken += row.size_bytes
             if row.kind in faults:
                 faults[row.kind].append(self._dictionary.name(row.name, row.identity))
+            elif row.kind == "fatal":
+                fatal.append((row.number, row.tokens))
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
-        self.num_sent += len(events) + len(hanging) + len(cut)
+        self.num_sent += len(events) + len(hanging) + len(cut) + len(fatal)
         self._batches += 1
         return encode(
             Batch(
@@ -225,6 +226,7 @@ class Speaker:
                 events=events,
                 hanging=hanging,
                 cut=cut,
+                fatal=fatal,
                 flow=[self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))],
             )
         )

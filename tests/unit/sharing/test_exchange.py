@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from epp.config.policy import PolicySpec
+from epp.errors import FatalRequestError
 from epp.sharing.batches import Flag, decode_batch
 from epp.types import Address, EndpointName
 from tests.unit.picker_questions import policy_of, text
@@ -166,6 +167,19 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
         there = replica.picker.fleet.get(pick.decision.chosen)
         assert there is not None
         assert there.ended_loads == 1
+
+
+def test_a_request_that_ended_servers_is_refused_by_the_other_pickers_too() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    pick.body_hash = 77
+    served = pick.destinations[0]
+    one.picker.on_response_headers(pick, status=503, served=served, lost=2, now=10.5)
+    other.receive(one.send(now=11.0), now=11.0)
+    for replica in (one, other):
+        with pytest.raises(FatalRequestError):
+            replica.picker.fatal.suspects(77, now=12.0)
+        assert not replica.picker.fatal.suspects(78, now=12.0)
 
 
 def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
