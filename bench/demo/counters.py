@@ -1,14 +1,14 @@
-"""Reads the counters of the servers, and the picker's CPU time from the kernel."""
+"""Reads the counters of the servers, and the CPU time of the picker."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
+
+from bench.dataplane.cpu import cpu_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,9 @@ async def scrape(session: aiohttp.ClientSession, urls: Sequence[str]) -> list[Se
     return found
 
 
-class CpuMeter:
-    """Measures the CPU time of one process from a moment on, for all threads together, in nanoseconds (`stat`
-    has steps of 10 ms). The time of threads that have ended is lost, but the picker's threads do not end.
-    The result is nan if the kernel does not state the time.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
-        self._start_ns = self._by_thread_ns()
-
-    def spent_s(self) -> float:
-        now_ns = self._by_thread_ns()
-        if not now_ns:
-            return math.nan
-        return sum(spent - self._start_ns.get(thread, 0) for thread, spent in now_ns.items()) / 1e9
-
-    def _by_thread_ns(self) -> dict[str, int]:
-        found = {}
-        for file in self._tasks.glob("*/schedstat"):
-            # A thread may end after it was listed and before it is read.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found[file.parent.name] = int(file.read_text().split()[0])
-        return found
+def cpu_spent_s(pid: int) -> float:
+    """Return the CPU seconds of a process so far, or nan if the process has ended."""
+    try:
+        return cpu_s(pid)
+    except OSError:
+        return math.nan

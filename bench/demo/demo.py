@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import aiohttp
 
 from bench.demo.address import Place, announced
-from bench.demo.counters import CpuMeter, scrape
+from bench.demo.counters import cpu_spent_s, scrape
 from bench.demo.fleet import DemoError, Fleet, running_fleet
 from bench.demo.load import Run, ask, drive
 from bench.demo.progress import Progress
@@ -93,9 +93,10 @@ async def _compare(fleet: Fleet, options: Options) -> str:
     shape = options.serving.shape(servers=options.servers, requests=options.requests)
     workload = make_workload(shape, seed=options.seed)
     print(_about(workload, options), flush=True)
-    meter = CpuMeter(fleet.picker.process.pid)
+    pid = fleet.picker.process.pid
+    before_s = cpu_spent_s(pid)
     await asyncio.sleep(_IDLE_S)
-    idle_cpu_share = meter.spent_s() / _IDLE_S
+    idle_cpu_share = (cpu_spent_s(pid) - before_s) / _IDLE_S
     nonces = random.Random(options.seed)
     figures = []
     last_request_id = ""
@@ -126,11 +127,12 @@ async def _measure(
     await fleet.use_rule(rule)
     await fleet.forget_prefixes()
     before = await scrape(fleet.session, fleet.server_urls)
-    meter = CpuMeter(fleet.picker.process.pid)
+    pid = fleet.picker.process.pid
+    cpu_before_s = cpu_spent_s(pid)
     run = Run(total=workload.shape.requests, started_at=time.monotonic())
     async with _shown(rule, run):
         await drive(workload, run, url=fleet.envoy.url, nonce=nonce, session=fleet.session)
-    duration_s, cpu_s = time.monotonic() - run.started_at, meter.spent_s()
+    duration_s, cpu_s = time.monotonic() - run.started_at, cpu_spent_s(pid) - cpu_before_s
     after = await scrape(fleet.session, fleet.server_urls)
     grown = [a.since(b) for a, b in zip(after, before, strict=True)]
     figures = RuleFigures(

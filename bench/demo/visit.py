@@ -55,7 +55,7 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     lines += [f"  {name:<14} {where}" for name, where in places]
     lines += [
         "",
-        "  In another terminal: make load, make load-compare (locust)",
+        "  In another terminal: make load (locust)",
         "  See why prompt tokens were missed, and what other rules would have done (after `. .venv/bin/activate`):",
         f"    epp explain --admin {admin}",
         f"    epp replay {recording.file} --rule round-robin --load 1.3",
