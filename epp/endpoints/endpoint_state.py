@@ -182,6 +182,8 @@ class EndpointState:
     """Suspicious requests of this picker in a row whose first bytes are overdue (`symptoms.suspects`)."""
     answered_model: str = ""
     """The model of the server's last good answer. Empty: not known."""
+    lost_request_at: float = -inf
+    """When the server last ended the connection of a request that it had taken, without an answer."""
     gone: bool = False
     """Whether the endpoint has left the fleet. Its open requests then say nothing about the servers that
     stay."""

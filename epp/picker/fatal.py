@@ -44,8 +44,6 @@ class FatalRequests:
     def __init__(self) -> None:
         self.struck: OrderedDict[int, _Strikes] = OrderedDict()
         """The requests by hash, the longest known first."""
-        self._last: tuple[EndpointState | None, float] = None, 0.0
-        """The server that ended last, and when."""
 
     def suspects(self, body_hash: int, *, now: float) -> bool:
         """Return whether the request may have ended a server, so that only one server may get it. Raises
@@ -66,9 +64,8 @@ class FatalRequests:
         """Take in that this server ended after it took the request, as the last of so many servers that were
         tried. The request is still booked there. Return the strikes against the request.
         """
-        before, at = self._last
-        alone = state.in_flight <= 1 and (before is not state or now - at > _TOGETHER_S)
-        self._last = state, now
+        alone = state.in_flight <= 1 and now - state.lost_request_at > _TOGETHER_S
+        state.lost_request_at = now
         strikes = tries if alone else 1
         self.strike(body_hash, strikes, now=now)
         return strikes

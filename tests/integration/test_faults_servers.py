@@ -70,7 +70,7 @@ async def test_a_request_that_ends_its_servers_ends_two_of_four_and_no_more(tmp_
 
 
 async def test_a_request_that_may_have_ended_servers_is_sent_to_one_more(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, backends=4) as gateway:
+    async with running_gateway(tmp_path) as gateway:
         for backend in gateway.backends:
             backend.behaviour.reset = True
             backend.behaviour.before_headers.shut()
