@@ -9,7 +9,6 @@ both.
 from __future__ import annotations
 
 import random
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -142,7 +141,8 @@ class Picker(FleetNews):
             beginning=self.caches.beginning(prompt),
             matched=bool(found),
             prefix=prefix,
-            losses=partial(self.caches.losses, prompt),
+            text_bytes=prompt.size.text_bytes,
+            caches=self.caches.table.mirrors,
             earlier=self.caches.demand.earlier(prefix, now=now) if found else None,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )

@@ -281,22 +281,6 @@ class ServerCaches:
             cached[slots] = tokens // block * block
         return cached[:-1]
 
-    def losses(self, prompt: Prompt, slots: Sequence[int]) -> list[tuple[float, float]]:
-        """Return how much each server's cache loses by taking the prompt. A cache with room loses nothing,
-        and the one with most room is best. Of full caches, the one whose oldest content was last used longest
-        ago is best.
-        """
-        return [self._loss(self._slots.name(slot), prompt.size.text_bytes) for slot in slots]
-
-    def _loss(self, name: EndpointName, size_bytes: int) -> tuple[float, float]:
-        mirror = self.table.mirrors.get(name)
-        if mirror is None:
-            return (0.0, 0.0)
-        room_bytes = mirror.capacity_bytes - mirror.used_bytes - size_bytes
-        if room_bytes >= 0 or mirror.oldest is None:
-            return (0.0, -room_bytes)
-        return (1.0, mirror.oldest.at)
-
     def _fill_by_tier(
         self, cached: Floats, slots: int | Ints, prompt: Prompt, chunks: int, block_tokens: Ints
     ) -> None:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
-from epp.scheduling.snapshot import Bools, Floats, Ints, SchedulingRequest, Snapshot
+from epp.scheduling.snapshot import Bools, CacheRoom, Floats, Ints, SchedulingRequest, Snapshot
 
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
@@ -186,15 +186,28 @@ def equals_apart(places: list[int], key: Floats | Ints, weighed: Weighed) -> lis
     """Return `places` in the order in which the caches lose least, as far as the first ones are equal by
     `key`. A chance among equals would fill one cache while others have room.
     """
-    losses, least = weighed.asked.losses, key[places[0]]
+    asked, least = weighed.asked, key[places[0]]
     count = 1
     while count < len(places) and key[places[count]] == least:
         count += 1
-    if count == 1 or losses is None:
+    if count == 1 or asked.caches is None:
         return places
-    lost = losses([weighed.seen.slots[place] for place in places[:count]])
+    slots, names = weighed.seen.slots, weighed.seen.roster.names
+    lost = [_loss(asked.caches.get(names[slots[place]]), asked.text_bytes) for place in places[:count]]
     in_order = sorted(range(count), key=lost.__getitem__)
     return [places[n] for n in in_order] + places[count:]
+
+
+def _loss(cache: CacheRoom | None, size_bytes: int) -> tuple[float, float]:
+    """Return how much a cache loses by taking a prompt. A cache with room loses nothing, and one with more
+    room is better. Of full caches, the one whose oldest content was last used longest ago is best.
+    """
+    if cache is None:
+        return (0.0, 0.0)
+    room_bytes = cache.capacity_bytes - cache.used_bytes - size_bytes
+    if room_bytes >= 0 or cache.oldest is None:
+        return (0.0, -room_bytes)
+    return (1.0, cache.oldest.at)
 
 
 def _below_edge(key: Floats | Ints) -> tuple[Ints, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,29 @@ Earlier = Callable[[float, float], tuple[int, int]]
 this prefix that came between `most_s` and `least_s` ago, and the number of all requests since the first of
 these."""
 
-Losses = Callable[[Sequence[int]], Sequence[tuple[float, ...]]]
-"""How much each cache loses by taking the request's prompt, for servers by their slots. The least is best."""
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
+
+
+class LastUse(Protocol):
+    """The last use of a part of a cache."""
+
+    @property
+    def at(self) -> float: ...
+
+
+class CacheRoom(Protocol):
+    """What a server's cache is assumed to hold, as far as a choice needs it."""
+
+    @property
+    def capacity_bytes(self) -> int: ...
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def oldest(self) -> LastUse | None: ...
 
 
 class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
@@ -55,8 +73,10 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
     earlier: Earlier | None = None
     """The last requests for this prefix. None: there was none."""
-    losses: Losses | None = None
-    """Called if several servers are equally good. None: nothing is known of the caches."""
+    text_bytes: int = 0
+    """Size of the prompt's text, as the caches count it."""
+    caches: Mapping[EndpointName, CacheRoom] | None = None
+    """What each server's cache is assumed to hold. None: nothing is known of the caches."""
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""
