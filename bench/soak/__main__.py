@@ -1,4 +1,6 @@
-"""Runs the whole gateway under a mixed load, and meanwhile kills pickers and flushes Redis: `make soak`."""
+"""Runs the whole gateway under a mixed load: `make soak`. Meanwhile the run kills pickers, flushes Redis, and
+lets one attacker after the other at the gateway.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ def main() -> int:
         kill_every_s=max(20.0, seconds / 4),
         flush_every_s=max(7.0, seconds / 20),
         sample_every_s=max(2.0, seconds / 60),
+        attacks=True,
     )
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         report = asyncio.run(soak(plan, directory=Path(folder), say=lambda line: print(line, flush=True)))
@@ -32,6 +35,11 @@ def main() -> int:
     )
     for pid, (middle, end) in report.grown_mib().items():
         print(f"worker {pid}: {middle:.1f} MiB in the middle of its life, {end:.1f} MiB at the end")
+    print("\n| attacker | usual requests | failed | p50, ms | p99, ms |\n| --- | --- | --- | --- | --- |")
+    for name, seconds_of in report.seen.seconds.items():
+        p50, p99 = (1000 * sorted(seconds_of)[int(q * len(seconds_of))] for q in (0.5, 0.99))
+        failed = report.seen.failed_under[name]
+        print(f"| {name or 'none'} | {len(seconds_of)} | {failed} | {p50:.0f} | {p99:.0f} |")
     for fault in report.faults:
         print(f"FAULT: {fault}", file=sys.stderr)
     print("no request failed, no memory grew, and no booking is left" if not report.faults else "not good")

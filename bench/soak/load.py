@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,8 +47,17 @@ class RequestCounts:
     sent: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    attacker: str = ""
+    """The attacker of this moment. Empty: there is none."""
+    seconds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """How long the usual requests took, by attacker."""
+    failed_under: Counter[str] = field(default_factory=Counter)
+    """Failed requests, by attacker."""
 
-    def fail(self, kind: str, why: str) -> None:
+    def fail(self, kind: str, why: str, *, attacker: str) -> None:
+        self.failed_under[attacker] += 1
+        if attacker.startswith("sick"):
+            return  # the client sees the error of the one server that it met
         self.failed[kind] += 1
         if len(self.examples) < 5:
             self.examples.append(f"{kind}: {why}")
@@ -61,15 +71,18 @@ async def user(
     kinds = (usual, usual, usual, streamed, abandoned, abandoned, hostile, hostile)
     while not stop.is_set():
         kind = rng.choice(kinds)
-        name = kind.__name__
+        name, attacker = kind.__name__, seen.attacker
         seen.sent[name] += 1
+        began = time.monotonic()
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 why = await kind(client, rng)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
+        if kind is usual:
+            seen.seconds[attacker].append(time.monotonic() - began)
         if why:
-            seen.fail(name, why)
+            seen.fail(name, why, attacker=attacker)
         await asyncio.sleep(rng.uniform(0, 2 * pause_s))
 
 

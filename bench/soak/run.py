@@ -11,14 +11,16 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 
+from bench.soak.attackers import LONGEST_BYTES, NAMES, SICK
 from bench.soak.load import RequestCounts, user
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
@@ -77,6 +79,8 @@ class Plan:
     kill_every_s: float = 20.0
     flush_every_s: float = 7.0
     sample_every_s: float = 2.0
+    attacks: bool = False
+    """Whether attackers are mixed in, one at a time, each for the same part of the run."""
 
 
 async def soak(plan: Plan, *, directory: Path, say: Callable[[str], None]) -> Report:
@@ -90,12 +94,18 @@ async def soak(plan: Plan, *, directory: Path, say: Callable[[str], None]) -> Re
         for backend in gateway.backends:
             backend.behaviour.chunks = 1
             backend.behaviour.chunk_pause_s = 0.01
+            backend.behaviour.longest_bytes = LONGEST_BYTES
         return await _soak(gateway, redis, plan, say=say)
 
 
 async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callable[[str], None]) -> Report:
     report, stop = Report(RequestCounts()), asyncio.Event()
     files_before = sum(_files(pid) for pid in gateway.picker.worker_pids())
+
+    async def counted() -> bool:
+        return await _metric(gateway, "epp_tasks") > 0
+
+    await wait_until(counted, what="the workers have counted their tasks")
     tasks_before = await _metric(gateway, "epp_tasks")
     started = time.monotonic()
     say(
@@ -105,14 +115,47 @@ async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callab
         asyncio.create_task(user(gateway.client, report.seen, number=n, stop=stop, pause_s=plan.pause_s))
         for n in range(plan.users)
     ]
+    attacks = asyncio.create_task(_attack(gateway, plan, report.seen)) if plan.attacks else None
     try:
         await _cause_faults(gateway, redis, plan, report, started=started, say=say)
     finally:
+        if attacks is not None:
+            attacks.cancel()
+            await asyncio.gather(attacks, return_exceptions=True)
         stop.set()
         await asyncio.gather(*users)
     await _settle(gateway, report, files_before=files_before, tasks_before=tasks_before)
     _judge(report)
     return report
+
+
+async def _attack(gateway: Gateway, plan: Plan, seen: RequestCounts) -> None:
+    """Run each attacker in turn, after a part of the run without any, against the first worker."""
+    names = (*NAMES, *SICK)
+    part_s, calm = plan.seconds / (len(names) + 1), replace(gateway.backends[0].behaviour)
+    await asyncio.sleep(part_s)
+    for name in names:
+        seen.attacker = name
+        process = None
+        if name in SICK:
+            gateway.backends[0].behaviour = replace(calm, **SICK[name])
+        else:
+            args = (
+                "-m",
+                "bench.soak.attackers",
+                name,
+                str(gateway.directory / "picker.sock.0"),
+                gateway.client.url,
+            )
+            process = await asyncio.create_subprocess_exec(sys.executable, *args)
+        try:
+            await asyncio.sleep(part_s)
+        finally:
+            seen.attacker = ""
+            gateway.backends[0].behaviour = calm
+            if process is not None:
+                process.kill()
+                await process.wait()
 
 
 async def _cause_faults(

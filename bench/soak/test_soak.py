@@ -32,3 +32,14 @@ def test_memory_that_goes_on_growing_is_a_fault() -> None:
         _judge(report)
     assert flat.faults == []
     assert len(growing.faults) == 1
+
+
+def test_a_request_that_meets_the_sick_server_is_counted_and_is_no_fault() -> None:
+    report = Report(RequestCounts())
+    report.seen.fail("usual", "status 500", attacker="sick: 500")
+    _judge(report)
+    assert report.faults == []
+    assert report.seen.failed_under == {"sick: 500": 1}
+    report.seen.fail("usual", "status 503", attacker="settings")
+    _judge(report)
+    assert len(report.faults) == 1

@@ -113,6 +113,8 @@ class Behaviour:
     """The share of the prompt that was cached, as the usage of an answer that is not streamed reports it.
     None: the answer has no usage.
     """
+    longest_bytes: int = 2**40
+    """A longer body gets 400, as a prompt that is too long for the model."""
     lacks: str = ""
     """The backend answers 404 to requests for this model."""
     names_model: bool = False
@@ -192,6 +194,8 @@ class Backend:
             assert request.transport
             request.transport.abort()
             return web.Response()
+        if len(received.body) > behaviour.longest_bytes:
+            return web.json_response({"error": {"message": "too long"}}, status=400, headers=headers)
         if behaviour.lacks and f'"model":"{behaviour.lacks}"'.encode() in received.body.replace(b" ", b""):
             return web.Response(status=404, headers=headers)
         if behaviour.fail_next > 0:
