@@ -82,7 +82,8 @@ async def user(
         if kind is usual:
             seen.seconds[attacker].append(time.monotonic() - began)
         if why:
-            seen.fail(name, why, attacker=attacker)
+            sick = seen.attacker.startswith("sick")  # the server may have fallen sick meanwhile
+            seen.fail(name, why, attacker=seen.attacker if sick else attacker)
         await asyncio.sleep(rng.uniform(0, 2 * pause_s))
 
 
