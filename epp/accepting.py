@@ -20,6 +20,11 @@ _RETRY_S: Final = 0.1
 Welcome = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 
+def address_of(name: object) -> str:
+    """Return the address in the name of a socket, without the port. Empty: it is a unix socket."""
+    return str(name[0]) if isinstance(name, tuple) else ""
+
+
 class Acceptor:
     """Runs `welcome` for each connection, in a task of its own, until `stop`. `welcome` owns the connection
     from its first step. If `welcome` raises OSError, the connection is closed.
@@ -29,18 +34,21 @@ class Acceptor:
         self,
         welcome: Welcome,
         *,
-        has_room: Callable[[int], bool] = lambda _: True,
+        has_room: Callable[[int, str], bool] = lambda *_: True,
+        most_arriving: int = 2**31,
         on_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`has_room` gets the number of running tasks and says whether one more connection may come.
-        `on_fault` is called with the reason if a connection is not accepted.
+        """`has_room` gets the number of running tasks and the address of a newcomer, and says whether the
+        newcomer may come. If `most_arriving` tasks run, the oldest is cancelled. `on_fault` is called with
+        the reason if a connection is not accepted.
         """
         self._welcome = welcome
         self._has_room = has_room
+        self._most_arriving = most_arriving
         self._fault = on_fault
         self._listener: socket.socket | None = None
         self._resuming: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def listening(self) -> bool:
@@ -75,7 +83,7 @@ class Acceptor:
         """
         loop = asyncio.get_running_loop()
         try:
-            sock, _ = listener.accept()
+            sock, name = listener.accept()
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -84,14 +92,18 @@ class Acceptor:
             loop.remove_reader(listener)
             self._resuming = loop.call_later(_RETRY_S, self._listen, listener)
             return
-        if not self._has_room(len(self._tasks)):
+        if len(self._tasks) >= self._most_arriving:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()
+        if not self._has_room(len(self._tasks), address_of(name)):
             self._fault("too_many_connections")
             sock.close()
             return
         sock.setblocking(False)
         task = loop.create_task(self._begin(sock), name="connection")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
 
     async def _begin(self, sock: socket.socket) -> None:
         try:

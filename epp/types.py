@@ -17,10 +17,6 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
-BEGAN: Final = "x-prefix-gateway-began"
-"""A name in the metadata of an ext_proc call. Under this name Envoy says when it began with the request, in
-unix seconds. No client can write these metadata. Only for `listen.transport: grpcio`.
-"""
 RANK_ADDRESS: Final = "x-data-parallel-host-port"
 """The request header with the address of the data parallel rank that gets the request. The server's front
 reads it."""

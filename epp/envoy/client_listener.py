@@ -22,7 +22,7 @@ from epp.envoy.names import (
     SUBSET_NAMESPACE,
 )
 from epp.errors import BlockedPathError
-from epp.types import BEGAN, SERVER_HEADERS
+from epp.types import SERVER_HEADERS
 
 EXT_PROC: Final = "envoy.filters.http.ext_proc"
 _EXT_PROC_TYPES: Final = "extensions.filters.http.ext_proc.v3"
@@ -154,13 +154,9 @@ def _strip() -> Message:
 def _external_processor(config: Config) -> Message:
     envoy = config.envoy
     # There is no time-out here: it would not end a stream, and the stream lives as long as the answer.
-    picker = grpc_to(PICKER)
-    if config.listen.transport == "grpcio":
-        # Inside gRPC's own server nothing else shows how long a call has waited.
-        picker["initial_metadata"] = [{"key": BEGAN, "value": "%START_TIME(%s.%6f)%"}]
     return typed(
         f"{_EXT_PROC_TYPES}.ExternalProcessor",
-        grpc_service=picker,
+        grpc_service=grpc_to(PICKER),
         processing_mode={
             # If Envoy skipped request headers, the router would choose a server before the picker has seen
             # the body.

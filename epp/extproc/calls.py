@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from epp.http2.grpc_messages import OK, Reply
 
@@ -14,6 +14,9 @@ class Handler:
     """
 
     __slots__ = ()
+
+    urgent: ClassVar[bool] = False
+    """Whether connections with such calls go before others."""
 
     def message(self, data: bytes, *, now: float) -> None:
         """Handle a message of the caller."""

@@ -35,6 +35,8 @@ class Conversation(Handler):
 
     __slots__ = ("_call", "_names", "_picked", "_stream", "_streams")
 
+    urgent = True
+
     def __init__(self, streams: LiveStreams, call: Caller) -> None:
         self._streams = streams
         self._call = call
@@ -46,7 +48,7 @@ class Conversation(Handler):
     def message(self, data: bytes, *, now: float) -> None:
         stream = self._stream
         if stream is None:
-            stream = self._begin(data, now=now)
+            stream = self._begin(now=now)
             if stream is None:
                 return
         elif not self._picked and not self._still_wanted(stream, now=now):
@@ -81,10 +83,8 @@ class Conversation(Handler):
             if streams.picker.flow_decides:
                 streams.room()
 
-    def _begin(self, data: bytes, *, now: float) -> HttpStream | None:
-        """Handle the first message. Return None if the request is answered, or if the data plane no longer
-        waits for the answer.
-        """
+    def _begin(self, *, now: float) -> HttpStream | None:
+        """Return the stream of a new request. None: the data plane no longer waits for the answer."""
         call, streams = self._call, self._streams
         if not call.is_open:
             return None
@@ -94,33 +94,14 @@ class Conversation(Handler):
         self._names = streams.names
         overload, waited_s = streams.overload, call.waited_s()
         counts = waited_s > TARGET_S or not overload.quiet
-        unread = counts and overload.skips(waited_s=waited_s, now=now)
-        if unread and self._answered_unread(data, now=now):
-            return None
         stream = self._stream = HttpStream(
             context,
-            unread=unread,
+            unread=counts and overload.skips(waited_s=waited_s, now=now),
             deliver=self._later,
             trace=bounded_trace(call.trace) if context.settings.traced else "",
         )
         streams.live[stream] = call
         return stream
-
-    def _answered_unread(self, data: bytes, *, now: float) -> bool:
-        """Answer the first message without a stream, if this is possible. Return whether the call is over."""
-        unread, settings = self._streams.unread, self._streams.context.settings
-        if not unread.answers(settings):
-            return False
-        try:
-            event = decode(data, names=self._names, response_names=RESPONSE_NAMES)
-        except StreamProtocolError:
-            return False
-        answer = unread.answer(event, settings=settings, now=now)
-        if answer is None:
-            return False
-        self._call.send(encode(answer))
-        self._call.end(OK)
-        return True
 
     def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
         """Return whether the data plane would use a pick. If the body has waited for too long, it is not read
@@ -129,7 +110,7 @@ class Conversation(Handler):
         if not self._call.is_open:
             return False
         overload = self._streams.overload
-        if not overload.quiet and overload.gives_up(waited_s=self._call.waited_s(), now=now):
+        if not overload.quiet and overload.late(waited_s=self._call.waited_s(), now=now):
             stream.hurry()
         return True
 

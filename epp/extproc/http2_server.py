@@ -1,7 +1,8 @@
 """Serves our own HTTP/2 on TCP, unix sockets and TLS: makes a `Peer` for each connection.
 
-Owns the connections and their shared parts: the services, the limits, the count of held bytes, and
-the measure of how late we read.
+Owns the connections and their shared parts: the services, the limits, the count of held bytes, and the order
+of turns. If there are too many connections, idle ones give way to newcomers. If too many answers wait unread,
+the connection with most of them is closed.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from epp.accepting import Acceptor
-from epp.extproc.peer import Lateness, Peer, Service
+from epp.extproc.peer import Peer, Service
+from epp.extproc.turns import Source, Turns
 from epp.http2.limits import HeldBytes, Limits
 
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
+_HANDSHAKES: Final = 256
+"""The most connections that are being accepted at once. The oldest of them gives way to a newcomer."""
+_SHARE_OF_AN_ADDRESS: Final = 0.5
+"""The most connections from one address, as a share of all. The workers of an Envoy share one address."""
 _LAST_WORDS_S: Final = 0.25
 """The time that peers get at a stop to read our last frames, before we close their connections."""
 
@@ -46,11 +51,14 @@ class Http2Server:
         self.held = HeldBytes(max_held_bytes)
         self.max_peers = max_peers
         self.peers: set[Peer] = set()
+        self._sources: dict[str, Source] = {}
         self.now = clock
         self.fault = on_fault
         self.after_writing = after_writing
-        self.lateness = Lateness(clock, time.thread_time)
-        self._acceptor = Acceptor(self._welcome, has_room=self._has_room, on_fault=on_fault)
+        self.turns = Turns(clock)
+        self._acceptor = Acceptor(
+            self._welcome, has_room=self.make_room, most_arriving=_HANDSHAKES, on_fault=on_fault
+        )
         self._context: Callable[[], ssl.SSLContext] | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -88,8 +96,41 @@ class Http2Server:
                 while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
                     await asyncio.sleep(0.01)
 
-    def _has_room(self, arriving: int) -> bool:
-        return len(self.peers) + arriving < self.max_peers
+    def came(self, peer: Peer, address: str) -> Source:
+        """Count a new connection from that address."""
+        source = self._sources.setdefault(address, Source(address))
+        source.guests.add(peer)
+        self.peers.add(peer)
+        return source
+
+    def left(self, peer: Peer) -> None:
+        """Forget a connection. Idempotent."""
+        source = peer.source
+        self.peers.discard(peer)
+        source.guests.discard(peer)
+        source.idle.pop(peer, None)
+        if not source.guests and self._sources.get(source.address) is source:
+            del self._sources[source.address]
+
+    def too_much_unsent(self) -> None:
+        """Close the connection for which most bytes wait, since too many wait for all."""
+        max(self.peers, key=lambda peer: peer.connection.unsent).close(reason="answers_unread")
+
+    def make_room(self, arriving: int, address: str) -> bool:
+        """Return whether one more connection may come. If there are too many, the connection closes that has
+        been idle longest, of the address that has most of the idle ones.
+        """
+        own = self._sources.get(address)
+        if own is not None and address and len(own.guests) >= self.max_peers * _SHARE_OF_AN_ADDRESS:
+            source = own
+        elif len(self.peers) + arriving < self.max_peers:
+            return True
+        else:
+            source = max(self._sources.values(), key=lambda source: len(source.idle), default=Source(""))
+        if source.idle:
+            next(iter(source.idle)).give_way()
+            return True
+        return False
 
     async def _welcome(self, sock: socket.socket) -> None:
         loop, context = asyncio.get_running_loop(), self._context
@@ -111,5 +152,6 @@ class Http2Server:
     def _tick(self) -> None:
         self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
         now = self.now()
+        self.held.expire(began_before=now - self.limits.message_s)
         for peer in list(self.peers):
             peer.tick(now=now)

@@ -21,7 +21,6 @@ from epp.extproc.calls import Caller
 from epp.extproc.overload import Overload
 from epp.extproc.stream import HttpStream
 from epp.extproc.stream_settings import StreamContext, StreamSettings
-from epp.extproc.unread import Unread
 from epp.http2.grpc_messages import OK
 from epp.picker.events import ProtocolFault
 from epp.picker.gate import Gate
@@ -52,7 +51,6 @@ class LiveStreams:
         """The streams in flight, with their calls."""
         self.overload = Overload()
         self.access_log = AccessLog(picker, self.fault)
-        self.unread = Unread(picker, timer=time.perf_counter)
         self.policy: Policy | None = None
         self.flow_read: Flow | None = None
         self.names: frozenset[str] = frozenset()

@@ -3,19 +3,16 @@ grpcio`.
 
 Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
 answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
-for comparisons and as a fallback. Calls wait inside gRPC, where their age is not visible. Our Envoy says in
-the metadata of a call when the request began (`epp.types.BEGAN`), so that an overload is seen. A body that
-waits is read all the same.
+for comparisons and as a fallback. Calls wait inside gRPC, where their age is not visible, so an overload of
+the picker is not noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
-from math import nan
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +24,6 @@ from epp.config.listening import Listen
 from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc import access_log
-from epp.extproc.call_ages import CallAges
 from epp.extproc.certificates import Certificates
 from epp.extproc.conversation import SERVICE, Conversation
 from epp.extproc.header_names import TRACEPARENT
@@ -35,7 +31,7 @@ from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening_socket import cannot_listen, require_folder
 from epp.extproc.live_streams import LiveStreams
 from epp.http2.grpc_messages import OK, Reply
-from epp.types import BEGAN, Address
+from epp.types import Address
 
 _EOF: Final[object] = grpc.aio.EOF
 
@@ -48,7 +44,6 @@ class GrpcioTransport:
         self._servicer = _Servicer()
         self._server: grpc.aio.Server | None = None
         self._writing_late: set[asyncio.Task[None]] = set()
-        self._ages = CallAges()
 
     async def start(self) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
@@ -133,7 +128,6 @@ class GrpcioTransport:
         streams = self._streams
         call = _Call(context, task, self._write_late)
         conversation = Conversation(streams, call)
-        first = True
         broken = False
         try:
             while call.is_open:
@@ -142,8 +136,6 @@ class GrpcioTransport:
                 if data is _EOF:
                     conversation.half_closed(now=now)
                     break
-                call.waited = self._ages.waited_s(context.peer(), _age_s(context), now=now) if first else 0.0
-                first = False
                 conversation.message(data, now=now)
                 del data  # A body must not stay in memory until the next message.
                 await call.write()
@@ -199,7 +191,6 @@ class _Call:
         """gRPC takes one message of a call at a time."""
         self.is_open = True
         self.work_left = False
-        self.waited = 0.0
         self.refused = ""
         """Why the call must end with an error."""
 
@@ -210,7 +201,8 @@ class _Call:
         return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
     def waited_s(self) -> float:
-        return self.waited
+        """Return 0: gRPC does not say how long a message has waited."""
+        return 0.0
 
     def send(self, message: bytes) -> None:
         self._unwritten.append(message)
@@ -241,17 +233,6 @@ class _Call:
         async with self._writing:
             while self._unwritten:
                 await self._context.write(self._unwritten.popleft())
-
-
-def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
-    """Return how long ago Envoy began the request, as the difference of both clocks. nan: Envoy does not
-    say.
-    """
-    values = [value for key, value in context.invocation_metadata() or () if key == BEGAN]
-    try:
-        return time.time() - float(values[0])
-    except (IndexError, ValueError):
-        return nan
 
 
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:

@@ -1,10 +1,11 @@
-"""Decides which new requests are routed without being read, so that no request waits long while the picker is
-overloaded. `peer.Lateness` measures how long requests have waited.
+"""Decides which requests are routed without being read, so that no request waits long while the picker is
+overloaded. The one number that decides is the age of a message: the time since its bytes came, at most.
 
-An overload begins when `_IN_A_ROW` requests in a row have waited longer than `TARGET_S`, and this has lasted
-for `_PATIENCE_S`. From then on every request that waited longer is routed by load, from its headers only, and
-every other request is read. So the waiting time stays near the target by itself, and the picker reads as many
-bodies as it can. No control loop has to settle. `live_streams.LiveStreams` owns this object.
+An overload begins when the first messages of `_IN_A_ROW` requests in a row were older than `TARGET_S`, and
+this has lasted for `_PATIENCE_S`. From then on every request with an older message is routed by load, from
+its headers only, and every other request is read. So the waiting time stays near the target by itself, and
+the picker reads as many bodies as it can. No control loop has to settle. `live_streams.LiveStreams` owns this
+object.
 
 Pure: time is an argument.
 """
@@ -15,11 +16,9 @@ from math import exp
 from typing import Final
 
 TARGET_S: Final = 0.012
-"""A request that waits longer is late. Only the headers of a new request wait: messages of older requests go
-before new requests (`epp.http2.beginnings`).
+"""An older message is late. Mostly the headers of a new request wait: messages of older requests go before
+new requests (`epp.http2.inbox`).
 """
-_LATEST_S: Final = 0.024
-"""A body is not read either if it has waited this long because something else held the process."""
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16
 """An overload begins only after this many late requests in a row. A queue that is gone sooner was a burst or
@@ -59,26 +58,25 @@ class Overload:
         waited_s: how long its first message has waited for this process. Call this for each request that was
         late, and for all requests while `quiet` is False.
         """
-        skipped = waited_s > TARGET_S and self._is_late(now=now)
-        if skipped:
-            self._until = now + _CALM_S
-        elif waited_s <= TARGET_S:
+        if waited_s > TARGET_S:
+            self._note_late(now=now)
+        else:
             self._late, self.quiet = 0, now >= self._until
+        skipped = self.late(waited_s=waited_s, now=now)
         if now < self._until:
             self._count(skipped=skipped, now=now)
         return skipped
 
-    def _is_late(self, *, now: float) -> bool:
-        """Count a request that waited too long. Return whether there is an overload."""
+    def late(self, *, waited_s: float, now: float) -> bool:
+        """Return whether there is an overload, and a message is too old for its request to be read."""
+        return waited_s > TARGET_S and now < self._until
+
+    def _note_late(self, *, now: float) -> None:
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
-        self._late, self.quiet = self._late + 1, False
-        self._late_at = now
-        return now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S)
-
-    def gives_up(self, *, waited_s: float, now: float) -> bool:
-        """Return whether to leave a body unread that should be read."""
-        return waited_s > _LATEST_S and now < self._until
+        self._late, self.quiet, self._late_at = self._late + 1, False, now
+        if now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S):
+            self._until = now + _CALM_S
 
     def _count(self, *, skipped: bool, now: float) -> None:
         """Update the share. A request weighs as much as the time since the request before it, but at least 1

@@ -2,9 +2,11 @@
 from there to the handlers of the calls.
 
 A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers
-to one read of the socket are sent in one write. In one turn of the loop a peer is served for a few
-milliseconds, then the other peers are served. If a peer does not read our answers, we stop reading from it,
-and disconnect it in the end. `Lateness` measures how long bytes wait. `http2_server` accepts the connections.
+to one turn are sent in one write. A turn ends by the clock, which is looked at after each message. `turns`
+says when the rest has its turn. The age of a message counts from its read, or from the moment before which
+its bytes cannot have come: we stopped reading then, or the busy loop last looked for bytes.
+If a peer does not read our answers, we stop reading from it, and disconnect it in the end. `http2_server`
+accepts the connections.
 """
 
 from __future__ import annotations
@@ -16,39 +18,26 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Final, Protocol, cast
 
+from epp.accepting import address_of
 from epp.extproc.calls import Handler
 from epp.extproc.closing import Closing
-from epp.http2.beginnings import Beginnings
+from epp.extproc.turns import AT_ONCE_S, Source, Turns
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
 from epp.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
 from epp.http2.headers import Request
+from epp.http2.inbox import Inbox
 from epp.http2.limits import HeldBytes, Limits
 
 _log = logging.getLogger(__name__)
 
-_TURN_S: Final = 0.002
+_TURN_S: Final = 0.004
+"""How long the messages of begun calls are handled in a turn. Then those of new calls have as much time."""
 _MOST_WAITING_BYTES: Final = 2**20
-"""The most bytes of calls on one connection that wait to be begun. Beyond this, nothing more is read."""
-_TURN_FRAMES: Final = 16
-"""Frames that are handled between two readings of the clock."""
-_TURN_MESSAGES: Final = 256
-"""The most messages that are handled between two readings of the clock. One frame may hold thousands."""
+"""The most bytes of events on one connection that wait for their handlers. Beyond this, nothing is read."""
+_STEPS: Final = 16
+"""Frames, or steps of as much work, that are read between two readings of the clock."""
 _HIGH_WATER_BYTES: Final = 2**20
-
-_SURELY_BUSY_S: Final = 0.002
-"""For bytes that are read within this time after a look, it does not matter whether the loop waited."""
-_BETWEEN_LOOKS_S: Final = 0.002
-"""Least time between two looks, since each look makes the loop ask the kernel once more. The reported wait is
-too long by at most twice this time."""
-_BETWEEN_TURNS_S: Final = 0.001
-"""Least time from the beginning of one measured turn to the beginning of the next. Reading the CPU time of a
-thread is a call to the kernel. If every short turn were measured, there would be two such calls for each
-chunk.
-"""
-_MOST: Final = 0.5
-_KEEP: Final = 0.9
-"""Weight of the earlier measurements after one more turn."""
 
 
 class Call:
@@ -76,7 +65,7 @@ class Call:
 
     def reply(self, reply: Reply) -> None:
         peer = self._peer
-        if self._stream_id not in peer.beginnings.calls:  # the call's waiting messages come first
+        if self._stream_id not in peer.inbox.waiting:  # the call's waiting messages come first
             peer.connection.reply(self._stream_id, reply)
 
     def leaves_work(self) -> None:
@@ -89,117 +78,50 @@ class Call:
 Service = Callable[[Call], Handler]
 
 
-class Lateness:
-    """Measures how long bytes have waited for this process, on all connections of a server.
-
-    The loop asks the kernel once in each iteration which connections have bytes. So bytes came after the
-    previous look, or after the last read if the edge had stopped reading. This is true as long as the process
-    was busy. If it was not busy, the loop was waiting, and the bytes came just now. The process was busy if
-    the CPU time of the thread since the look, scaled by how slowly its CPU time passes (a quota or other
-    processes may take the rest), is most of the time since then.
-    """
-
-    def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
-        """Start the measurement. cpu_clock: CPU time of the event loop's thread."""
-        self._clock = clock
-        self._cpu_clock = cpu_clock
-        self.looks = 0
-        """How often `look` was called so far."""
-        self._asked = False
-        self._looked_at = self._before = clock()
-        self._rested_at, self._cpu_at_rest = self._looked_at, cpu_clock()
-        """Time and CPU time of the last look or end of a turn. After that the loop may have waited."""
-        self._turn_began, self._cpu_at_turn = -inf, 0.0
-        self._measures = False
-        """Whether the current turn is measured."""
-        self._wall_s = self._cpu_s = 0.0
-        """Wall time of the latest turns."""
-
-    def read(self, *, before: float, resumed: int, now: float) -> float:
-        """Return the moment after which bytes of a connection came. Call this when the bytes are read.
-
-        before: when the connection was read last;
-        resumed: the value of `looks` when the edge began to read the connection again after a pause.
-        """
-        since_s = now - self._rested_at
-        self._measures = since_s > _SURELY_BUSY_S or now - self._turn_began >= _BETWEEN_TURNS_S
-        if self._measures:
-            cpu = self._cpu_clock()
-            self._turn_began, self._cpu_at_turn = now, cpu
-            if (
-                since_s > _SURELY_BUSY_S
-                and (cpu - self._cpu_at_rest) * self._wall_s < _MOST * since_s * self._cpu_s
-            ):
-                self._before = self._looked_at = now
-                return now
-        return before if self.looks - resumed <= 1 else max(before, self._before)
-
-    def goes_on(self) -> None:
-        """Begin to measure a turn. Call this when the turn begins with bytes that were read before."""
-        self._measures = True
-        self._turn_began, self._cpu_at_turn = self._clock(), self._cpu_clock()
-
-    def worked(self) -> bool:
-        """Measure a turn at its end. Call this when the bytes read so far are handled. Bytes that came
-        meanwhile have waited. If the result is True, call `look` in the loop's next iteration, before the
-        loop looks for bytes.
-        """
-        now = self._clock()
-        if self._measures or now - self._rested_at >= _BETWEEN_TURNS_S:
-            cpu = self._cpu_clock()
-            self._rested_at, self._cpu_at_rest = now, cpu
-            if self._measures:
-                self._wall_s = _KEEP * self._wall_s + now - self._turn_began
-                self._cpu_s = _KEEP * self._cpu_s + cpu - self._cpu_at_turn
-        if self._asked or now - self._looked_at < _BETWEEN_LOOKS_S:
-            return False
-        self._asked = True
-        return True
-
-    def look(self) -> None:
-        """Note the time. Call this just before the loop looks for bytes."""
-        self._asked = False
-        self.looks += 1
-        self._before, self._looked_at = self._looked_at, self._clock()
-        self._rested_at, self._cpu_at_rest = self._looked_at, self._cpu_clock()
-
-
 class Surroundings(Protocol):
     """The parts of the server that a peer uses."""
 
     services: Mapping[str, Service]
     limits: Limits
     held: HeldBytes
-    peers: set[Peer]
-    lateness: Lateness
+    turns: Turns
 
     def now(self) -> float: ...
     def fault(self, reason: str) -> None: ...
     def after_writing(self, *, now: float) -> None: ...
+    def came(self, peer: Peer, address: str) -> Source: ...
+    def left(self, peer: Peer) -> None: ...
+    def too_much_unsent(self) -> None: ...
 
 
 class Peer(asyncio.Protocol):
-    """One connection of a data plane."""
+    """One connection of a data plane. Waits for its turns as a `turns.Guest`."""
 
     def __init__(self, server: Surroundings) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
         """None before and after the connection."""
         self._handlers: dict[int, Handler] = {}
+        self.source = Source("")
+        self.urgent = False
+        self.used_s = 0.0
         self.in_turn = False
         """Answers of this turn are written at the end of the turn."""
         self.work_left = False
         """Whether a message of this turn left work, to be done after writing."""
         self._flush_asked = False
-        self._again: asyncio.Handle | None = None
+        self._waits = False
+        """Whether `turns` will call `go_on`."""
         self._closing = Closing()
-        self._resumed = -2
-        """The number of looks of the server's `Lateness` when we read again after a pause of our own."""
+        self._paused_at = inf
+        """Since when we have not read, until the first read after that. inf: we read."""
         self._reading = True
-        self._read_at = self._read_came_after = 0.0
+        self._read_at = 0.0
+        self._read_after = 0.0
+        """The bytes that were read last arrived after this moment."""
         self.came_after = 0.0
-        """The current bytes arrived after this moment."""
-        self.beginnings = Beginnings()
+        """The bytes of the current message arrived after this moment."""
+        self.inbox = Inbox()
         self.connection = Connection(server.limits, server.held, now=server.now())
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
@@ -212,25 +134,32 @@ class Peer(asyncio.Protocol):
             self.server.fault("no_alpn_h2")
             self.transport.abort()
             return
-        self.server.peers.add(self)
+        self.source = self.server.came(self, address_of(transport.get_extra_info("peername")))
+        self.source.idle[self] = None
         self.flush()
 
     def data_received(self, data: bytes) -> None:
         now = self.server.now()
-        lateness = self.server.lateness
-        self._read_came_after = lateness.read(before=self._read_at, resumed=self._resumed, now=now)
+        if not self.connection.pending:
+            came_after = max(min(now, self.server.turns.busy_since), self._read_at)
+            self._read_after = min(came_after, self._paused_at)
         self._read_at = now
-        self._turn(data, now=now)
+        if self._reading:
+            self._paused_at = inf
+        if now > self.server.turns.ends:
+            self._take_in(self.connection.receive(data, now=now, limit=0), now=now)
+            self._later()
+        else:
+            self._turn(data, now=now)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.server.peers.discard(self)
-        if self._again is not None:
-            self._again.cancel()
+        self.server.left(self)
         now = self.server.now()
         self.in_turn = True
-        self._handle(self.connection.close(now=now), now=now)
+        self.connection.close(now=now)
         for stream_id in list(self._handlers):
             self._gone(stream_id, now=now)
+        self.inbox = Inbox()
         self.transport = None
 
     def pause_writing(self) -> None:
@@ -239,14 +168,12 @@ class Peer(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._closing.unread_since = None
-        self._go_on()
+        self._later()
 
     # -- for the server and for calls ------------------------------------------------------------------------
 
     def end(self, stream_id: int, status: int, details: str) -> None:
-        self._handlers.pop(stream_id, None)
-        if stream_id in self.beginnings.calls:
-            self.beginnings.gone(stream_id)
+        self._forget(stream_id)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
 
@@ -255,10 +182,17 @@ class Peer(asyncio.Protocol):
         self.connection.leave(now=self.server.now())
         self.flush()
 
-    def close(self) -> None:
-        """Close at once, and end all calls."""
+    def close(self, *, reason: str = "") -> None:
+        """Close at once, and end all calls. reason: the fault of the peer, if there is one."""
         now = self.server.now()
-        self._handle_unasked(self.connection.close(now=now), now=now)
+        self._handle_unasked(self.connection.close(now=now, reason=reason), now=now)
+
+    def give_way(self) -> None:
+        """Close at once for a newcomer, since this peer has no calls."""
+        self.server.fault("idle_connection_closed")
+        self.server.left(self)
+        self.close()
+        self.abort()
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -276,7 +210,7 @@ class Peer(asyncio.Protocol):
     def _handle_unasked(self, events: list[Event], *, now: float) -> None:
         """Handle events that no received bytes caused."""
         self.in_turn = True
-        self._handle(events, now=now)
+        self._take_in(events, now=now)
         self.in_turn = False
         self.flush()
 
@@ -300,116 +234,129 @@ class Peer(asyncio.Protocol):
 
     def check_integrity(self) -> None:
         self.connection.check_integrity()
-        self.beginnings.check_integrity()
+        self.inbox.check_integrity()
+        assert self._handlers.keys() >= self.inbox.new - self.inbox.waiting.keys()
+        assert not self._handlers or self not in self.source.idle
 
     # -- the turn --------------------------------------------------------------------------------------------
 
     def _turn(self, data: bytes, *, now: float) -> None:
-        """Serve calls that have begun first, then new calls, each for as long as a turn may take."""
+        """Read and handle what has come, until the time of the turn is over."""
         server, connection = self.server, self.connection
         self.in_turn = True
-        self.came_after = self._read_came_after
-        events = connection.receive(data, now=now, limit=_TURN_FRAMES)
-        # If bytes are held, a call waits. A check of `beginnings` would cost a call for every chunk.
-        if events or connection.pending or self.beginnings.held_bytes:
+        events = connection.receive(data, now=now, limit=_STEPS)
+        if events or connection.pending or self.inbox.waiting:
             self._serve(events, now=now)
         self.in_turn = False
         self.flush()
         if self.work_left:
             self.work_left = False
             server.after_writing(now=server.now())
-        if server.lateness.worked():
-            asyncio.get_running_loop().call_soon(server.lateness.look)
+        turns, ended = server.turns, server.now()
+        turns.busy_s += ended - now
+        if turns.asked or turns.busy_s > AT_ONCE_S:
+            turns.took(self, began=now, now=ended)
+        if server.held.unsent > server.held.most:
+            server.too_much_unsent()
 
     def _serve(self, events: list[Event], *, now: float) -> None:
-        server, connection = self.server, self.connection
-        started = now
-        self._handle(events, now=now)
-        while connection.pending and self._closing.unread_since is None:
-            now = server.now()
-            if now - started > _TURN_S:
-                break
-            self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
-        if self.beginnings.held_bytes:
-            self._begin()
-        if connection.pending or self.beginnings.held_bytes:
+        """Serve calls that have begun first, then new calls, each for as long as a turn may take. While
+        calls that have begun keep us busy, each turn serves one message of a new call.
+        """
+        connection, inbox, until = self.connection, self.inbox, now + _TURN_S
+        self._take_in(events, now=now)
+        if not connection.pending and not inbox.waiting:
+            return
+        now = self._hand_over(new=False, until=until, now=self.server.now())
+        while connection.pending and now <= until and self._closing.unread_since is None:
+            self._take_in(connection.receive(b"", now=now, limit=_STEPS), now=now)
+            now = self._hand_over(new=False, until=until, now=self.server.now())
+        busy = connection.pending or inbox.of_begun
+        self._hand_over(new=True, until=now if busy else now + _TURN_S, now=now)
+        if connection.pending or inbox.waiting:
             self._later()
 
-    def _begin(self) -> None:
-        server, beginnings = self.server, self.beginnings
-        now = started = server.now()
-        while beginnings and now - started <= _TURN_S and self._closing.unread_since is None:
-            self.came_after, event = beginnings.take()
-            self._hand_over(event, now=now)
-            now = server.now()
+    def _take_in(self, events: list[Event], *, now: float) -> None:
+        """Open calls, end those that are gone, and let the messages of the others wait in the inbox. A
+        message that would wait there alone is handled at once.
+        """
+        inbox = self.inbox
+        for event in events:
+            if type(event) is Message or type(event) is HalfClosed:
+                if event is events[-1] and not inbox.waiting and not self.connection.pending:
+                    inbox.new.discard(event.stream_id)
+                    self._handle(event, came_after=self._read_after, now=now)
+                else:
+                    inbox.add(event, came_after=self._read_after)
+            elif type(event) is Opened:
+                self._open(event)
+            elif type(event) is Gone:
+                if event.stream_id in inbox.waiting and event.stream_id not in inbox.new:
+                    inbox.add(event, came_after=self._read_after)  # the call's messages come first
+                else:
+                    self._gone(event.stream_id, now=now)
+            elif type(event) is Fault:
+                self.server.fault(event.reason)
+
+    def _hand_over(self, *, new: bool, until: float, now: float) -> float:
+        """Hand events to their handlers until that time. Returns the time."""
+        inbox, clock = self.inbox, self.server.now
+        while now <= until and self._closing.unread_since is None:
+            found = inbox.take(new=new)
+            if found is None:
+                break
+            came_after, event = found
+            self._handle(event, came_after=came_after, now=now)
+            now = clock()
+        return now
+
+    def _handle(self, event: Message | HalfClosed | Gone, *, came_after: float, now: float) -> None:
+        handler = self._handlers.get(event.stream_id)
+        if handler is None:
+            return
+        self.came_after = came_after
+        try:
+            if type(event) is Message:
+                handler.message(event.data, now=now)
+            elif type(event) is Gone:
+                self._gone(event.stream_id, now=now)
+            else:
+                handler.half_closed(now=now)
+        except Exception:  # noqa: BLE001 - whatever it is, the others go on
+            self._broken(event.stream_id, now=now)
 
     def _later(self) -> None:
-        """Let the remaining work wait until other peers have had their turn. If the work is frames or many
-        bytes, nothing more is read until then.
+        """Let the remaining work wait for the next turn. If the work is frames or many bytes, nothing more is
+        read until then.
         """
-        if self.connection.pending or self.beginnings.held_bytes > _MOST_WAITING_BYTES:
+        if self.connection.pending or self.inbox.held_bytes > _MOST_WAITING_BYTES:
             self._pause()
-        if self._again is None and self._closing.unread_since is None:
-            self._again = asyncio.get_running_loop().call_soon(self._go_on)
+        if not self._waits and self._closing.unread_since is None:
+            self._waits = True
+            self.server.turns.wait(self)
 
-    def _go_on(self) -> None:
-        self._again = None
+    def go_on(self) -> None:
+        self._waits = False
         if self.transport is None or self.transport.is_closing():
             return
-        if self.connection.pending or self.beginnings:
-            self.server.lateness.goes_on()
-            self._turn(b"", now=self.server.now())
+        self._turn(b"", now=self.server.now())
         if (
             not self._reading
             and not self.connection.pending
-            and self.beginnings.held_bytes <= _MOST_WAITING_BYTES
+            and self.inbox.held_bytes <= _MOST_WAITING_BYTES
             and self._closing.unread_since is None
             and not self.transport.is_closing()
         ):
-            self._reading, self._resumed = True, self.server.lateness.looks
+            self._reading = True
             self.transport.resume_reading()
 
     def _pause(self) -> None:
         self._reading = False
+        self._paused_at = min(self._paused_at, self.server.now())
         if self.transport is not None:
             self.transport.pause_reading()
 
-    def _handle(self, events: list[Event], *, now: float) -> None:
-        if len(events) > _TURN_MESSAGES:
-            self._handle_some(events[:_TURN_MESSAGES], now=now)
-            events = events[_TURN_MESSAGES:]
-            waiting = [one.stream_id for one in events if isinstance(one, Message | HalfClosed)]
-            self.beginnings.calls.update(waiting)
-        self._handle_some(events, now=now)
-
-    def _handle_some(self, events: list[Event], *, now: float) -> None:
-        beginnings = self.beginnings
-        for event in events:
-            if type(event) is Message or type(event) is HalfClosed:
-                if event.stream_id not in beginnings.calls:
-                    self._hand_over(event, now=now)
-                elif event is events[-1] and not beginnings.held_bytes and not self.connection.pending:
-                    beginnings.calls.discard(event.stream_id)  # no other message of the call waits
-                    self._hand_over(event, now=now)
-                else:
-                    beginnings.add(event, came_after=self.came_after)
-            elif type(event) is Opened:
-                self._open(event)
-            elif type(event) is Gone:
-                self._gone(event.stream_id, now=now)
-            elif type(event) is Fault:
-                self.server.fault(event.reason)
-
-    def _hand_over(self, event: Message | HalfClosed, *, now: float) -> None:
-        handler = self._handlers.get(event.stream_id)
-        if handler is not None:
-            try:
-                if type(event) is Message:
-                    handler.message(event.data, now=now)
-                else:
-                    handler.half_closed(now=now)
-            except Exception:  # noqa: BLE001 - whatever it is, the others go on
-                self._broken(event.stream_id, now=now)
+    # -- the calls -------------------------------------------------------------------------------------------
 
     def _open(self, event: Opened) -> None:
         service = self.server.services.get(event.request.path)
@@ -417,20 +364,30 @@ class Peer(asyncio.Protocol):
             self.server.fault("unknown_method")
             self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
             return
-        self.beginnings.calls.add(event.stream_id)
-        self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
+        if not self._handlers:
+            self.source.idle.pop(self, None)
+        self.inbox.new.add(event.stream_id)
+        handler = self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
+        self.urgent = self.urgent or handler.urgent
 
     def _broken(self, stream_id: int, *, now: float) -> None:
         """End only the call in whose handler the bug is. This is called while the exception is handled."""
         _log.exception("a call failed")
-        handler = self._handlers.pop(stream_id, None)
+        handler = self._handlers.get(stream_id)
         self.end(stream_id, UNKNOWN, "the service failed")
         if handler is not None:
             handler.gone(now=now, broken=True)
 
     def _gone(self, stream_id: int, *, now: float) -> None:
-        if stream_id in self.beginnings.calls:
-            self.beginnings.gone(stream_id)
-        handler = self._handlers.pop(stream_id, None)
+        handler = self._forget(stream_id)
         if handler is not None:
             handler.gone(now=now, broken=False)
+
+    def _forget(self, stream_id: int) -> Handler | None:
+        """Forget the call, since no caller waits for its answer any more."""
+        if stream_id not in self.inbox.waiting:
+            self.inbox.new.discard(stream_id)
+        handler = self._handlers.pop(stream_id, None)
+        if handler is not None and not self._handlers and self in self.source.guests:
+            self.source.idle[self] = None
+        return handler

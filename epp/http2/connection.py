@@ -58,7 +58,7 @@ class Connection:
         self._between_frames = False
         """Whether everything that came is read, and the next byte begins a frame that may be of any kind."""
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
-        self._table = Streams(limits, now=now)
+        self._table = Streams(limits, held, now=now)
         self._streams = self._table.by_number
         self._windows = self._table.windows
         self._faults = Faults(self._table, limits)
@@ -68,8 +68,6 @@ class Connection:
         self._times = TimeLimits(limits, self._table, self._faults, self._control, self._header_parts)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
-        self.closing = False
-        """Whether we have begun to leave, or the connection is over."""
         self._replies = False
         """Whether any stream has had a `reply`."""
         self.over = ""
@@ -83,6 +81,16 @@ class Connection:
     @property
     def streams(self) -> int:
         return len(self._streams)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for the peer's windows."""
+        return self._windows.unsent
+
+    @property
+    def closing(self) -> bool:
+        """Whether we have begun to leave, or the connection is over."""
+        return self._control.leaving or bool(self.over)
 
     @property
     def drained(self) -> bool:
@@ -99,10 +107,12 @@ class Connection:
         return stream_id in self._streams
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
-        """Read received bytes, at most `limit` frames. The rest stays for the next call."""
+        """Read received bytes in at most about `limit` steps. The rest stays for the next call."""
         if not self.over:
-            self._table.now = self._read_at = now
-            if self._replies and self._between_frames:
+            table = self._table
+            table.now = self._read_at = now
+            table.steps = limit
+            if self._replies and self._between_frames and data and limit:
                 rest = replied(data, self._table, self._limits)
                 if rest == len(data):
                     return []
@@ -111,9 +121,11 @@ class Connection:
                 left = self._data[self._at :]
                 self._data, self._at = left + data if left else data, 0
             try:
-                self._read(limit)
+                self._read()
             except FrameError as error:
                 self._fail(error.code, error.reason)
+            if table.send_some(max(1, table.steps)):
+                self.pending = True
         return self._taken()
 
     def send(self, stream_id: int, message: bytes) -> None:
@@ -140,15 +152,15 @@ class Connection:
         """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
         without another call.
         """
-        self._table.now, self.closing = now, True
+        self._table.now = now
         if not self.over:
             self._control.leave()
 
-    def close(self, *, now: float) -> list[Event]:
-        """Close at once. The open streams are gone."""
+    def close(self, *, now: float, reason: str = "") -> list[Event]:
+        """Close at once. The open streams are gone. reason: the fault of the peer, if there is one."""
         self._table.now = now
         if not self.over:
-            self._fail(Code.NO_ERROR, "closed")
+            self._fail(Code.ENHANCE_YOUR_CALM if reason else Code.NO_ERROR, reason or "closed")
         return self._taken()
 
     def tick(self, *, now: float) -> list[Event]:
@@ -175,16 +187,16 @@ class Connection:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _read(self, limit: int) -> None:
-        """Read at most `limit` frames of the received bytes. Raises FrameError."""
+    def _read(self) -> None:
+        """Read the received bytes until the steps are used up. Raises FrameError."""
         if not self._preface_seen:
             self._at = preface.length(self._data)
             self._preface_seen = self._at > 0
             if not self._preface_seen:
                 return
-        data, at = self._data, self._at
+        data, at, table = self._data, self._at, self._table
         end, most, parts = len(data), self._limits.max_frame_bytes, self._data_parts
-        while limit > 0:
+        while table.steps > 0:
             if parts.unfinished:
                 at = parts.go_on(data, at)
                 if parts.unfinished:
@@ -208,8 +220,8 @@ class Connection:
                 if after < 0:
                     break
             at = after
-            limit -= 1
-        self.pending = limit <= 0 and at < end
+            table.steps -= 1
+        self.pending = table.steps <= 0 and at < end
         if self.pending:
             self._data, self._at = data, at
         else:
@@ -237,10 +249,8 @@ class Connection:
             return -1
         if kind == Kind.WINDOW_UPDATE and size == 4:
             self._on_window(number, read_u32(data, at)[0] & frames.MAX_WINDOW)
-        elif kind == Kind.HEADERS and flags & _FORM == Flag.END_HEADERS:
-            self._on_headers(number, data[at:end], ends=flags & _END_STREAM != 0, depends_on_itself=False)
         elif kind in (Kind.HEADERS, _CONTINUATION):
-            self._on_header_part(kind, flags, number, data[at:end])
+            self._on_header_frame(kind, flags, number, data[at:end])
         else:
             self._control.receive(kind, flags, number, data[at:end])
             self._only = _ANY  # If SETTINGS were awaited, they have come.
@@ -288,7 +298,11 @@ class Connection:
         self._windows.taken_in(stream, size)
         return True
 
-    def _on_header_part(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _on_header_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == Kind.HEADERS and flags & _FORM == Flag.END_HEADERS:
+            self._on_headers(number, payload, ends=flags & _END_STREAM != 0, depends_on_itself=False)
+            return
+        self._faults.too_many("header_flood")
         parts = self._header_parts
         block = parts.take(kind, flags, number, payload, now=self._table.now)
         self._only = _CONTINUATION if block is None else _ANY
@@ -312,16 +326,14 @@ class Connection:
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         before, self._table.last_id = self._table.last_id, number
-        request = self._headers.known.get(block) or self._headers.request(block)
+        request = self._headers.known.get(block) or self._headers.request(self._paid(block))
         if depends_on_itself or (ends and request.declared_bytes):
             raise MalformedRequestError
         if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
             self._table.last_id = before if self._control.left_for_good else number
             self._faults.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
-        stream = self._streams[number] = Stream(
-            number, window=self._limits.stream_window_bytes, peer_window=self._table.initial_window
-        )
+        stream = self._streams[number] = Stream(number, window=self._limits.stream_window_bytes)
         stream.declared = request.declared_bytes
         if ends:
             stream.state = State.ANSWERING
@@ -338,13 +350,19 @@ class Connection:
         if ends:
             self._table.events.append(HalfClosed(number))
 
+    def _paid(self, block: bytes) -> bytes:
+        """Count the bytes of a block that has to be decoded, as steps and as a flood."""
+        self._table.steps -= len(block) >> 8
+        self._faults.too_many("header_flood", tokens=1 + (len(block) >> 8))
+        return block
+
     def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
         stream = self._streams.get(number)
         if stream is None or stream.state is State.ANSWERING:
             self._faults.unexpected(number, Kind.HEADERS)
-            self._headers.skip(block)
+            self._headers.skip(self._paid(block))
             return
-        self._headers.trailers(block)
+        self._headers.trailers(self._paid(block))
         if not ends:
             self._faults.reset(stream, Code.PROTOCOL_ERROR, "second_headers")
         elif stream.declared:
@@ -361,14 +379,14 @@ class Connection:
             self._faults.unexpected(number, Kind.WINDOW_UPDATE)
         elif not more:
             self._faults.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
-        elif stream.peer_window + more > frames.MAX_WINDOW:
+        elif stream.peer_credit + self._table.initial_window + more > frames.MAX_WINDOW:
             self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
         else:
             self._table.widen(stream, more)
 
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection."""
-        self.over, self.closing = reason, True
+        self.over = reason
         self._data, self._at, self.pending = b"", 0, False
         self._faults.fail(code, reason)
         if reason != "closed":

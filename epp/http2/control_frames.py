@@ -102,16 +102,9 @@ class ControlFrames:
         if window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "bad_setting")
         self._streams.out.append(frames.SETTINGS_ACK)
-        self._move_windows(window)
-
-    def _move_windows(self, initial_window: int) -> None:
-        """Move the peer's windows of the open streams together with its initial window."""
-        more = initial_window - self._streams.initial_window
-        self._streams.initial_window = initial_window
-        for stream in list(self._streams.by_number.values()) if more else ():
-            if stream.peer_window + more > frames.MAX_WINDOW:
-                raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-            self._streams.widen(stream, more)
+        if window != self._streams.initial_window:
+            self._streams.steps -= len(self._streams.by_number) >> 4
+            self._streams.widen_all(window)
 
     def _on_ping(self, flags: int, payload: bytes) -> None:
         self._faults.too_many("ping_flood")

@@ -58,11 +58,10 @@ class DataParts:
         """Read more of the unfinished frame. Returns where the rest begins."""
         end = len(data)
         if self._left:
-            stop = min(end, at + self._left)
-            self._left -= stop - at
+            begin, stop = at, min(end, at + self._left)
             if at < stop:
-                self._part(data, at, stop)
-            at = stop
+                at = self._part(data, at, stop)
+            self._left -= at - begin
         if self._padding and not self._left:
             stop = min(end, at + self._padding)
             self._padding -= stop - at
@@ -100,15 +99,18 @@ class DataParts:
             self._faults.too_many("empty_frame_flood")
         self._into, self._into_size, self._into_ends = stream, size, ends
 
-    def _part(self, data: bytes, at: int, end: int) -> None:
-        """Add bytes of the body, and report the gRPC messages that they complete."""
-        stream = self._into
+    def _part(self, data: bytes, at: int, end: int) -> int:
+        """Add bytes of the body, and report the gRPC messages that they complete. Returns where the rest
+        begins, if the steps are used up.
+        """
+        stream, streams = self._into, self._streams
         if stream is None or stream.end is not None or stream.state is State.CLOSED:
-            return
+            return end
         stream.reply = None
-        most, events = self._max_message_bytes, self._streams.events
+        most, events = self._max_message_bytes, streams.events
         try:
-            while at < end:
+            while at < end and streams.steps > 0:
+                streams.steps -= 1
                 assembly = stream.assembly
                 if assembly is None:
                     if end - at >= PREFIX_BYTES:
@@ -118,7 +120,9 @@ class DataParts:
                             events.append(Message(stream.number, data[start:stop]))
                             at = stop
                             continue
-                    assembly = stream.assembly = Assembly(self._held)
+                    assembly = stream.assembly = Assembly(
+                        self._held, stream.number, torn=streams.torn, now=streams.now
+                    )
                 at = assembly.take(data, at, end, max_bytes=most)
                 message = assembly.whole()
                 if message is not None:
@@ -126,6 +130,8 @@ class DataParts:
                     events.append(Message(stream.number, message))
         except BadMessageError as error:
             self._faults.give_up(stream, error.status, error.details, reason=error.reason)
+            return end
+        return at
 
     def _end(self) -> None:
         stream, self._into = self._into, None

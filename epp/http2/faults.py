@@ -55,8 +55,8 @@ class Faults:
         self._limits = limits
         self._floods = Floods()
 
-    def too_many(self, what: str) -> None:
-        if self._floods.too_many(what, now=self._streams.now):
+    def too_many(self, what: str, *, tokens: float = 1.0) -> None:
+        if self._floods.too_many(what, tokens=tokens, now=self._streams.now):
             raise FrameError(Code.ENHANCE_YOUR_CALM, what)
 
     def unexpected(self, number: int, kind: int) -> None:
@@ -111,9 +111,8 @@ class Faults:
         block, body = refusal(http_status)
         stream.answered = True
         streams.send_headers(stream.number, block, flags=Flag.END_HEADERS)
-        streams.queue(stream, body)
         stream.end = b""
-        streams.pump(stream)
+        streams.queue(stream, body)
 
     def fail(self, code: Code, reason: str) -> None:
         """Send GOAWAY and drop every open stream."""

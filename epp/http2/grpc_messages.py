@@ -46,10 +46,17 @@ class BadMessageError(Exception):
 class Assembly:
     """One message that comes in several parts. Its bytes count in `held` while they are kept."""
 
-    __slots__ = ("_have", "_held", "_parts", "_prefix", "_size")
+    __slots__ = ("_have", "_held", "_number", "_parts", "_prefix", "_size", "_torn", "began", "lost")
 
-    def __init__(self, held: HeldBytes) -> None:
+    def __init__(self, held: HeldBytes, number: int, *, torn: list[int], now: float) -> None:
+        """Begin a message of stream `number`. If its bytes are thrown away, the number is added to `torn`."""
         self._held = held
+        self._number = number
+        self._torn = torn
+        self.began = now
+        self.lost = ""
+        """Why the bytes were thrown away. Empty: they were not."""
+        held.messages[self] = None
         self._prefix = b""
         self._size = -1
         """Length of the message. -1: its prefix is not complete yet."""
@@ -60,6 +67,7 @@ class Assembly:
         """Add the bytes of `data[at:end]` that belong to this message. Returns where the rest begins. Raises
         BadMessageError.
         """
+        self.require_whole()
         if self._size < 0:
             stop = min(end, at + PREFIX_BYTES - len(self._prefix))
             self._prefix += data[at:stop]
@@ -74,7 +82,8 @@ class Assembly:
 
     def takes(self, size: int) -> bool:
         """Return whether the next `size` bytes all belong to this message, and may be held."""
-        return 0 < size <= self._size - self._have and self._held.now + size <= self._held.most
+        held = self._held
+        return 0 < size <= self._size - self._have and held.now + size <= held.most and not self.lost
 
     def with_part(self, part: bytes) -> bytes | None:
         """Add bytes that `takes` has allowed. Returns the message, if it is complete now."""
@@ -90,19 +99,29 @@ class Assembly:
         return message
 
     def drop(self) -> None:
+        self._held.messages.pop(self, None)
         self._held.now -= self._have
         self._parts, self._have = [], 0
+
+    def lose(self, reason: str) -> None:
+        """Throw away the bytes. The call ends with the next look at it."""
+        self.drop()
+        self.lost = reason
+        self._torn.append(self._number)
+
+    def require_whole(self) -> None:
+        """Raise BadMessageError if bytes were thrown away."""
+        if self.lost:
+            raise BadMessageError(
+                RESOURCE_EXHAUSTED, "the message stayed unfinished for too long", reason=self.lost
+            )
 
     def _add(self, part: bytes) -> None:
         self._parts.append(part)
         self._have += len(part)
         self._held.now += len(part)
-        if self._held.now > self._held.most:
-            raise BadMessageError(
-                RESOURCE_EXHAUSTED,
-                "too many unfinished messages are held; try again later",
-                reason="too_much_held",
-            )
+        self._held.make_room()
+        self.require_whole()
         if len(self._parts) > _FEW + self._have // _PART_BYTES:
             self._parts = [b"".join(self._parts)]  # Each tiny part would take many times its size in memory.
 

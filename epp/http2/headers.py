@@ -26,6 +26,8 @@ _OF_A_CONNECTION: Final = frozenset(
 )
 _NAME: Final = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+").fullmatch
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]").search
+_TOO_MANY_RESIZES: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\0-\x7f]){3}").match
+"""Three changes of the table's size at the beginning of a block. RFC 7541, section 4.2, allows two."""
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])").fullmatch
 _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -94,6 +96,8 @@ class HeaderReader:
         return bool(self._decoder.header_table_size == 0)
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
+        if _TOO_MANY_RESIZES(block):  # `hpack` would obey each of them
+            raise UnreadableBlockError("more than two changes of the table's size")
         try:
             return cast("Sequence[tuple[bytes, bytes]]", self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:

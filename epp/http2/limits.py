@@ -7,8 +7,9 @@ with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,15 @@ class Limits:
     backlog_bytes: int = 2**18
     """While more than this waits for the peer's window on a stream, bytes that the peer sends there do not
     open our window."""
+    all_backlogs_bytes: int = 2**24
+    """While more than this waits for the peer's windows on all streams, the window of the connection does not
+    open either."""
     hello_s: float = 10.0
     """Longest time from the connection's start to the end of the client's preface and first SETTINGS."""
     header_s: float = 10.0
     """Longest time from a HEADERS frame to the end of its block."""
+    message_s: float = 30.0
+    """Longest time from the beginning of a gRPC message to its end."""
     settings_s: float = 30.0
     """Longest time from our SETTINGS to their acknowledgement."""
     stalled_s: float = 300.0
@@ -43,15 +49,44 @@ class Limits:
     quiet_s: float = 60.0
     """A peer with open streams that sends nothing for this long gets a PING."""
     answer_s: float = 20.0
-    """Longest wait for the answer to that PING."""
+    """Longest wait for the answer to that PING, or to our request to leave."""
+    idle_s: float = 900.0
+    """A peer without streams that sends nothing for this long is asked to leave."""
+
+
+class Unfinished(Protocol):
+    """A message whose end has not come yet."""
+
+    began: float
+
+    def lose(self, reason: str) -> None:
+        """Throw away the bytes. The call ends later."""
 
 
 @dataclass(slots=True)
 class HeldBytes:
-    """Bytes of unfinished messages of all connections. A message that would exceed `most` is refused."""
+    """The bytes that all connections together hold: unfinished messages, and answers that nobody has read."""
 
     most: int
+    """The bound of either kind."""
     now: int = 0
+    """Bytes of unfinished messages."""
+    unsent: int = 0
+    """Bytes of answers that wait for a peer's window."""
+    messages: OrderedDict[Unfinished, None] = field(default_factory=OrderedDict)
+    """The unfinished messages, the oldest first."""
+
+    def make_room(self) -> None:
+        """Throw away the oldest messages while there are too many bytes. A peer that sends its messages to
+        their ends holds none for long, so a newcomer does not pay for those who hold back.
+        """
+        while self.now > self.most:
+            next(iter(self.messages)).lose("too_much_held")
+
+    def expire(self, *, began_before: float) -> None:
+        """Throw away the messages that began too long ago."""
+        while self.messages and (oldest := next(iter(self.messages))).began < began_before:
+            oldest.lose("message_too_slow")
 
 
 _RATES: Final = {
@@ -65,7 +100,10 @@ _RATES: Final = {
     "empty_frame_flood": (2_000.0, 200.0),
     "unneeded_frame_flood": (2_000.0, 200.0),
     "stream_error_flood": (1_000.0, 100.0),
-    "header_flood": (10_000.0, 10_000.0),
+    "header_flood": (
+        20_000.0,
+        5_000.0,
+    ),  # blocks to decode and parts of blocks: one each, and one for 256 bytes
 }
 
 
@@ -83,12 +121,12 @@ class Floods:
 
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
 
-    def too_many(self, what: str, *, now: float) -> bool:
-        """Take one token from the bucket `what`. True: the bucket was empty."""
+    def too_many(self, what: str, *, tokens: float, now: float) -> bool:
+        """Take tokens from the bucket `what`. True: it held fewer."""
         bucket = self._buckets.get(what)
         if bucket is None:
             most, per_s = _RATES[what]
             bucket = self._buckets[what] = _Bucket(most, most, per_s, now)
-        bucket.tokens = min(bucket.most, bucket.tokens + (now - bucket.at) * bucket.per_s) - 1.0
+        bucket.tokens = min(bucket.most, bucket.tokens + (now - bucket.at) * bucket.per_s) - tokens
         bucket.at = now
         return bucket.tokens < 0.0

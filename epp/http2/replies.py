@@ -56,12 +56,12 @@ def _send_at_once(streams: Streams, stream: Stream, messages: bytes) -> bool:
     size = len(messages)
     if (
         stream.backlog is not None
-        or size > stream.peer_window
+        or size > stream.peer_credit + streams.initial_window
         or size > streams.window
         or size > streams.frame_bytes
     ):
         return False
-    stream.peer_window -= size
+    stream.peer_credit -= size
     streams.window -= size
     streams.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
     streams.out.append(messages)

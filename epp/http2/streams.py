@@ -8,7 +8,8 @@ streams.
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import OrderedDict
+from itertools import takewhile
 from typing import Final
 
 from epp.http2 import frames
@@ -16,7 +17,7 @@ from epp.http2.call_events import Event, HalfClosed
 from epp.http2.frames import Code, Flag, FrameError, Kind, pack_head, pack_message
 from epp.http2.grpc_messages import Assembly, Reply
 from epp.http2.headers import GRPC_RESPONSE, trailers
-from epp.http2.limits import Limits
+from epp.http2.limits import HeldBytes, Limits
 
 _LATELY: Final = 1_000
 _SHRINK_TABLE: Final = b"\x20"
@@ -44,11 +45,11 @@ class Stream:
     """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
     __slots__ = (
-        "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until",
-        "number", "owed", "peer_window", "reply", "stalled_since", "state", "window",
+        "answered", "assembly", "backlog", "credit", "deadline", "declared", "end", "lingers_until", "number",
+        "owed", "peer_credit", "reply", "stalled_since", "state", "window",
     )  # fmt: skip
 
-    def __init__(self, number: int, *, window: int, peer_window: int) -> None:
+    def __init__(self, number: int, *, window: int) -> None:
         self.number = number
         self.state = State.OPEN
         self.window = window
@@ -57,13 +58,13 @@ class Stream:
         """Consumed bytes that the next WINDOW_UPDATE will report to the peer."""
         self.owed = 0
         """Bytes consumed while too much of our answer waited. They become credit when the answer is sent."""
-        self.peer_window = peer_window
-        """How many more bytes we may send."""
+        self.peer_credit = 0
+        """How many more bytes we may send, besides the peer's initial window. The peer may change this window
+        for all streams at once."""
         self.assembly: Assembly | None = None
         """The unfinished message. None: there is none."""
-        self.backlog: deque[memoryview] | None = None
-        """Frames that wait for the peer's window."""
-        self.backlog_bytes = 0
+        self.backlog: bytearray | None = None
+        """Bytes that wait for the peer's window. None: there are none."""
         self.end: bytes | None = None
         """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
         backlog ends the stream."""
@@ -104,6 +105,9 @@ class Windows:
         self._backlog_bytes = limits.backlog_bytes
         self._stream_step = limits.stream_window_bytes // 2
         self._step = limits.connection_window_bytes // 2
+        self._most_unsent = limits.all_backlogs_bytes
+        self.unsent = 0
+        """Bytes of all answers that wait for the peer's windows."""
         self.window = limits.connection_window_bytes
         """How many more bytes the peer may send on the connection."""
         self._credit = 0
@@ -117,7 +121,7 @@ class Windows:
     def taken_in(self, stream: Stream | None, size: int) -> None:
         """Open the window by so many bytes, which have been consumed."""
         if stream is not None:
-            if stream.backlog_bytes > self._backlog_bytes:
+            if stream.backlog is not None and len(stream.backlog) > self._backlog_bytes:
                 stream.owed += size
                 return
             stream.credit += size
@@ -126,18 +130,22 @@ class Windows:
                 stream.window += stream.credit
                 stream.credit = 0
         self._credit += size
-        if self._credit >= self._step:
+        self._open()
+
+    def settle(self, stream: Stream, *, gone: bool) -> None:
+        """Open the windows by the bytes that were held back, if the answers have been sent far enough or the
+        stream is over.
+        """
+        if stream.owed and (gone or len(stream.backlog or b"") <= self._backlog_bytes):
+            owed, stream.owed = stream.owed, 0
+            self.taken_in(None if gone else stream, owed)
+        self._open()
+
+    def _open(self) -> None:
+        if self._credit >= self._step and self.unsent <= self._most_unsent:
             self.out.append(frames.window_update(0, self._credit))
             self.window += self._credit
             self._credit = 0
-
-    def settle(self, stream: Stream, *, gone: bool) -> None:
-        """Open the window by the bytes that were held back, if the answer has been sent far enough or the
-        stream is over.
-        """
-        if stream.owed and (gone or stream.backlog_bytes <= self._backlog_bytes):
-            owed, stream.owed = stream.owed, 0
-            self.taken_in(None if gone else stream, owed)
 
 
 class Streams:
@@ -148,10 +156,14 @@ class Streams:
     stream leaves the table only in `forget`, which releases everything that the stream held.
     """
 
-    def __init__(self, limits: Limits, *, now: float) -> None:
+    def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
         self._limits = limits
+        self._held = held
         self.windows = Windows(limits)
         self.now = now
+        self.steps = 0
+        """How many more steps may be taken before the owner looks at the clock. Frames, messages and answers
+        that are sent on count as steps, and parts of dear frames do, too."""
         self.events: list[Event] = []
         """Events that wait for the connection's owner."""
         self.out = self.windows.out
@@ -161,6 +173,8 @@ class Streams:
         """Streams whose callers have set a time limit."""
         self.lingering: dict[int, Stream] = {}
         """Refused streams whose peers have not ended them yet."""
+        self.torn: list[int] = []
+        """Streams that have lost the bytes of an unfinished message."""
         self.lately: dict[int, None] = {}
         """Streams that we reset a short time ago. Frames that the peer sent before it knew of the reset are
         ignored."""
@@ -169,11 +183,11 @@ class Streams:
         self.window = frames.DEFAULT_WINDOW
         """How many more bytes we may send on the connection."""
         self.initial_window = frames.DEFAULT_WINDOW
-        """The window of each new stream."""
+        """The peer's window of each new stream."""
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
         self._shrunk = False
-        self._waiting: dict[int, Stream] = {}
-        """Streams whose own window is open while the window of the connection is closed."""
+        self._waiting: OrderedDict[int, Stream] = OrderedDict()
+        """Streams that wait for the window of the connection, or for their turn to send."""
         self._stalled: dict[int, Stream] = {}
         """Streams that wait for either window."""
 
@@ -193,24 +207,30 @@ class Streams:
         whole = size + 5
         if (
             stream.backlog is None
-            and whole <= stream.peer_window
+            and whole <= stream.peer_credit + self.initial_window
             and whole <= self.window
             and whole <= self.frame_bytes
         ):
-            stream.peer_window -= whole
+            stream.peer_credit -= whole
             self.window -= whole
             self.out.append(pack_message(whole >> 8, whole & 0xFF, Kind.DATA, 0, stream.number, 0, size))
             self.out.append(data)
             return
         self.queue(stream, b"\0" + size.to_bytes(4) + data)
-        self.pump(stream)
 
     def queue(self, stream: Stream, data: bytes) -> None:
-        """Let bytes of the answer wait for the windows."""
+        """Send bytes of the answer, or let them wait for the windows."""
         if stream.backlog is None:
-            stream.backlog = deque()
-        stream.backlog.append(memoryview(data))
-        stream.backlog_bytes += len(data)
+            stream.backlog = bytearray()
+        stream.backlog += data
+        self._wait(len(data))
+        if stream.stalled_since is None:
+            self.pump(stream)
+
+    def _wait(self, more: int) -> None:
+        """Count bytes that begin or cease to wait for the peer's windows."""
+        self.windows.unsent += more
+        self._held.unsent += more
 
     def end(self, stream: Stream, status: int, details: str) -> None:
         """End the answer with trailers, after all waiting data."""
@@ -226,32 +246,28 @@ class Streams:
             self.we_ended(stream)
 
     def _send_waiting(self, stream: Stream) -> bool:
-        """Send the waiting frames of a stream. Returns whether the answer is sent completely."""
+        """Send the waiting bytes of a stream. Returns whether the answer is sent completely."""
         backlog = stream.backlog
         while backlog:
-            first = backlog[0]
-            size = min(len(first), self.frame_bytes, stream.peer_window, self.window)
+            window = stream.peer_credit + self.initial_window
+            size = min(len(backlog), self.frame_bytes, window, self.window)
             if size <= 0:
-                if stream.peer_window > 0:
+                if window > 0:
                     self._waiting[stream.number] = stream
                 if stream.stalled_since is None:
                     stream.stalled_since = self.now
                     self._stalled[stream.number] = stream
                 return False
-            last = stream.end == b"" and size == stream.backlog_bytes
-            flags = Flag.END_STREAM if last else 0
+            flags = Flag.END_STREAM if stream.end == b"" and size == len(backlog) else 0
             self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, flags, stream.number))
-            self.out.append(bytes(first[:size]))
-            stream.peer_window -= size
+            self.out.append(bytes(backlog[:size]))
+            del backlog[:size]
+            stream.peer_credit -= size
             self.window -= size
-            stream.backlog_bytes -= size
+            self._wait(-size)
             if stream.stalled_since is not None:
                 stream.stalled_since = None
                 del self._stalled[stream.number]
-            if size == len(first):
-                backlog.popleft()
-            else:
-                backlog[0] = first[size:]
         stream.backlog = None
         if stream.end:
             self.send_headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
@@ -265,26 +281,41 @@ class Streams:
         self.out.append(pack_head(size >> 8, size & 0xFF, Kind.HEADERS, flags, number) + block)
 
     def widen(self, stream: Stream, more: int) -> None:
-        """Called when the peer changes its window of a stream."""
-        stream.peer_window += more
-        if more > 0 and stream.backlog is not None:
+        """Called when the peer opens its window of a stream."""
+        stream.peer_credit += more
+        if stream.backlog is not None:
             self.pump(stream)
 
-    def widen_connection(self, more: int) -> None:
-        """Called when the peer opens the window of the connection. The streams that have waited longest send
-        first. Raises FrameError.
+    def widen_all(self, initial_window: int) -> None:
+        """Called when the peer changes its initial window. `send_some` sends what may be sent now. Raises
+        FrameError.
         """
+        widest = max((stream.peer_credit for stream in self.by_number.values()), default=0)
+        if widest + initial_window > frames.MAX_WINDOW:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
+        self.initial_window = initial_window
+        self._waiting.update(self._stalled)
+
+    def widen_connection(self, more: int) -> None:
+        """Called when the peer opens the window of the connection. Raises FrameError."""
         if not more:
             raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
         self.window += more
         if self.window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-        while self.window > 0 and self._waiting:
-            self.pump(self._waiting.pop(next(iter(self._waiting))))
+
+    def send_some(self, most: int) -> bool:
+        """Send the answers of at most so many streams that waited for their turn, those first that have
+        waited longest. Returns whether more may be sent now.
+        """
+        while self._waiting and self.window > 0 and most > 0:
+            most -= 1
+            self.pump(self._waiting.popitem(last=False)[1])
+        return bool(self._waiting) and self.window > 0
 
     def stalled(self, since: float) -> list[Stream]:
         """Return the streams whose answers have waited for a window since that time or longer."""
-        return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
+        return list(takewhile(lambda s: (s.stalled_since or 0.0) <= since, self._stalled.values()))
 
     def peer_ended(self, stream: Stream) -> None:
         """Called when the peer has sent END_STREAM, and before it only whole messages."""
@@ -318,8 +349,9 @@ class Streams:
             self.lingering.pop(stream.number, None)
         self._waiting.pop(stream.number, None)
         self._stalled.pop(stream.number, None)
-        stream.backlog = None
-        stream.backlog_bytes = 0
+        if stream.backlog is not None:
+            self._wait(-len(stream.backlog))
+            stream.backlog = None
         stream.drop_assembly()
         self.windows.settle(stream, gone=True)
 
@@ -328,8 +360,8 @@ class Streams:
             assert number == stream.number <= self.last_id
             assert stream.state not in (State.IDLE, State.CLOSED)
             assert 0 <= stream.window <= self._limits.stream_window_bytes
-            assert stream.backlog_bytes == sum(map(len, stream.backlog or ()))
             assert stream.end is None or stream.backlog or stream.lingers_until is not None
-            assert not stream.owed or stream.backlog_bytes
+            assert not stream.owed or stream.backlog
         assert self.timed.keys() | self.lingering.keys() <= self.by_number.keys()
+        assert self.windows.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
         assert len(self.lately) <= _LATELY

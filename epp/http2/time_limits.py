@@ -11,10 +11,10 @@ from epp.http2.call_events import Gone
 from epp.http2.control_frames import ControlFrames
 from epp.http2.faults import Faults
 from epp.http2.frames import Code, FrameError, Kind
-from epp.http2.grpc_messages import DEADLINE_EXCEEDED
+from epp.http2.grpc_messages import DEADLINE_EXCEEDED, BadMessageError
 from epp.http2.header_parts import HeaderParts
 from epp.http2.limits import Limits
-from epp.http2.streams import Streams
+from epp.http2.streams import Stream, Streams
 
 _ARE_YOU_THERE: Final = b"quiet..."
 
@@ -53,6 +53,10 @@ class TimeLimits:
 
     def _check_calls(self, now: float) -> None:
         streams = self._streams
+        torn = [streams.by_number.get(number) for number in streams.torn]
+        streams.torn.clear()
+        for stream in torn:
+            self._end_torn(stream)
         for stream in [s for s in streams.timed.values() if s.deadline is not None and s.deadline <= now]:
             del streams.timed[stream.number]
             stream.deadline = None
@@ -65,9 +69,24 @@ class TimeLimits:
         for stream in streams.stalled(now - self._limits.stalled_s):
             self._faults.reset(stream, Code.CANCEL, "window_never_opened")
 
+    def _end_torn(self, stream: Stream | None) -> None:
+        """End the call, if it waits for the rest of a message whose bytes were thrown away."""
+        if stream is not None and stream.assembly is not None:
+            try:
+                stream.assembly.require_whole()
+            except BadMessageError as error:
+                self._faults.give_up(stream, error.status, error.details, reason=error.reason)
+
     def _check_quiet(self, now: float, *, read_at: float) -> None:
-        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
-        if not self._streams.by_number or now - read_at <= self._limits.quiet_s:
+        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever. Ask a peer
+        that has no streams to leave.
+        """
+        quiet_s = now - read_at
+        if not self._streams.by_number and quiet_s > self._limits.idle_s:
+            self._control.leave()
+            if quiet_s > self._limits.idle_s + self._limits.answer_s:
+                raise FrameError(Code.NO_ERROR, "peer_gone")
+        elif not self._streams.by_number or quiet_s <= self._limits.quiet_s:
             self._asked_at = None
         elif self._asked_at is None:
             self._asked_at = now

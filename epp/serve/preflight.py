@@ -84,12 +84,11 @@ def _of_waits(config: Config, policy: Policy) -> Iterator[str]:
 
 
 def _of_transport(config: Config) -> Iterator[str]:
-    """Yield a remark on a transport that notices an overload of the picker only late."""
+    """Yield a remark on a transport that does not notice an overload of the picker."""
     if config.listen.transport == "grpcio":
         yield (
-            "listen.transport: with grpcio requests wait inside gRPC, so the picker sees late that it is "
-            "overloaded: at twice the load requests wait for up to 0.7 s, and behind another gateway than the "
-            "Envoy of `epp envoy-config` until its time-out; use http2, the default"
+            "listen.transport: with grpcio requests wait inside gRPC, so the picker does not see that it is "
+            "overloaded, and requests wait until the time-out of the gateway; use http2, the default"
         )
 
 

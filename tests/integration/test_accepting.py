@@ -31,7 +31,7 @@ async def test_a_connection_without_room_is_closed_at_once() -> None:
     async def welcome(sock: socket.socket) -> None:
         welcomed.append(sock)
 
-    acceptor = Acceptor(welcome, has_room=lambda _: False, on_fault=faults.append)
+    acceptor = Acceptor(welcome, has_room=lambda *_: False, on_fault=faults.append)
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     acceptor.start(listener)

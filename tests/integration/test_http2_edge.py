@@ -20,7 +20,17 @@ from epp.extproc import closing, http2_server
 from epp.extproc import peer as peer_module
 from epp.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls
-from tests.harness.http2_frames import data, headers, hello, ping, split, window_update
+from tests.harness.http2_frames import (
+    block,
+    continuation,
+    data,
+    headers,
+    hello,
+    ping,
+    reset,
+    split,
+    window_update,
+)
 from tests.harness.http2_frames import grpc as message
 from tests.harness.pipe import Pipe
 from tests.integration.test_extproc_server import (
@@ -33,14 +43,26 @@ from tests.integration.test_extproc_server import (
 )
 from tests.integration.test_extproc_server import headers as request_headers
 
+CHECK = "/grpc.health.v1.Health/Check"
+
+
+def in_parts(number: int) -> bytes:
+    """Return a header block in 16 frames."""
+    parts = continuation(number, b"", whole=False) * 14 + continuation(number, b"", whole=True)
+    return headers(number, whole=False) + parts
+
 
 @contextlib.asynccontextmanager
 async def connected(
-    rig: ServerRig, context: ssl.SSLContext | None = None
+    rig: ServerRig, context: ssl.SSLContext | None = None, *, address: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     host, _, port = rig.target.rpartition(":")
     reader, writer = await asyncio.open_connection(
-        host, int(port), ssl=context, server_hostname="localhost" if context else None
+        host,
+        int(port),
+        ssl=context,
+        server_hostname="localhost" if context else None,
+        local_addr=(address, 0),
     )
     try:
         yield reader, writer
@@ -69,6 +91,12 @@ async def last_words(reader: asyncio.StreamReader) -> int:
         (hello() + ping() * 5000, Code.ENHANCE_YOUR_CALM, "ping_flood"),
         (hello() + headers(1) + data(1) * 5000, Code.ENHANCE_YOUR_CALM, "empty_frame_flood"),
         (hello() + headers(1, bytes(16_385)), Code.ENHANCE_YOUR_CALM, "header_list_too_large"),
+        (hello() + headers(1, b"\x20" * 16_384), Code.COMPRESSION_ERROR, "unreadable_headers"),
+        (
+            hello() + b"".join(in_parts(n) + reset(n) for n in range(1, 6001, 2)),
+            Code.ENHANCE_YOUR_CALM,
+            "header_flood",
+        ),
     ],
 )
 async def test_a_peer_that_breaks_a_rule_gets_the_right_code(wire: bytes, code: Code, reason: str) -> None:
@@ -181,15 +209,102 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
         writer.write(frame(Kind.GOAWAY, bytes(8)))
 
 
-async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
+async def test_an_idle_connection_gives_way_to_a_newcomer() -> None:
     async with serving_picker() as rig:
-        rig.server.transport.server.max_peers = 1  # type: ignore[attr-defined]
-        async with connected(rig):
-            await peers(rig.server.transport)
-            async with connected(rig) as (reader, _):
+        server = rig.server.transport.server  # type: ignore[attr-defined]
+        server.max_peers = 4
+        async with contextlib.AsyncExitStack() as stack:
+            idle = [await stack.enter_async_context(connected(rig, address="127.0.0.9")) for _ in range(40)]
+            for reader, _ in idle[:30]:
                 with contextlib.suppress(ConnectionError):
-                    assert await asyncio.wait_for(reader.read(), 60) == b""
-            assert rig.seen.faults == ["too_many_connections"]
+                    await asyncio.wait_for(reader.read(), 60)
+            assert len(server.peers) <= 2, "one address has half of all connections"
+            async with grpc.aio.insecure_channel(rig.target) as channel:
+                assert (await Exchange(channel).route()).HasField("request_body")
+            assert set(rig.seen.faults) == {"idle_connection_closed"}
+
+
+async def test_handshakes_that_stall_give_way_to_a_newcomer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_HANDSHAKES", 3)
+    async with (
+        serving_picker(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        stalled = [await stack.enter_async_context(connected(rig)) for _ in range(6)]
+        for reader, _ in stalled[:3]:
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+
+
+async def test_messages_cut_short_do_not_keep_others_from_sending_theirs() -> None:
+    """Each connection sends 63 of the 64 MiB of a message, and then nothing."""
+    async with serving_picker() as rig, contextlib.AsyncExitStack() as stack:
+        held = rig.server.transport.server.held  # type: ignore[attr-defined]
+        held.most = 2**22
+        begun = message(bytes(2**20))[: 2**20 - 1]
+        for _ in range(4):
+            _, writer = await stack.enter_async_context(connected(rig))
+            writer.write(hello() + headers(1) + data(1, begun))
+        async with asyncio.timeout(60):
+            while held.now < 4 * (2**20 - 6):  # noqa: ASYNC110 - the count is in the product
+                await asyncio.sleep(0.01)
+        _, writer = await stack.enter_async_context(connected(rig))
+        writer.write(hello() + headers(1) + data(1, begun))
+        await until_fault(rig, "too_much_held")
+        assert held.now <= held.most
+        async with grpc.aio.insecure_channel(rig.target) as channel:
+            exchange, body = Exchange(channel), b'{"model": "m", "prompt": "%s"}' % (b"x" * 36_000)
+            await exchange.ask(request_headers())
+            whole = ext_proc.ProcessingRequest(request_body={"body": body, "end_of_stream": True})
+            assert (await exchange.ask(whole)).HasField("request_body")
+
+
+async def test_answers_that_nobody_reads_are_bounded_and_end_their_connection() -> None:
+    """A peer has its messages sent back on many streams, and its windows are closed."""
+    async with serving_picker() as rig, connected(rig) as (reader, writer):
+        never_overloaded(rig)
+        held = rig.server.transport.server.held  # type: ignore[attr-defined]
+        held.most = 2**20
+        first = request_headers(0)
+        first.protocol_config.response_body_mode = 4  # full duplex
+        piece = ext_proc.ProcessingRequest(response_body={"body": bytes(60_000)})
+        call = b"".join(message(m.SerializeToString()) for m in (first, response_headers(), piece))
+        writer.write(hello(window=0) + b"".join(headers(n) + data(n, call) for n in range(1, 101, 2)))
+        assert await last_words(reader) == Code.ENHANCE_YOUR_CALM
+        assert rig.seen.faults == ["answers_unread"]
+        await rig.settled()
+        assert (held.unsent, rig.in_flight()) == (0, 0)
+
+
+async def test_a_data_plane_goes_before_many_polite_health_checks() -> None:
+    """The bytes of all connections come in one iteration of the loop, those of the data plane last."""
+    async with serving_picker() as rig, contextlib.AsyncExitStack() as stack:
+        never_overloaded(rig)
+        server = rig.server.transport.server  # type: ignore[attr-defined]
+        for _ in range(41):
+            await stack.enter_async_context(connected(rig))
+        async with asyncio.timeout(60):
+            while len(server.peers) < 41:  # noqa: ASYNC110 - the set is in the product
+                await asyncio.sleep(0.01)
+        envoy, *others = server.peers
+        asked = b"".join(
+            headers(n, block(replace=[(":path", CHECK)])) + data(n, message(b""), ends=True)
+            for n in range(1, 401, 2)
+        )
+        for peer in others:
+            peer.data_received(hello() + asked)
+        first = message(request_headers(0).SerializeToString())
+        envoy.data_received(hello() + headers(1) + data(1, first))
+        async with asyncio.timeout(60):
+            while rig.server.streams == 0:  # noqa: ASYNC110 - the streams are in the product
+                await asyncio.sleep(0)
+        waiting = sum(peer.connection.pending or bool(peer.inbox) for peer in others)
+        assert waiting > 20, "the health checks of most connections have not had their turn"
+        async with asyncio.timeout(60):
+            while any(peer.connection.pending or peer.inbox for peer in others):  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0)
 
 
 async def test_five_thousand_streams_are_held_on_one_connection() -> None:

@@ -203,7 +203,7 @@ class Http2Machine(RuleBasedStateMachine):
                 assert call.trailers == call.finished
         side.connection.close(now=side.now)
         side.connection.check_integrity()
-        assert side.held.now == 0
+        assert (side.held.now, side.held.unsent, len(side.held.messages)) == (0, 0, 0)
 
 
 TestHttp2Machine = pytest.mark.slow(Http2Machine.TestCase)

@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from epp.config.envoy import EnvoyTracing
-from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.envoy.client_listener import ACCESS_LOG_FIELDS, EXT_PROC, gateway
 from epp.envoy.names import DESTINATION
-from epp.types import BEGAN, SERVER_HEADERS
+from epp.types import SERVER_HEADERS
 from tests.unit.envoy.configs import a_config
 
 LAST = "envoy.filters.http.router"
@@ -85,13 +84,6 @@ def test_the_settings_for_an_unreachable_picker_are_passed_to_ext_proc(fail_open
     ext_proc = filters(config)[EXT_PROC]["typed_config"]
     assert ext_proc["failure_mode_allow"] is fail_open
     assert (ext_proc["message_timeout"], ext_proc["max_message_timeout"]) == ("0.5s", "7s")
-
-
-@pytest.mark.parametrize("transport", ["http2", "grpcio"])
-def test_only_a_picker_on_grpcio_is_told_when_a_request_began(transport: Any) -> None:
-    ext_proc = filters(a_config(listen=Listen(transport=transport)))[EXT_PROC]["typed_config"]
-    told = [each["key"] for each in ext_proc["grpc_service"].get("initial_metadata", ())]
-    assert told == ([BEGAN] if transport == "grpcio" else [])
 
 
 def test_cut_answers_are_always_reported_and_readable_log_lines_only_if_configured() -> None:

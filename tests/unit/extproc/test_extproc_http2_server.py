@@ -1,16 +1,31 @@
-"""The server of our own HTTP/2, on a real socket: what happens to a connection that arrives at a stop."""
+"""The server of our own HTTP/2: which connections it keeps, and what a stop does to newcomers."""
 
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 
+from epp.extproc.calls import Handler
 from epp.extproc.http2_server import Http2Server
+from epp.extproc.peer import Peer
 from epp.http2.limits import Limits
 from epp.types import Address
 from tests.harness.arriving import TURNS, connect_and_stop
+from tests.harness.http2_frames import PATH, headers, hello, reset, window_update
+from tests.harness.pipe import Pipe
+
+
+def server_of(faults: list[str], *, max_peers: int = 10) -> Http2Server:
+    return Http2Server(
+        {PATH: lambda _: Handler()},
+        limits=Limits(max_message_bytes=2**20),
+        max_held_bytes=2**20,
+        max_peers=max_peers,
+        clock=lambda: 100.0,
+        on_fault=faults.append,
+        after_writing=lambda **_: None,
+    )
 
 
 @pytest.mark.parametrize("turns", TURNS)
@@ -18,17 +33,81 @@ async def test_a_connection_that_arrives_while_the_server_stops_is_closed_withou
     turns: int,
 ) -> None:
     faults: list[str] = []
-    server = Http2Server(
-        {},
-        limits=Limits(max_message_bytes=2**20),
-        max_held_bytes=2**20,
-        max_peers=10,
-        clock=time.monotonic,
-        on_fault=faults.append,
-        after_writing=lambda **_: None,
-    )
+    server = server_of(faults)
     listener = socket.create_server(("127.0.0.1", 0))
     address = Address(*listener.getsockname())
     server.start(listener)
     await connect_and_stop(address, lambda: server.stop(0.0), turns=turns)
     assert (server.peers, faults) == (set(), [])
+
+
+class From(Pipe):
+    """The transport of a peer at a given address. Empty: at a unix socket."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.address = address
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ((self.address, 50_000) if self.address else "") if name == "peername" else default
+
+
+def arrive(server: Http2Server, *addresses: str, calls: bool = False) -> list[From]:
+    """Let peers connect, as far as there is room. Return their transports. calls: each opens a call."""
+    wires = []
+    for address in addresses:
+        if server.make_room(0, address):
+            peer, wire = Peer(server), From(address)
+            peer.connection_made(wire)
+            peer.data_received(hello() + (headers(1) if calls else b""))
+            peer.check_integrity()
+            wires.append(wire)
+    return wires
+
+
+async def test_the_longest_idle_connection_of_the_largest_address_gives_way() -> None:
+    faults: list[str] = []
+    server = server_of(faults, max_peers=5)
+    (envoy,) = arrive(server, "10.0.0.1")
+    busy = arrive(server, "10.0.0.2", calls=True)
+    idle = arrive(server, "10.0.0.3", "10.0.0.3", "10.0.0.4")
+    assert len(arrive(server, "10.0.0.5")) == 1
+    assert [wire.closed for wire in (envoy, *busy, *idle)] == [False, False, True, False, False]
+    assert (faults, len(server.peers)) == (["idle_connection_closed"], 5)
+
+
+async def test_a_newcomer_is_refused_only_where_every_connection_has_calls() -> None:
+    server = server_of([], max_peers=2)
+    wires = arrive(server, "10.0.0.1", "10.0.0.2", "10.0.0.3", calls=True)
+    assert [wire.closed for wire in wires] == [False, False]
+
+
+async def test_a_connection_is_idle_again_when_its_last_call_has_ended() -> None:
+    server = server_of([], max_peers=2)
+    (first,) = arrive(server, "10.0.0.1", calls=True)
+    peer = next(iter(server.peers))
+    arrive(server, "10.0.0.2", calls=True)
+    peer.data_received(reset(1))
+    assert len(arrive(server, "10.0.0.3")) == 1
+    assert first.closed
+
+
+async def test_one_address_has_half_of_all_connections_and_pays_for_its_own_newcomers() -> None:
+    server = server_of([], max_peers=8)
+    wires = arrive(server, "10.0.0.2", *["10.0.0.1"] * 6)
+    assert [wire.closed for wire in wires] == [False, True, True, False, False, False, False]
+    assert len(arrive(server, *[""] * 8)) == 8, "a unix socket has no addresses"
+
+
+async def test_the_connection_with_most_unread_answers_is_closed() -> None:
+    faults: list[str] = []
+    server = server_of(faults)
+    few, _ = arrive(server, "10.0.0.1", "10.0.0.2", calls=True)
+    for peer in server.peers:
+        peer.connection.send(1, bytes(100_000 if peer.transport is few else 2**21))
+    assert server.held.unsent > server.held.most
+    for peer in list(server.peers):
+        peer.data_received(window_update(0, 1))
+    assert faults == ["answers_unread"]
+    assert server.held.unsent < 100_000
+    assert not few.closed

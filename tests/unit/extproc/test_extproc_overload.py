@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
+from epp.extproc.conversation import Conversation
+from epp.extproc.live_streams import LiveStreams
 from epp.extproc.overload import TARGET_S, Overload
+from epp.http2.grpc_messages import OK
+from tests.unit.extproc.callers import NotingCaller
+from tests.unit.extproc.calls_bench import fill
+from tests.unit.extproc.stream_bench import HEADERS, Bench
 
 HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 90e-6
 HURRIED_BODY_S = 80e-6
@@ -71,7 +78,7 @@ class SlowPicker:
                 return
         elif what == "answer":
             self.now += self.slowness * ANSWER_S
-        elif self.overload.gives_up(waited_s=waited_s, now=self.now):
+        elif self.overload.late(waited_s=waited_s, now=self.now):
             self.now += self.slowness * HURRIED_BODY_S
         else:
             self.now += self.slowness * BODY_S
@@ -134,7 +141,7 @@ def test_short_queues_do_not_begin_an_overload() -> None:
         assert not overload.skips(waited_s=0.03, now=at)
         assert not overload.skips(waited_s=0.03, now=at + 0.01)
         assert not overload.skips(waited_s=0.0, now=at + 0.015)
-        assert not overload.gives_up(waited_s=1.0, now=at + 0.02)
+        assert not overload.late(waited_s=1.0, now=at + 0.02)
 
 
 def test_in_an_overload_the_wait_of_each_request_decides() -> None:
@@ -147,7 +154,7 @@ def test_in_an_overload_the_wait_of_each_request_decides() -> None:
 def test_single_late_requests_do_not_begin_an_overload() -> None:
     overload = Overload()
     assert not any(overload.skips(waited_s=0.03, now=n * 0.2) for n in range(100))
-    assert not overload.gives_up(waited_s=0.03, now=20.0)
+    assert not overload.late(waited_s=0.03, now=20.0)
 
 
 def test_requests_in_time_are_counted_only_after_a_late_request() -> None:
@@ -159,3 +166,17 @@ def test_requests_in_time_are_counted_only_after_a_late_request() -> None:
     assert not overload.quiet, "the overload lasts"
     assert not overload.skips(waited_s=0.0, now=0.7)
     assert overload.quiet
+
+
+def test_a_late_request_of_an_overload_is_routed_from_its_headers_and_holds_nothing() -> None:
+    bench = Bench()
+    streams = LiveStreams(bench.picker, settings=bench.settings, clock=lambda: 1.0)
+    for n in range(20):
+        streams.overload.skips(waited_s=1.0, now=0.8 + 0.01 * n)
+    call = NotingCaller(waited_s=1.0)
+    asked = ext_proc.ProcessingRequest(protocol_config={"request_body_mode": 2})
+    fill(asked.request_headers, HEADERS)
+    Conversation(streams, call).message(asked.SerializeToString(), now=1.0)
+    (decision,) = [pick.decision for pick in bench.seen.picks]
+    assert (decision.unread, decision.outcome) == ("overload", "detached")
+    assert (len(call.sent), call.ended, streams.live, bench.in_flight()) == (1, [(OK, "")], {}, 0)

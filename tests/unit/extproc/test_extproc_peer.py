@@ -12,7 +12,9 @@ import pytest
 
 from epp.extproc import peer as peer_module
 from epp.extproc.calls import Handler
-from epp.extproc.peer import Call, Lateness, Peer, Service
+from epp.extproc.peer import Call, Peer, Service
+from epp.extproc.turns import Source, Turns
+from epp.http2.frames import PREFACE
 from epp.http2.limits import HeldBytes, Limits
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 from tests.harness.pipe import Pipe
@@ -31,10 +33,11 @@ class PeerServer:
     opened: int = 0
     limits: Limits = field(default_factory=lambda: Limits(max_message_bytes=2**20))
     held: HeldBytes = field(default_factory=lambda: HeldBytes(2**24))
-    peers: set[Peer] = field(default_factory=set)
+    sources: dict[str, Source] = field(default_factory=dict)
+    unsent: int = 0
 
     def __post_init__(self) -> None:
-        self.lateness = Lateness(self.now, self.now)
+        self.turns = Turns(self.now)
         self.services: Mapping[str, Service] = {PATH: lambda call: Noting(call, self)}
 
     def now(self) -> float:
@@ -44,6 +47,17 @@ class PeerServer:
         raise AssertionError(reason)
 
     def after_writing(self, *, now: float) -> None: ...
+
+    def came(self, peer: Peer, address: str) -> Source:
+        source = self.sources.setdefault(address, Source(address))
+        source.guests.add(peer)
+        return source
+
+    def left(self, peer: Peer) -> None:
+        peer.source.guests.discard(peer)
+
+    def too_much_unsent(self) -> None:
+        self.unsent += 1
 
 
 class Noting(Handler):
@@ -197,3 +211,64 @@ async def test_nothing_is_read_while_new_calls_hold_too_many_bytes(monkeypatch: 
     await turns(peer, server)
     assert wire.reads
     assert len(server.handled) == 10
+
+
+async def test_the_clock_is_looked_at_after_each_message() -> None:
+    server = PeerServer(takes_s=0.001)
+    peer, _ = peer_of(server)
+    for number in range(1, 33, 2):
+        peer.data_received(opens_call(number))
+    await turns(peer, server)
+    before = len(server.handled)
+    peer.data_received(b"".join(data(number, grpc(b"more")) for number in range(1, 33, 2)))
+    assert len(server.handled) - before <= 5
+    await turns(peer, server)
+    assert len(server.handled) - before == 16
+
+
+async def test_bytes_that_come_late_in_an_iteration_wait_for_the_next_one() -> None:
+    server = PeerServer(takes_s=0.003)
+    peers = [peer_of(server) for _ in range(5)]
+    for peer, _ in peers:
+        peer.data_received(opens_call(1))
+    assert len(server.handled) == 2
+    assert [wire.reads for _, wire in peers] == [True, True, False, False, False]
+    server.takes_s = 0.0
+    for peer, _ in peers:
+        await turns(peer, server)
+    assert len(server.handled) == 5
+    assert all(wire.reads for _, wire in peers)
+
+
+async def test_bytes_that_come_after_a_pause_may_have_waited_since_its_beginning() -> None:
+    server = PeerServer()
+    peer, wire = peer_of(server)
+    peer.pause_writing()
+    assert not wire.reads
+    server.now_s += 0.5
+    peer.resume_writing()
+    await turns(peer, server)
+    peer.data_received(opens_call(1))
+    peer.data_received(opens_call(3))
+    assert server.waited_s == [0.5, 0.0]
+
+
+async def test_the_end_of_a_begun_call_comes_after_its_messages() -> None:
+    server = PeerServer(takes_s=0.003)
+    peer, _ = peer_of(server)
+    peer.data_received(opens_call(1))
+    peer.data_received(data(1, grpc(b"a")) + data(1, grpc(b"b")) + reset(1))
+    await turns(peer, server)
+    assert server.handled == [(1, b"first"), (1, b"a"), (1, b"b")]
+    assert not peer.inbox
+
+
+async def test_too_many_unread_answers_are_reported_after_the_turn() -> None:
+    server = PeerServer(held=HeldBytes(1000))
+    server.services = {PATH: lambda call: Echoing(call, server)}
+    peer, _ = peer_of(server)
+    peer.data_received(hello(window=0).removeprefix(PREFACE) + opens_call(1))
+    assert server.unsent == 0
+    server.held.unsent = 1001
+    peer.data_received(opens_call(3))
+    assert server.unsent == 1

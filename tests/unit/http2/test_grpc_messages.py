@@ -11,10 +11,14 @@ from epp.http2.limits import HeldBytes
 MESSAGE = b"\0\0\0\0\x06abcdef"
 
 
+def begun(held: HeldBytes, *, torn: list[int] | None = None, number: int = 1, now: float = 0.0) -> Assembly:
+    return Assembly(held, number, torn=[] if torn is None else torn, now=now)
+
+
 @pytest.mark.parametrize("part_bytes", range(1, len(MESSAGE) + 1))
 def test_a_message_is_whole_after_its_last_part_and_what_follows_is_left(part_bytes: int) -> None:
     held = HeldBytes(most=100)
-    assembly, data = Assembly(held), MESSAGE + b"rest"
+    assembly, data = begun(held), MESSAGE + b"rest"
     at = 0
     while (message := assembly.whole()) is None:
         at = assembly.take(data, at, min(at + part_bytes, len(MESSAGE)), max_bytes=6)
@@ -23,7 +27,7 @@ def test_a_message_is_whole_after_its_last_part_and_what_follows_is_left(part_by
 
 def test_an_assembly_says_which_bytes_it_takes_without_a_search() -> None:
     held = HeldBytes(most=5)
-    assembly = Assembly(held)
+    assembly = begun(held)
     assembly.take(MESSAGE, 0, 6, max_bytes=6)
     assert [assembly.takes(size) for size in (0, 4, 5, 6)] == [False, True, False, False]
     assert assembly.with_part(b"bcd") is None
@@ -34,7 +38,7 @@ def test_an_assembly_says_which_bytes_it_takes_without_a_search() -> None:
 
 def test_bytes_are_counted_while_they_are_held() -> None:
     held = HeldBytes(most=100)
-    assembly = Assembly(held)
+    assembly = begun(held)
     assembly.take(MESSAGE, 0, 8, max_bytes=6)
     assert held.now == 3
     assembly.drop()
@@ -57,7 +61,29 @@ def test_a_message_that_is_refused_names_its_status_and_reason(
     assert (refused.value.status, refused.value.reason) == (status, reason)
 
 
-def test_a_part_that_would_exceed_the_bytes_of_all_messages_is_refused() -> None:
+def test_a_message_that_alone_exceeds_the_bytes_of_all_is_refused() -> None:
     held = HeldBytes(most=2)
-    with pytest.raises(BadMessageError, match="too many unfinished messages"):
-        Assembly(held).take(MESSAGE, 0, 8, max_bytes=6)
+    with pytest.raises(BadMessageError, match="unfinished for too long"):
+        begun(held).take(MESSAGE, 0, 8, max_bytes=6)
+    assert (held.now, len(held.messages)) == (0, 0)
+
+
+def test_the_oldest_message_makes_room_for_a_new_one() -> None:
+    held, torn = HeldBytes(most=9), list[int]()
+    old, middle, new = (begun(held, number=number, torn=torn) for number in (1, 3, 5))
+    for each in (middle, old, new):
+        each.take(MESSAGE, 0, 9, max_bytes=6)
+    assert (torn, held.now) == ([1], 8)
+    assert new.take(MESSAGE, 9, 11, max_bytes=6) == 11
+    assert new.whole() == b"abcdef"
+    with pytest.raises(BadMessageError):
+        old.take(MESSAGE, 9, 11, max_bytes=6)
+
+
+def test_messages_that_began_too_long_ago_are_thrown_away() -> None:
+    held, torn = HeldBytes(most=100), list[int]()
+    old, new = (begun(held, number=number, torn=torn, now=number) for number in (1, 3))
+    for each in (old, new):
+        each.take(MESSAGE, 0, 8, max_bytes=6)
+    held.expire(began_before=2.0)
+    assert (torn, held.now, old.lost, new.lost) == ([1], 3, "message_too_slow", "")

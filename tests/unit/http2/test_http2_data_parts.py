@@ -42,13 +42,30 @@ def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
     assert side.held.now == 0
 
 
-def test_unfinished_messages_of_all_connections_are_bounded_together() -> None:
+def test_the_oldest_unfinished_message_of_all_connections_pays_for_a_new_one() -> None:
     held = HeldBytes(1000)
     one, two = (CallerSide(held=held).opened() for _ in range(2))
     one.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]))
-    events = two.feed(headers(1), data(1, grpc(b"x" * 5000)[:200]))
-    assert events[1:] == [Fault("too_much_held"), Gone(1, "too_much_held")]
-    assert two.status(two.sent())[0] == 8
-    assert held.now == 895
-    one.feed(reset(1))
+    events = two.feed(headers(1), data(1, grpc(b"x" * 200)[:150]), data(1, grpc(b"x" * 200)[150:]))
+    assert events[1:] == [Message(1, b"x" * 200)]
     assert held.now == 0
+    assert one.tick(0.1) == [Fault("too_much_held"), Gone(1, "too_much_held")]
+    assert one.status(one.sent())[0] == 8
+
+
+def test_a_reset_call_holds_no_bytes() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]), reset(1))
+    assert (side.held.now, len(side.held.messages)) == (0, 0)
+
+
+def test_the_messages_of_one_frame_are_read_in_portions() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    most, found = 0, 0
+    events = side.feed(data(1, grpc(b"") * 1000), limit=16)
+    while events:
+        most, found = max(most, len(events)), found + len(events)
+        events = side.feed(limit=16)
+    assert (found, side.connection.pending) == (1000, False)
+    assert most <= 16

@@ -12,8 +12,10 @@ from epp.http2.call_events import Fault, Gone, Over
 from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, settings
 from epp.http2.limits import Limits
 from tests.harness.http2_frames import (
+    NO_TABLE,
     CallerSide,
     block,
+    continuation,
     data,
     grpc,
     headers,
@@ -32,6 +34,11 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "empty_frame_flood": lambda n: headers(1) if not n else data(1),
     "unneeded_frame_flood": lambda n: (
         frame(Kind.PRIORITY, bytes(5), stream_id=1) if n % 2 else frame(0xFA, b"xyz")
+    ),
+    "header_flood": lambda n: (
+        headers(2 * n + 1, whole=False)
+        + continuation(2 * n + 1, b"", whole=False) * 14
+        + continuation(2 * n + 1, b"", whole=True)
     ),
     "stream_error_flood": lambda n: headers(2 * n + 1, block(replace=[("connection", "x")])),
 }
@@ -101,6 +108,11 @@ FATAL: dict[str, tuple[bytes, Code, str]] = {
         Code.COMPRESSION_ERROR,
         "unreadable_headers",
     ),
+    "three changes of the header table": (
+        hello() + headers(1, NO_TABLE * 3 + block()),
+        Code.COMPRESSION_ERROR,
+        "unreadable_headers",
+    ),
     "a header list without end": (hello() + headers(1, b"\x82" * 600), CALM, "header_list_too_large"),
     "a header frame that is too long": (
         hello() + headers(1, bytes(17_000)),
@@ -163,3 +175,76 @@ def test_bytes_that_wait_for_a_closed_window_are_bounded_by_our_own_window() -> 
             int.from_bytes(f.payload) for f in side.sent() if f.kind == Kind.WINDOW_UPDATE and f.number == 1
         )
     assert sent <= 100_000 + 2 * 20_000
+
+
+def test_two_changes_of_the_header_table_are_allowed() -> None:
+    side = CallerSide().opened()
+    assert len(side.feed(headers(1, NO_TABLE * 2 + block()))) == 1
+
+
+def test_header_blocks_count_by_their_bytes_until_the_clock_is_looked_at() -> None:
+    side = CallerSide().opened()
+    wire = [headers(number, block(replace=[("x", "y" * 3000)])) for number in range(1, 9, 2)]
+    assert [len(side.feed(*wire, limit=16)), len(side.feed(limit=16))] == [2, 2]
+
+
+def waiting_answers(streams: int) -> CallerSide:
+    """Return a connection on which the answer of each stream waits for a window."""
+    side = CallerSide().opened(window=0)
+    for number in range(1, 2 * streams, 2):
+        side.feed(headers(number))
+        side.connection.send(number, b"answer")
+    side.sent()
+    return side
+
+
+@pytest.mark.parametrize("window", ["of each stream", "of the connection"])
+def test_answers_that_a_window_lets_go_are_sent_in_portions(window: str) -> None:
+    if window == "of each stream":
+        side = waiting_answers(1000)
+        side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 100)]), limit=16)
+    else:
+        side = CallerSide().opened(window=2**20)
+        side.feed(headers(1))
+        side.connection.send(1, bytes(65_530))  # the whole window of the connection
+        for number in range(3, 2003, 2):
+            side.feed(headers(number))
+            side.connection.send(number, b"answer")
+        side.sent()
+        side.feed(window_update(0, 2**20), limit=16)
+    sent = [sum(f.kind == Kind.DATA for f in side.sent())]
+    while side.connection.pending:
+        side.feed(limit=16)
+        sent.append(sum(f.kind == Kind.DATA for f in side.sent()))
+    assert (sum(sent), max(sent) <= 16) == (1000, True)
+
+
+def test_small_answers_that_waited_are_sent_in_one_frame() -> None:
+    side = CallerSide().opened(window=0)
+    side.feed(headers(1))
+    for _ in range(1000):
+        side.connection.send(1, b"a")
+    side.feed(window_update(1, 10_000))
+    assert [len(f.payload) for f in side.sent() if f.kind == Kind.DATA] == [6000]
+
+
+def test_while_many_answers_wait_the_window_of_the_connection_stays_closed() -> None:
+    """A peer opens many streams, has all its messages sent back, and reads none of them."""
+    limits = Limits(
+        max_message_bytes=10_000,
+        stream_window_bytes=100_000,
+        connection_window_bytes=100_000,
+        all_backlogs_bytes=30_000,
+    )
+    side = CallerSide(limits=limits).opened(window=0)
+    window, number = 100_000, 1
+    while window >= 1005:
+        for _ in side.feed(headers(number), data(number, grpc(bytes(1000))))[1:]:
+            side.connection.send(number, bytes(1000))
+        window -= 1005
+        window += sum(int.from_bytes(f.payload) for f in side.sent() if f.kind == Kind.WINDOW_UPDATE)
+        number += 2
+    assert 90_000 < side.connection.unsent == side.held.unsent <= 100_000
+    side.feed(window_update(0, 2**20), settings([(Setting.INITIAL_WINDOW_SIZE, 2000)]))
+    assert side.connection.unsent == side.held.unsent == 0
+    assert any(f.kind == Kind.WINDOW_UPDATE and not f.number for f in side.sent())

@@ -6,7 +6,7 @@ import pytest
 
 from epp.http2.call_events import Fault, Gone, Over
 from epp.http2.frames import PREFACE, Code, Kind
-from tests.harness.http2_frames import CallerSide, block, headers, hello, ping
+from tests.harness.http2_frames import CallerSide, block, data, grpc, headers, hello, ping
 
 
 def test_the_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
@@ -71,3 +71,27 @@ def test_a_stream_whose_window_never_opens_is_ended_after_a_time() -> None:
         side.feed(ping())
     assert side.tick(29) == [Fault("window_never_opened"), Gone(1, "window_never_opened")]
     assert side.connection.streams == 1
+
+
+def test_a_peer_without_streams_is_asked_to_leave_after_a_time() -> None:
+    side = CallerSide().opened()
+    assert side.tick(901) == []
+    goaway, question = side.sent()
+    assert (goaway.kind, goaway.code) == (Kind.GOAWAY, Code.NO_ERROR)
+    side.feed(ping(question.payload, ack=True))
+    assert side.connection.ends
+
+
+def test_a_peer_without_streams_that_does_not_leave_is_disconnected() -> None:
+    side = CallerSide().opened()
+    side.tick(901)
+    assert side.tick(20) == [Fault("peer_gone"), Over("peer_gone")]
+
+
+def test_a_message_that_stays_unfinished_ends_its_call_after_a_time() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1), data(1, grpc(b"hello")[:-1]))
+    side.now += 31
+    side.held.expire(began_before=side.now - side.limits.message_s)
+    assert side.tick(0) == [Fault("message_too_slow"), Gone(1, "message_too_slow")]
+    assert side.status(side.sent())[0] == 8
