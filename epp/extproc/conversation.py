@@ -20,7 +20,6 @@ from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.http_events import Action, StreamProtocolError
 from epp.extproc.live_streams import LiveStreams
-from epp.extproc.overload import TARGET_S
 from epp.extproc.stream import HttpStream
 from epp.http2.grpc_messages import INVALID_ARGUMENT, OK
 from epp.picker.phases import Phase
@@ -92,11 +91,9 @@ class Conversation(Handler):
         if picker.policy is not streams.policy or picker.flow_read is not streams.flow_read:
             streams.renew()
         self._names = streams.names
-        overload, waited_s = streams.overload, call.waited_s()
-        counts = waited_s > TARGET_S or not overload.quiet
         stream = self._stream = HttpStream(
             context,
-            unread=counts and overload.skips(waited_s=waited_s, now=now),
+            unread=streams.overload.skips(waited_s=call.waited_s(), now=now),
             deliver=self._later,
             trace=bounded_trace(call.trace) if context.settings.traced else "",
         )
@@ -109,8 +106,7 @@ class Conversation(Handler):
         """
         if not self._call.is_open:
             return False
-        overload = self._streams.overload
-        if not overload.quiet and overload.late(waited_s=self._call.waited_s(), now=now):
+        if self._streams.overload.late(waited_s=self._call.waited_s(), now=now):
             stream.hurry()
         return True
 

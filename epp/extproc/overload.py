@@ -38,10 +38,6 @@ _SHARE_S: Final = 0.5
 
 class Overload:
     def __init__(self) -> None:
-        self.quiet = True
-        """Whether no request is late and there is no overload. While this is true, requests in time need not
-        be counted.
-        """
         self._late = 0
         self._late_since = self._late_at = 0.0
         self._until = 0.0
@@ -53,15 +49,11 @@ class Overload:
         return self._share if now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
-        """Return whether a new request is routed by load, unread.
-
-        waited_s: how long its first message has waited for this process. Call this for each request that was
-        late, and for all requests while `quiet` is False.
-        """
+        """Return whether a new request is routed by load, unread. waited_s: the age of its first message."""
         if waited_s > TARGET_S:
             self._note_late(now=now)
         else:
-            self._late, self.quiet = 0, now >= self._until
+            self._late = 0
         skipped = self.late(waited_s=waited_s, now=now)
         if now < self._until:
             self._count(skipped=skipped, now=now)
@@ -74,7 +66,7 @@ class Overload:
     def _note_late(self, *, now: float) -> None:
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
-        self._late, self.quiet, self._late_at = self._late + 1, False, now
+        self._late, self._late_at = self._late + 1, now
         if now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S):
             self._until = now + _CALM_S
 

@@ -6,7 +6,6 @@ Pure except for the random numbers. `picker` calls this module and books the cho
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from epp.config.policy import Policy
 from epp.decision import SHOWN_CHARS, Decision, PickRequest
@@ -30,7 +29,7 @@ def choose_hurriedly(
     adapter = fleet.adapter(inference.model)
     slots = fleet.candidates(inference.model, subset=request.subset)
     failures, most = fleet.failures, min(spec.max_destinations, request.max_destinations)
-    few = [fleet.in_slot(slot) for slot in _some(slots, max(most, 2), rng)]
+    few = [fleet.in_slot(slot) for slot in rng.sample(slots, min(max(most, 2), len(slots)))]
     if len(few) > 1 and few[1].load(few[1].metrics) < few[0].load(few[0].metrics):
         few[0], few[1] = few[1], few[0]
     if failures.marks:
@@ -55,16 +54,3 @@ def choose_hurriedly(
         unread=inference.unread,
     )
     return state, decision, prompt
-
-
-def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Return two random slots. If more are wanted, add the slots that follow the first one. `rng.sample`
-    takes five times as long.
-    """
-    n = len(slots)
-    first = int(rng.random() * n)
-    if n == 1:
-        return [slots[0]]
-    second = (first + 1 + int(rng.random() * (n - 1))) % n
-    others = [at % n for at in range(first + 1, first + min(n, most)) if at % n != second]
-    return [slots[first], slots[second], *[slots[at] for at in others[: most - 2]]]

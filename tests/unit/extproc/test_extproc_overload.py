@@ -70,8 +70,7 @@ class SlowPicker:
             del self.pauses[0]
         waited_s = self.now - at
         if what == "head":
-            counts = waited_s > TARGET_S or not self.overload.quiet
-            unread = counts and self.overload.skips(waited_s=waited_s, now=self.now)
+            unread = self.overload.skips(waited_s=waited_s, now=self.now)
             self.now += self.slowness * (UNREAD_S if unread else HEAD_S)
             if not unread:
                 self.send(self.now + TO_THE_PROXY_AND_BACK_S, "body", came)
@@ -155,17 +154,6 @@ def test_single_late_requests_do_not_begin_an_overload() -> None:
     overload = Overload()
     assert not any(overload.skips(waited_s=0.03, now=n * 0.2) for n in range(100))
     assert not overload.late(waited_s=0.03, now=20.0)
-
-
-def test_requests_in_time_are_counted_only_after_a_late_request() -> None:
-    overload = Overload()
-    assert overload.quiet
-    assert [overload.skips(waited_s=1.0, now=n * 0.01) for n in range(17)][-1]
-    assert not overload.quiet
-    assert not overload.skips(waited_s=0.0, now=0.3)
-    assert not overload.quiet, "the overload lasts"
-    assert not overload.skips(waited_s=0.0, now=0.7)
-    assert overload.quiet
 
 
 def test_a_late_request_of_an_overload_is_routed_from_its_headers_and_holds_nothing() -> None:
