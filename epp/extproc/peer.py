@@ -139,14 +139,17 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        now = self.server.now()
-        if not self.connection.pending:
-            came_after = max(min(now, self.server.turns.busy_since), self._read_at)
-            self._read_after = min(came_after, self._paused_at)
+        now, turns = self.server.now(), self.server.turns
+        if self._paused_at < inf or turns.busy_since < inf:
+            if not self.connection.pending:
+                came_after = max(min(now, turns.busy_since), self._read_at)
+                self._read_after = min(came_after, self._paused_at)
+            if self._reading:
+                self._paused_at = inf
+        else:
+            self._read_after = now
         self._read_at = now
-        if self._reading:
-            self._paused_at = inf
-        if now > self.server.turns.ends:
+        if now > turns.ends:
             self._take_in(self.connection.receive(data, now=now, limit=0), now=now)
             self._later()
         else:

@@ -82,12 +82,9 @@ class Turns:
         """Count a turn. Short turns need not be counted while nobody waits: that is while `busy_s` is less
         than `AT_ONCE_S`, and `asked` is False.
         """
-        took_s = now - began
-        price = len(guest.source.guests) * (1.0 if guest.urgent else _PRICE_OF_OTHERS)
-        start_s = max(guest.used_s, self._reached_s)
-        guest.used_s = start_s + price * took_s
-        if not self._line:  # Nobody waited, so nobody is owed time.
-            self._reached_s = start_s
+        if self._line:  # As long as nobody waits, nobody is owed time.
+            price = len(guest.source.guests) * (1.0 if guest.urgent else _PRICE_OF_OTHERS)
+            guest.used_s = max(guest.used_s, self._reached_s) + price * (now - began)
         if self.busy_s > AT_ONCE_S and self.ends == inf:
             self.ends = now + AT_ONCE_S
         self._first_turn = min(self._first_turn, began)

@@ -68,6 +68,8 @@ class Connection:
         self._times = TimeLimits(limits, self._table, self._faults, self._control, self._header_parts)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
+        self.closing = False
+        """Whether we have begun to leave, or the connection is over."""
         self._replies = False
         """Whether any stream has had a `reply`."""
         self.over = ""
@@ -86,11 +88,6 @@ class Connection:
     def unsent(self) -> int:
         """Bytes of answers that wait for the peer's windows."""
         return self._windows.unsent
-
-    @property
-    def closing(self) -> bool:
-        """Whether we have begun to leave, or the connection is over."""
-        return self._control.leaving or bool(self.over)
 
     @property
     def drained(self) -> bool:
@@ -152,7 +149,7 @@ class Connection:
         """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
         without another call.
         """
-        self._table.now = now
+        self._table.now, self.closing = now, True
         if not self.over:
             self._control.leave()
 
@@ -169,6 +166,7 @@ class Connection:
             self._table.now = now
             try:
                 self._times.check(read_at=self._read_at)
+                self.closing = self._control.leaving
             except FrameError as error:
                 self._fail(error.code, error.reason)
         return self._taken()
@@ -386,7 +384,7 @@ class Connection:
 
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection."""
-        self.over = reason
+        self.over, self.closing = reason, True
         self._data, self._at, self.pending = b"", 0, False
         self._faults.fail(code, reason)
         if reason != "closed":
