@@ -1,5 +1,5 @@
 """`make fuzz`: generated input for one entry or all of them, for as long as wanted. Inputs that fail are
-written to build/fuzz.
+written to build/fuzz. --hunt looks for the most costly input of each entry instead, by lines of Python.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from tests.fuzz.entries import ENTRIES
+from tests.fuzz.hunting import HUNTED, hunt
 from tests.fuzz.listening import LISTENING
 from tests.fuzz.run import FindingError, feed
 
@@ -33,6 +34,15 @@ async def fuzz(name: str, *, seed: int, size_bytes: int, folder: Path) -> None:
     )
 
 
+async def hunted(name: str, *, seed: int, inputs: int) -> None:
+    worst = await hunt(name, ENTRIES[name](), seed=seed, inputs=inputs)
+    FOUND.mkdir(parents=True, exist_ok=True)
+    (FOUND / f"{name}-costly").write_bytes(worst.data)
+    print(
+        f"{name:15} {worst.lines:8,} lines {len(worst.data):8,} bytes {worst.share:6.2f} of what is allowed"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
     parser.add_argument(
@@ -44,8 +54,15 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=random.randrange(10**6), help="seed of the input (default: a new one)"
     )
+    parser.add_argument(
+        "--hunt", type=int, default=0, metavar="INPUTS", help="hunt for costly inputs instead, among so many"
+    )
     args = parser.parse_args()
     print(f"seed {args.seed}")
+    if args.hunt:
+        for name in [args.entry] if args.entry else HUNTED:
+            asyncio.run(hunted(name, seed=args.seed, inputs=args.hunt))
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         for name in [args.entry] if args.entry else [*ENTRIES, *LISTENING]:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from epp.config.policy import PolicySpec
 from epp.extproc.access_log import AccessLog
@@ -14,13 +15,39 @@ from epp.extproc.header_names import RESPONSE_NAMES
 from epp.extproc.http_events import StreamProtocolError
 from epp.extproc.stream import HttpStream
 from epp.extproc.stream_settings import StreamContext, StreamSettings
+from epp.http2.frames import Setting, frame, settings
 from epp.picker.events import Began, Ended, PickerEvent
 from epp.picker.phases import OVER
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
+from tests.fuzz.trees import as_protobuf
+from tests.harness.http2_frames import (
+    CallerSide,
+    block,
+    continuation,
+    data,
+    grpc,
+    headers,
+    ping,
+    reset,
+    window_update,
+)
+
+HINT = b"x-gateway-destination-endpoint-subset"
+ADDRESSES = [[1, [[3, b"10.0.0.1:8000"]]]]
 
 
-class ExtProcMessages(OfBytes):
+class ExtProcMessages:
     """Messages of the data plane. They are decoded and go into the state machine of a request."""
+
+    documents: Sequence[object] = [
+        [
+            [part, [[1, [[1, [[1, name], [3, b"/v1/x"]]], [1, [[1, b"X-Request-Id"], [2, b"r"]]]]], [3, 1]]],
+            [8, [[1, [[1, b"envoy.lb.subset_hint"], [2, [[1, [[1, HINT], [2, [[6, ADDRESSES]]]]]]]]]]],
+            [9, [[1, b"a filter"], [2, [[1, [[1, b"upstream.address"], [2, [[3, b"10.0.0.1:8000"]]]]]]]]],
+            [11, [[1, 2]]],
+        ]
+        for part, name in ((2, b":path"), (3, b":status"))
+    ]
 
     words: Sequence[bytes] = (
         *(
@@ -55,6 +82,9 @@ class ExtProcMessages(OfBytes):
                 timer=lambda: 0.0,
             )
         )
+
+    def encode(self, document: object, /) -> bytes:
+        return as_protobuf(document)
 
     async def feed(self, data: bytes) -> bool:
         now = next(self._now)
@@ -119,6 +149,58 @@ def talk() -> list[bytes]:
     answer.response_headers.headers.headers.add(key=":status", raw_value=b"200")
     made.append(answer.SerializeToString())
     return [bytes(each) for each in made]
+
+
+class Connections:
+    """Frames of a connection, from its handshake on. Each input has a connection of its own. A document is a
+    list of frames: kind, flags, stream, and pieces of the payload.
+    """
+
+    documents: Sequence[object] = [
+        [
+            [1, 4, 1, [b"\x20", block()]],
+            [0, 0, 1, [b"\0\0\0\0\1", b"x"]],
+            [9, 4, 1, [b""]],
+            [3, 0, 1, [b"\0\0\0\x08"]],
+            [4, 0, 0, [b"\0\4\0\0\0\x64"]],
+            [6, 0, 0, [b"12345678"]],
+            [8, 0, 0, [b"\0\0\0\1"]],
+            [8, 0, 1, [b"\0\0\0\1"]],
+        ]
+    ]
+
+    words: Sequence[bytes] = (
+        *(ping(), reset(1), window_update(0, 1), window_update(1, 1), data(1), b"\x20", b"\x3f\xe1\x1f"),
+        *(
+            settings([(Setting.INITIAL_WINDOW_SIZE, 100)]),
+            frame(0xFA, b"xyz"),
+            headers(3),
+            data(1, b"\0\0\0\0\0"),
+        ),
+    )
+
+    def __init__(self) -> None:
+        opening = headers(1, block()) + data(1, grpc(talk()[0]))
+        self.seeds: Sequence[bytes] = [
+            opening,
+            opening + data(1, grpc(talk()[3])) + data(1, ends=True),
+            opening + headers(3, block()) + reset(1) + reset(3),
+            headers(1, block(), whole=False) + continuation(1, b"", whole=True),
+        ]
+
+    def encode(self, document: Any, /) -> bytes:
+        return b"".join(
+            frame(kind, b"".join(pieces), flags=flags, stream_id=number)
+            for kind, flags, number, pieces in document
+        )
+
+    async def feed(self, data: bytes) -> bool:
+        side = CallerSide().opened()
+        side.feed(data)
+        side.connection.check_integrity()
+        return not side.connection.over
+
+    async def check(self) -> None: ...
 
 
 class AccessLogMessages(OfBytes):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.fuzz.answers import PickerPages, SampledAnswers
 from tests.fuzz.cluster_objects import ClusterObjects
-from tests.fuzz.data_plane import AccessLogMessages, ExtProcMessages
+from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessages
 from tests.fuzz.entry import Entry
 from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.kv import KvEvents
@@ -14,6 +14,7 @@ from tests.fuzz.peers import PeerBatches, StoredTables
 from tests.fuzz.recordings import Recordings
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
+    "http2": Connections,
     "ext_proc": ExtProcMessages,
     "access_log": AccessLogMessages,
     "metrics_page": MetricsPages,

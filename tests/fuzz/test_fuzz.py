@@ -4,6 +4,7 @@ the memory does not grow.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 
 from tests.fuzz.behind import OfBytes
 from tests.fuzz.entries import ENTRIES
+from tests.fuzz.hunting import HUNTED, hunt
 from tests.fuzz.listening import LISTENING
 from tests.fuzz.mutating import MOST_BYTES, mutants
 from tests.fuzz.run import SEEDS, FindingError, feed
 
 BYTES = 10_000_000
-"""Bytes for each entry: about two minutes for all sixteen on one core."""
+"""Bytes for each entry: about two minutes for all seventeen on one core."""
 SEED = 1
+INPUTS = 200
+"""Inputs of each hunt for costly ones."""
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -27,6 +31,12 @@ async def test_generated_input_is_taken_or_refused_and_leaves_the_picker_sound(n
     print(
         f"{name}: {fed.inputs} inputs, {fed.size_bytes:,} bytes, {fed.refused} refused, {fed.grown_blocks} blocks"
     )
+
+
+@pytest.mark.parametrize("name", HUNTED)
+async def test_no_input_runs_more_lines_than_its_size_allows(name: str) -> None:
+    worst = await hunt(name, ENTRIES[name](), seed=SEED, inputs=INPUTS)
+    assert worst.share <= 1, (worst.lines, len(worst.data), worst.data[:300])
 
 
 @pytest.mark.parametrize("name", LISTENING)
@@ -85,3 +95,17 @@ async def test_an_error_that_is_not_the_entrys_own_is_a_finding_and_is_kept(tmp_
 async def test_growth_is_a_finding() -> None:
     with pytest.raises(AssertionError, match="leaking grew by"):
         await feed("leaking", Leaking(), seed=1, size_bytes=500_000)
+
+
+class Costly(Faulty):
+    """Runs a line for each pair of bytes of its input."""
+
+    async def feed(self, data: bytes) -> bool:
+        for first, second in itertools.product(data[:120], repeat=2):
+            self.sum = first + second
+        return True
+
+
+async def test_work_that_grows_faster_than_the_input_is_found() -> None:
+    worst = await hunt("costly", Costly(), seed=1, inputs=3)
+    assert worst.share > 1

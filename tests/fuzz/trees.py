@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -76,16 +77,21 @@ def tree_mutants(
     """Return a function that makes inputs. It returns None where the format cannot write a document."""
 
     def made() -> bytes | None:
-        document = copy.deepcopy(rng.choice(documents))
-        for _ in range(rng.choice((1, 1, 1, 2, 4))):
-            document = _changed(rng, document)
-        try:
-            data = encode(document)
-            return data if len(data) <= _MOST_BYTES else None
-        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-            return None
+        return changed(rng, rng.choice(documents), encode)[1]
 
     return made
+
+
+def changed(rng: random.Random, document: object, encode: Encode) -> tuple[object, bytes | None]:
+    """Return a changed copy of a document, and its bytes. None: the format cannot write it."""
+    try:
+        document = copy.deepcopy(document)
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            document = _changed(rng, document)
+        data = encode(document)
+    except (TypeError, ValueError, OverflowError, RecursionError, struct.error, msgspec.MsgspecError):
+        return document, None
+    return document, data if len(data) <= _MOST_BYTES else None
 
 
 def _odd(rng: random.Random) -> Any:
@@ -161,6 +167,28 @@ def _check_size(pieces: Sequence[object]) -> None:
     """Every piece has at least one byte."""
     if len(pieces) > _MOST_BYTES:
         raise ValueError
+
+
+def as_protobuf(document: Any) -> bytes:
+    """Write a message, given as a list of fields: a number, and a message, bytes or a number as its value."""
+    made = bytearray()
+    for number, value in document:
+        if isinstance(value, int):
+            made += _varint(number << 3) + _varint(value)
+        else:
+            content = as_protobuf(value) if isinstance(value, list) else bytes(value)
+            made += _varint(number << 3 | 2) + _varint(len(content)) + content
+    return bytes(made)
+
+
+def _varint(number: int) -> bytes:
+    if not 0 <= number < 2**64:
+        raise ValueError(number)
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*made, number))
 
 
 def as_json(document: object) -> bytes:
