@@ -101,12 +101,13 @@ class Turns:
         self.asked, self.busy_s, self.ends = False, 0.0, inf
         self.busy_since = min(self._first_turn, now) if self._line else self._first_turn
         until = now + _LINE_S
-        while self._line:
-            reached_s, _, guest = heapq.heappop(self._line)
-            self._reached_s = max(self._reached_s, reached_s)
-            guest.go_on()
-            if self._clock() > until:
-                break
-        self._first_turn = inf
-        if self._line or self.busy_since < inf:
-            self._ask()
+        try:
+            while self._line and now <= until:
+                reached_s, _, guest = heapq.heappop(self._line)
+                self._reached_s = max(self._reached_s, reached_s)
+                guest.go_on()
+                now = self._clock()
+        finally:  # Even if a turn failed, the others have theirs.
+            self._first_turn = inf
+            if self._line or self.busy_since < inf:
+                self._ask()

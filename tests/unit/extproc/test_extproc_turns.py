@@ -126,3 +126,12 @@ async def test_bytes_may_have_come_since_the_busy_loop_last_looked_for_bytes() -
     guest.turn(0.0001)
     await asyncio.sleep(0)
     assert loop.turns.busy_since == float("inf"), "a short turn keeps nobody waiting"
+
+
+async def test_after_a_turn_that_fails_the_others_have_theirs() -> None:
+    loop = Loop()
+    failing, other = (loop.busy(Source(name)) for name in "ab")
+    failing.turn = None  # type: ignore[assignment, method-assign]
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    await loop.run(failing, other, iterations=3)
+    assert (failing.served, other.served > 0) == (1, True)
