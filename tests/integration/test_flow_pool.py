@@ -67,7 +67,9 @@ class TwoPickers:
         return sum([await picker.metric("epp_flow_waiting_requests") for picker in self.pickers])
 
     async def begin(self, picker: int, tenant: str) -> asyncio.Task[AskedRequest]:
-        one = await self._stack.enter_async_context(exchange(self._channels[picker], mode=DUPLEX))
+        one = await self._stack.enter_async_context(
+            exchange(self._channels[picker], mode=DUPLEX, patience_s=120.0)
+        )
         self._numbers += 1
         return asyncio.create_task(AskedRequest(one, tenant).send(self._numbers))
 
