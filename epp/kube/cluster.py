@@ -48,8 +48,7 @@ class Hooks:
     """The callables of the composition root that get the news from the cluster."""
 
     endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None]
-    """Use these endpoints from now on, of these existing pools. ConfigError: this is not possible at the
-    moment."""
+    """Use these endpoints from now on, of these existing pools. OSError: this is not possible now."""
     policies: Callable[[Policy, Policy | None], None]
     """Route by the first policy, and score by the second one in dry run."""
     live: Callable[[], Live]

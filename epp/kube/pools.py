@@ -16,7 +16,6 @@ from random import Random
 from typing import Final
 
 from epp.config.kubernetes import Kubernetes
-from epp.errors import ConfigError
 from epp.kube.discovery import in_several, united
 from epp.kube.pool import PoolWatch
 from epp.kube.reflector import Reader
@@ -130,7 +129,7 @@ class Pools:
         """Pass on the endpoints. Return False if they cannot be used at the moment."""
         try:
             self._on_endpoints(endpoints, existing)
-        except ConfigError as error:
+        except OSError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 _log.error("cannot use the new endpoints yet and will try again: %s", error)

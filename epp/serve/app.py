@@ -12,7 +12,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from epp.config.kubernetes import Kubernetes
@@ -177,27 +177,22 @@ class App:
         )
 
     def _write_for_envoy(self) -> None:
-        """Write the files that Envoy reads, and add the endpoints if a file lists them."""
-        if self._eds_file is not None:
-            with self._named_faults():
+        """Write the files that Envoy reads, and add the endpoints if a file lists them. Raises ConfigError if
+        a file cannot be written.
+        """
+        try:
+            if self._eds_file is not None:
                 sds.write(self._config)
-        if self._cluster is None:
-            self._on_endpoints_file(self._inputs.listed)
-        elif self._eds_file is not None and not self._eds_file.exists():
-            self._write_eds(())  # Envoy needs some file to start, but a file of an earlier run stays
+            if self._cluster is None:
+                self._on_endpoints_file(self._inputs.listed)
+            elif self._eds_file is not None and not self._eds_file.exists():
+                self._write_eds(())  # Envoy needs some file to start, but a file of an earlier run stays
+        except OSError as error:
+            raise ConfigError(f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}") from error
 
     def _write_eds(self, endpoints: Sequence[Endpoint]) -> None:
         if self._eds_file is not None:
-            with self._named_faults():
-                eds.write(self._eds_file, endpoints)
-
-    @contextlib.contextmanager
-    def _named_faults(self) -> Iterator[None]:
-        """Raise ConfigError with the name of the field if a file for Envoy cannot be written."""
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}") from error
+            eds.write(self._eds_file, endpoints)
 
     # -- while it runs ---------------------------------------------------------------------------------------
 
@@ -355,8 +350,8 @@ class App:
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
         """Use a new list of endpoints. Envoy's file is written first, so that Envoy knows of an endpoint
-        before, or soon after, the picker names the endpoint. Raises ConfigError if the file cannot be
-        written.
+        before, or soon after, the picker names the endpoint. Raises OSError if the file cannot be written, as
+        on a full disk: the source of the list tries again.
         """
         self._write_eds(endpoints)
         self._picker.set_endpoints(endpoints, pools=pools, now=time.monotonic())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.gateway import Gateway, running_gateway, write_policy
+from tests.harness.gateway import Gateway, running_gateway, write_endpoints, write_policy
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -92,3 +92,22 @@ async def test_an_endpoints_file_that_is_refused_leaves_all_endpoints_in_place(t
         assert {(await gateway.client.complete(f"{n}")).status for n in range(6)} == {200}
         assert await gateway.picker.metric("epp_endpoint_ready") == len(gateway.backends)
         assert "endpoints[0].address" in gateway.picker.process.tail()
+
+
+async def test_endpoints_come_into_use_once_envoys_file_can_be_written_again(tmp_path: Path) -> None:
+    """A folder that is no folder stands for a full or read-only disk: each fails a write with an OSError."""
+    folder, away = tmp_path / "run", tmp_path / "away"
+    folder.mkdir()
+    async with running_gateway(tmp_path, backends=2, envoy={"edsFile": str(folder / "eds.json")}) as gateway:
+        folder.rename(away)
+        folder.write_text("not a folder")
+        write_endpoints(gateway.config, gateway.backends[:1])
+        await wait_until(
+            lambda: "cannot be used yet; will try again" in gateway.picker.process.tail(),
+            what="the picker says that it could not write",
+        )
+        assert (await gateway.client.complete(PROMPT)).status == 200
+        folder.unlink()
+        away.rename(folder)
+        await gateway.envoy.wait_endpoints({str(gateway.backends[0].address)})
+        await reload_ok(gateway, "endpoints", 1.0)
