@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from epp.picker.server_caches import Roots, hash_chain
 from epp.prefix_index.eviction import evict
-from epp.prefix_index.removal import undo
+from epp.prefix_index.guesses import drop, guess, prove
 from epp.prefix_index.servers import add_endpoint, resize
 from epp.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.types import ChunkHash, EndpointName
@@ -194,13 +194,16 @@ def bench_calls(title: str, workload: Workload, *, servers: int, entries: int, r
         pool.now += 0.01
         pick_us = clock.time("match", lambda turn=turn: table.match(turn.chain))  # type: ignore[misc]  # bound now
         start = time.thread_time_ns()
-        recorded = table.record(turn.name, turn.chain, now=pool.now)
-        record_us = (time.thread_time_ns() - start) / 1000
-        clock.add("record", record_us)
-        clock.add("match + record", pick_us + record_us)
+        guessed = guess(table, turn.name, turn.chain)
+        guess_us = (time.thread_time_ns() - start) / 1000
+        clock.add("guess", guess_us)
+        clock.add("match + guess", pick_us + guess_us)
         if n % 10 == 0:
-            clock.time("undo", lambda recorded=recorded: undo(table, recorded))  # type: ignore[misc]  # bound now
+            clock.time("drop", lambda guessed=guessed: drop(table, guessed))  # type: ignore[misc]  # bound now
         else:
+            start = time.thread_time_ns()
+            prove(table, turn.name, turn.chain, guessed, now=pool.now)
+            clock.add("prove", (time.thread_time_ns() - start) / 1000)
             clock.time("touch", lambda turn=turn: table.touch(turn.name, turn.chain, now=pool.now))  # type: ignore[misc]  # bound now
         clock.time("evict", lambda: evict(table, pool.now))
     clock.rows(title)

@@ -1,5 +1,5 @@
-"""The LoRA adapters that a server holds, as far as the picker knows: those that requests asked for there, and
-those that the server's last page names. Pure; an `EndpointState` holds both.
+"""The LoRA adapters that a server holds, as far as the picker knows: those that it served, those that open
+requests ask for there, and those that its last page names. Pure; an `EndpointState` holds them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,31 @@ def has_adapter(state: EndpointState, adapter: str) -> bool:
 
 
 def loaded_adapters(state: EndpointState) -> set[str]:
-    return set(state.adapters) | (state.metrics.known_adapters if state.metrics else frozenset())
+    known = state.metrics.known_adapters if state.metrics else frozenset()
+    return {*state.adapters, *state.expected_adapters, *known}
+
+
+def expect_adapter(state: EndpointState, adapter: str) -> bool:
+    """Remember that a request for `adapter` was sent to the server. Returns whether the adapter has to be
+    loaded, as far as we know.
+    """
+    state.changed.add(state.slot)
+    loads = adapter not in state.expected_adapters and not has_adapter(state, adapter)
+    state.expected_adapters[adapter] = state.expected_adapters.get(adapter, 0) + 1
+    return loads
+
+
+def settle_adapter(state: EndpointState, adapter: str) -> None:
+    """Take in that the answer to such a request began, or that it will not begin."""
+    state.changed.add(state.slot)
+    state.expected_adapters[adapter] -= 1
+    if not state.expected_adapters[adapter]:
+        del state.expected_adapters[adapter]
 
 
 def use_adapter(state: EndpointState, adapter: str, *, spec: PolicySpec, now: float) -> bool:
     """Remember that the server holds `adapter` now. If it has no free slot, it drops the adapter that was
-    unused for longest. Returns whether the adapter has to be loaded, as far as we know.
+    unused for longest. Returns whether the adapter was loaded for this, as far as we know.
     """
     state.changed.add(state.slot)
     loads = not has_adapter(state, adapter)

@@ -120,7 +120,8 @@ class Columns:
             self._failing[slot] = state.failures
         elif self._failing:
             self._failing.pop(slot, None)
-        if state.adapters or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
+        expected = state.adapters or state.expected_adapters
+        if expected or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
             self._copy_adapters(slot, loaded_adapters(state))
 
     def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:

@@ -56,7 +56,7 @@ class Backlog:
     0 <= `uncounted_tokens`, `unbegun`.
     """
 
-    __slots__ = ("at", "bookings", "drained_tokens", "tokens", "unbegun", "uncounted_tokens")
+    __slots__ = ("at", "bookings", "counted", "drained_tokens", "tokens", "unbegun", "uncounted_tokens")
 
     def __init__(self, *, now: float) -> None:
         self.bookings: OrderedDict[Booking, None] = OrderedDict()
@@ -67,6 +67,9 @@ class Backlog:
         contain them."""
         self.unbegun = 0
         """The number of requests that were computed and released since the last scrape."""
+        self.counted: list[Booking] = []
+        """Bookings that the last pages showed to be computed, or that were lost. The picker takes them after
+        each page."""
         self.at = now
 
     @property
@@ -107,6 +110,8 @@ class Backlog:
             if computed:
                 self.uncounted_tokens += booking.tokens
                 self.unbegun += 1
+            else:
+                self._unwait(booking)
             # The drain estimate counts against the oldest booking first, so it is removed with this booking.
             if next(iter(self.bookings)) is booking:
                 self.drained_tokens = max(0.0, self.drained_tokens - booking.tokens)
@@ -130,12 +135,24 @@ class Backlog:
         oldest = next(iter(self.bookings))
         # The estimate counts against the oldest booking first.
         self.drained_tokens = max(0.0, self.drained_tokens - oldest.tokens)
-        self.drop(oldest)
+        self.count(oldest)
+
+    def count(self, booking: Booking) -> None:
+        """Remove a booking, since a page shows that it is computed, or since it was lost."""
+        self.counted.append(booking)
+        self.drop(booking)
 
     def drop(self, booking: Booking) -> None:
         del self.bookings[booking]
         self.tokens -= booking.tokens
         booking.tokens = 0
+
+    def _unwait(self, booking: Booking) -> None:
+        """Let no later request have waited for this one, since the server did not compute it."""
+        for later in reversed(self.bookings):
+            if later is booking:
+                return
+            later.ahead_tokens -= booking.tokens
 
     def check_integrity(self) -> None:
         assert self.tokens == sum(b.tokens for b in self.bookings)
@@ -175,7 +192,9 @@ class EndpointState:
     ended_loads: int = 0
     """Adapters loaded for requests that ended since the last scrape."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """Adapters that we sent to the server, by last use. At most as many as the server has slots."""
+    """Adapters that the server served, by last use. At most as many as the server has slots."""
+    expected_adapters: dict[str, int] = field(default_factory=dict)
+    """Adapters that open requests ask for, with the number of these requests."""
     answers: int = 0
     """Answers that have begun, for requests of this picker."""
     overdue: int = 0
@@ -280,6 +299,7 @@ class EndpointState:
         self.cold_at = at
         self.process += 1
         self.adapters.clear()
+        self.expected_adapters.clear()
 
     def forget_server(self, *, now: float) -> None:
         """Forget metrics, adapters and backlog of the old process, because another process serves under this
@@ -356,16 +376,19 @@ class Answers:
             heapq.heappush(self.waits, (due_at, self.picks, wait))
         return wait
 
-    def began(self, wait: Wait, *, now: float) -> None:
-        """Record that the first byte of an answer came."""
+    def began(self, wait: Wait, *, well: bool, now: float) -> None:
+        """Record that the first byte of an answer came. well: it is no error, and so shows how long an answer
+        takes.
+        """
         if wait.over:
             return
         wait.over = True
         wait.state.answers += 1
         wait.state.overdue = 0
         self.begun += 1
-        typical = self._typical_s[wait.streams]
-        self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
+        if well:
+            typical = self._typical_s[wait.streams]
+            self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
 
     def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
         """Record that a server answered well for a model, at this path."""

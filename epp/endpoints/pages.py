@@ -163,7 +163,7 @@ def _take(backlog: Backlog, tokens: float) -> None:
             backlog.tokens -= left
             return
         left -= oldest.tokens
-        backlog.drop(oldest)
+        backlog.count(oldest)
 
 
 def _keep_oldest_partly_undone(backlog: Backlog) -> None:

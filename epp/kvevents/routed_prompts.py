@@ -123,9 +123,9 @@ class RoutedPrompts:
 def _routed(request: Pick, inference: InferenceRequest) -> RoutedPrompt:
     return RoutedPrompt(
         server=request.state.endpoint.name,
-        process=request.process,
+        process=request.guess.process,
         adapter=request.decision.adapter,
         inference=inference,
         chain=request.chain,
-        schedule=request.table.schedule,
+        schedule=request.guess.table.schedule,
     )

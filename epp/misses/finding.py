@@ -1,8 +1,9 @@
 """Finds out why prompt tokens were not in the cache of the server that got them.
 
 A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
-tenths of a second later, when other pickers' events of the same moment have arrived. The decision says what
-the picker believed at the pick, and `Seen` knows what happened to a chunk before. Pure, on one thread with
+tenths of a second after a server has computed the prompt, when other pickers' events of the same moment have
+arrived. Prompts that no server computed do not count. The decision says what the picker believed at the pick,
+and `Seen` knows what happened to a chunk before. Pure, on one thread with
 the picker; `explaining` calls `work` and `account`.
 """
 
@@ -21,13 +22,14 @@ from epp.misses.accounts import Accounts, Bucket
 from epp.misses.causes import Cause
 from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
-from epp.picker.events import Began, Pick, PickerEvent
+from epp.picker.events import Began, Ended, Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.prefix_index.table import ChunkSchedule
 from epp.scheduling.candidates import Shown
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 
 _MOST_WAITING: Final = 1000
+_MOST_ASKED: Final = 10_000
 _PROBES_BYTES: Final = (256, 1024, 4096, 16_384, 65_536)
 """Lengths of the beginnings that are compared over models, adapters and salts."""
 _MOST_PROBES: Final = 16_384
@@ -39,7 +41,9 @@ Probe = tuple[int, int]
 class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
-        self._waiting: deque[tuple[Pick, tuple[Probe, ...], float]] = deque()
+        self._asked: dict[Pick, tuple[Probe, ...]] = {}
+        """The probes of requests that no server has computed yet, if they have any."""
+        self._waiting: deque[tuple[Proved, Pick, tuple[Probe, ...]]] = deque()
         self.accounts = Accounts()
         self.seen = Seen()
         self.heat = Heat()
@@ -54,17 +58,24 @@ class Misses:
 
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
-            if len(self._waiting) >= _MOST_WAITING:
+            probes = self._probes(event.asked.inference)
+            if probes and len(self._asked) < _MOST_ASKED:
+                self._asked[event.request] = probes
+        elif isinstance(event, Proved) and isinstance(event.work, Pick):
+            probes = self._asked.pop(event.work, ())
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting.append((event, event.work, probes))
+            else:
                 self.skipped += 1
-                return
-            self._waiting.append((event.request, self._probes(event.asked.inference), event.at))
+        elif isinstance(event, Ended):
+            self._asked.pop(event.request, None)
 
     def work(self, *, limit: int) -> int:
         """Process up to `limit` waiting requests, and return their number."""
         done = 0
         while self._waiting and done < limit:
-            request, probes, at = self._waiting.popleft()
-            self._look_at(request, probes, at)
+            proved, request, probes = self._waiting.popleft()
+            self._look_at(proved, request, probes)
             done += 1
         self.looked_at += done
         return done
@@ -73,13 +84,14 @@ class Misses:
         self.seen.check_integrity()
         self.heat.check_integrity()
         assert len(self._waiting) <= _MOST_WAITING
+        assert len(self._asked) <= _MOST_ASKED
         assert len(self._roots) <= _MOST_PROBES
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def _look_at(self, request: Pick, probes: Sequence[Probe], at: float) -> None:
-        decision, chain = request.decision, request.chain
-        bucket = self.accounts.bucket(now=at)
+    def _look_at(self, proved: Proved, request: Pick, probes: Sequence[Probe]) -> None:
+        decision, chain, guess = request.decision, request.chain, request.guess
+        bucket = self.accounts.bucket(now=proved.at)
         bucket.requests += 1
         bucket.prompt_tokens += decision.prompt_tokens
         bucket.matched_tokens += decision.matched_tokens
@@ -88,7 +100,7 @@ class Misses:
             request.state.endpoint.name,
             prompt_tokens=decision.prompt_tokens,
             matched_tokens=decision.matched_tokens,
-            now=at,
+            now=proved.at,
         )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, Shown) or decision.unread:
@@ -100,20 +112,19 @@ class Misses:
             low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
-        if request.table is self._picker.table:
+        if guess.table is self._picker.table:
             self._split(bucket, request, probes, best=best)
         else:
             bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
-        recorded = request.recorded
-        if recorded is not None and recorded.added and not request.prefix_lost:
-            sent = Sent(request.state.endpoint.name, request.process, at)
-            self.seen.note(chain[recorded.first_added :], sent)
+        if proved.recorded.added:
+            sent = Sent(request.state.endpoint.name, guess.process, request.wait.sent_at)
+            self.seen.note(chain[proved.recorded.held :], sent)
         for _, probe in probes:
             self._remember(probe, chain)
 
     def _split(self, bucket: Bucket, request: Pick, probes: Sequence[Probe], *, best: int) -> None:
         """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
-        decision, chain, schedule = request.decision, request.chain, request.table.schedule
+        decision, chain, schedule = request.decision, request.chain, request.guess.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
         first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))
         unknown = chain[first:]
@@ -135,6 +146,8 @@ class Misses:
                 continue
             begin, covered, sent = end_bytes(n), end_bytes(n + 1), followed(chunk)
             holder = late if n < held else None
+            if sent is not None and sent.at > request.wait.sent_at:
+                sent = None  # that was after this pick
             if sent is None and late is None:
                 part: tuple[Cause, EndpointName | None] = (
                     causes.OTHER_ROOT if covered <= shared_bytes else causes.NEW,
@@ -180,7 +193,7 @@ class Misses:
         equal up to the place where they diverge.
         """
         most = 0
-        for request, _, _ in self._waiting:
+        for _, request, _ in self._waiting:
             other = request.chain
             if most < min(len(other), len(chain)) and other[most] == chain[most]:
                 most += bisect_left(

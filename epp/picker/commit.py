@@ -18,8 +18,7 @@ from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Decision, Outcome, PickRequest
-from epp.endpoints.adapters import use_adapter
-from epp.endpoints.endpoint_state import Booking, EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.picker.events import (
@@ -33,10 +32,10 @@ from epp.picker.events import (
     PickerEvent,
     PrefillBegan,
 )
+from epp.picker.guesses import Guesses
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Helper, Prefilling
 from epp.picker.server_caches import Prompt, ServerCaches
-from epp.prefix_index.removal import undo
 from epp.request.response import ResponseFeedback
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
@@ -100,6 +99,7 @@ class Commits:
         self,
         fleet: Fleet,
         caches: ServerCaches,
+        guesses: Guesses,
         listeners: Listeners,
         *,
         spec: PolicySpec,
@@ -108,10 +108,11 @@ class Commits:
     ) -> None:
         self._fleet = fleet
         self._caches = caches
+        self._guesses = guesses
         self._listeners = listeners
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._prefilling = Prefilling(fleet, caches, listeners.send, rng)
+        self._prefilling = Prefilling(fleet, caches, guesses, listeners.send, rng)
         self.apply(spec)
 
     def apply(self, spec: PolicySpec) -> None:
@@ -128,7 +129,6 @@ class Commits:
         state = self._fleet.in_slot(snapshot.slots[choice.places[0]])
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
-        self._caches.demand.asked(asked.prefix, now=now)
         helper = None
         if self._fleet.disaggregated:
             helper = self._prefilling.choose(
@@ -141,7 +141,9 @@ class Commits:
                 spec=self._spec,
                 now=now,
             )
-        return self.send(state, decision, request=request, prompt=prompt, helper=helper, now=now)
+        return self.send(
+            state, decision, request=request, prompt=prompt, prefix=asked.prefix, helper=helper, now=now
+        )
 
     def send(
         self,
@@ -150,17 +152,19 @@ class Commits:
         *,
         request: PickRequest,
         prompt: Prompt,
+        prefix: int = 0,
         helper: Helper | None = None,
         now: float,
     ) -> Pick:
-        """Book the work, record the prompt, and send the event to the listeners.
+        """Book the work, and send the event to the listeners. prefix: see `Pick`.
         helper: the server that computes the prompt. None: the chosen server computes it.
         """
+        self._caches.demand.asked(prefix, now=now)
         if helper is not None:
             decision.prefill, decision.predicted_s = helper.why, helper.why.predicted_s
-        routed = self._book(state, decision, request=request, prompt=prompt, now=now)
+        routed = self._book(state, decision, request=request, prompt=prompt, prefix=prefix, now=now)
         if helper is not None:
-            self._prefilling.book(routed, helper, spec=self._spec, now=now)
+            self._prefilling.book(routed, helper, now=now)
         self._listeners.send(Began(now, routed, request))
         if routed.prefill is not None:
             self._listeners.send(PrefillBegan(now, routed.prefill, prompt.chain, decision.adapter))
@@ -181,7 +185,7 @@ class Commits:
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != routed.destinations[0]
-        self._fleet.answers.began(routed.wait, now=now)
+        self._fleet.answers.began(routed.wait, well=status < 400, now=now)
         if served is not None:
             routed.decision.served = served
             if mismatch:
@@ -192,7 +196,11 @@ class Commits:
         routed.decision.headers_s = now + self._unix_offset_s - routed.decision.at_unix_s
         self._judge(routed, status, now=now)
         if status >= 400:
-            self._forget_prefix(routed)
+            self._guesses.lost(routed)
+        elif routed.prefill is not None:
+            self._guesses.computed(routed, now=now)  # the other server has finished
+        else:
+            self._guesses.answered(routed, now=now)
         if routed.prefill is not None:
             self._prefilling.answered(routed.prefill, status=status, now=now)
         if not routed.streams:
@@ -208,13 +216,15 @@ class Commits:
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
+            if routed.phase in BEGUN and (decision.status or 0) < 400:
+                self._guesses.computed(routed, now=now)
         if feedback.prompt_tokens and routed.prompt.teaches:
             learned = self._caches.learned(routed.state.model)
             learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
         conversation = routed.conversation
         if conversation is None or not feedback.complete or not feedback.text:
             return
-        if routed.prefix_lost or not self._mirrored(routed):
+        if not routed.guess.proven or not self._guesses.holds(routed.guess):
             return
         chain = self._caches.next_turn_chain(routed.prompt.chain, conversation, feedback.text)
         if len(chain) > len(routed.prompt.chain):
@@ -222,9 +232,7 @@ class Commits:
             self._listeners.send(Grew(now, routed.state, chain))
 
     def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
-        """Release the booking of a request that is over. The prefix stays in the table only if the server
-        computed it.
-        """
+        """Release the booking of a request that is over."""
         phase, status = routed.phase, routed.decision.status
         if phase in OVER:
             return
@@ -236,6 +244,12 @@ class Commits:
             routed.failed = True
             if status is None or status < 400:
                 self._failed(routed, now=now)  # the answer broke off
+        if routed.guess.proven:
+            self._guesses.used(routed.guess, now=now)
+        elif outcome == "ended" and status is not None and status < 400:
+            self._guesses.computed(routed, now=now)
+        else:
+            self._guesses.lost(routed)
         routed.state.release(routed.booking, computed=routed.computed, now=now)
         if routed.prefill is not None:
             self._prefilling.lost(routed.prefill, now=now)
@@ -245,11 +259,6 @@ class Commits:
             if routed.prompt.teaches:
                 window = routed.state.window
                 window.own, window.size = window.own + 1, window.size + routed.prompt.size
-        if phase is Phase.SENT:
-            self._forget_prefix(routed)
-        if not routed.prefix_lost and self._mirrored(routed):
-            # Servers order their blocks by the time when they are freed, which is now.
-            self._caches.table.touch(routed.state.endpoint.name, routed.prompt.chain, now=now)
         self._listeners.send(Ended(now, routed))
 
     def detach(self, routed: Pick, *, now: float) -> None:
@@ -265,6 +274,7 @@ class Commits:
             routed.state.detach()
             if routed.prefill is not None:
                 self._prefilling.detach(routed.prefill, now=now)
+            self._guesses.detach(routed)
             self._listeners.send(Ended(now, routed))
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -276,15 +286,14 @@ class Commits:
         *,
         request: PickRequest,
         prompt: Prompt,
+        prefix: int,
         now: float,
     ) -> Pick:
-        """Book the work on the chosen endpoint, which from now on is believed to hold the prompt."""
+        """Book the work on the chosen endpoint."""
         inference = request.inference
         decision.asked_model = request.asked_model
-        cached_tokens = decision.matched_tokens
-        known_tokens = cached_tokens if decision.prefill is None else prompt.tokens
-        booking = self._booked(state, prompt, cached=known_tokens, adapter=decision.adapter, now=now)
-        recorded = self._caches.record(state, prompt, cached_tokens=cached_tokens, now=now)
+        cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
+        booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
         routed = Pick(
@@ -294,13 +303,12 @@ class Commits:
             phase=Phase.SENT,
             set_headers=(),
             state=state,
-            process=state.process,
             booking=booking,
             streams=inference.stream,
             conversation=self._caches.remainder(inference, prompt.chain) if sampled else None,
             prompt=prompt,
-            recorded=recorded,
-            table=self._caches.table,
+            guess=guess,
+            prefix=prefix,
             asks=bool(decision.model or prompt.size.text_bytes or decision.unread),
             path_hash=request.path_hash,
             body_hash=request.body_hash,
@@ -313,19 +321,11 @@ class Commits:
                 now=now,
             ),
         )
+        self._guesses.follow(routed)
         return routed if state.endpoint.rank is None else _to_rank(routed, state.endpoint)
 
-    def _booked(
-        self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
-    ) -> Booking:
-        booking = Booking(tokens=prompt.tokens - cached, booked_at=now)
-        state.book(booking, now=now)
-        if adapter:
-            booking.loads = use_adapter(state, adapter, spec=self._spec, now=now)
-        return booking
-
     def _failed(self, routed: Pick, *, now: float) -> None:
-        if routed.state.process != routed.process:
+        if routed.state.process != routed.guess.process:
             return  # another process serves under this name now
         self._fleet.failures.answered(
             routed.state,
@@ -351,47 +351,27 @@ class Commits:
             # If the body is opaque or unread, the 404 may mean a stored response that the body names.
             failures.refused_model(routed.state, model, path_hash=routed.path_hash, now=now)
 
-    def _mirrored(self, routed: Pick) -> bool:
-        """Return whether the table still has this request's chunks for the same server.
-
-        The server may have been removed, another server may have its name, or prompts may be cut differently
-        now.
-        """
-        state = routed.state
-        same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
-        return bool(routed.prompt.chain) and routed.table is self._caches.table and same_server
-
-    def _forget_prefix(self, routed: Pick) -> None:
-        """Remove the table entries that only this request recorded, because the server did not compute the
-        prompt.
-        """
-        if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
-            undo(self._caches.table, routed.recorded)
-        routed.prefix_lost = True
-
     def _move(self, routed: Pick, served: Address, *, now: float) -> None:
         """Move booking and table entry from the first choice to the endpoint that really serves."""
         routed.state.release(routed.booking, computed=False, now=now)
-        self._forget_prefix(routed)
+        self._guesses.lost(routed, over=False)
         state = self._fleet.at(served)
         if state is None:
             # An endpoint that has just left the fleet, or that will join it later,
             # gets the booking on a state that no pick uses.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
             state = self._fleet.new_state(stranger, now=now)
-        routed.state, routed.process = state, state.process
-        cached = 0
-        if self._mirrored(routed):
-            block_tokens = self._fleet.columns.block_tokens
-            found = self._caches.table.holders(routed.prompt.chain)
-            cached = int(self._caches.cached_tokens(routed.prompt, found, block_tokens)[state.slot])
-            routed.recorded = self._caches.table.record(state.endpoint.name, routed.prompt.chain, now=now)
-            routed.prefix_lost = False
+        prompt, cached = routed.prompt, 0
         if routed.prefill is not None:
-            cached = routed.prompt.tokens
-        routed.booking = self._booked(
-            state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
+            cached = prompt.tokens
+        elif self._fleet.get(state.endpoint.name) is state:
+            held = self._caches.table.match(prompt.chain).get(state.endpoint.name, 0)
+            cached = self._guesses.cached_at(state, prompt, held)
+        routed.state = state
+        routed.booking, routed.guess = self._guesses.expect(
+            state, prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
+        self._guesses.follow(routed)
         self._listeners.send(Moved(now, routed))
 
 

@@ -23,18 +23,40 @@ from epp.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.errors import PickError
 from epp.picker.phases import OVER, Phase
 from epp.picker.server_caches import Prompt
+from epp.prefix_index.guesses import GuessedEntries
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.types import Address, ChunkHash, InferenceRequest
+
+
+class Guess(Struct, eq=False, gc=False):
+    """What the picker assumes since a request was sent: the server will hold its prompt and its adapter. See
+    `guesses`.
+    """
+
+    state: EndpointState
+    process: int
+    """The process of the server that got the request. A restarted server holds nothing of the prompt."""
+    chain: list[ChunkHash]
+    """Empty: nothing is written."""
+    booking: Booking
+    adapter: str
+    table: PrefixTable
+    entries: GuessedEntries | None
+    open: bool = True
+    """Whether it is not known yet what became of the request."""
+    proven: bool = False
+    """Whether the server has computed the prompt, as far as its answer or its counters show."""
+    counted: bool = False
+    """Whether the counters seem to show the prefill already, although no answer has come."""
 
 
 class PrefillJob(Struct, eq=False, gc=False):
     """The work of a prefill endpoint for one request."""
 
     state: EndpointState
-    process: int
     booking: Booking
-    recorded: Recorded | None
-    table: PrefixTable
+    prompt: Prompt
+    guess: Guess
     over: bool = False
 
 
@@ -59,10 +81,7 @@ class Pick(Struct, eq=False, gc=False):
     may be kept.
     """
     prompt: Prompt
-    recorded: Recorded | None
-    table: PrefixTable
-    process: int
-    """The process of the server that got the request. A restarted server holds nothing of the prompt."""
+    guess: Guess
     asks: bool
     """Whether the request has a body. A good answer to a request without one, such as `GET /health`, does not
     show that the server computes."""
@@ -74,8 +93,8 @@ class Pick(Struct, eq=False, gc=False):
     """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
     prefill: PrefillJob | None = None
     """The work of a prefill server for this request. None: the chosen server computes the prompt."""
-    prefix_lost: bool = False
-    """Whether the table has forgotten this prompt, because the server did not compute it."""
+    prefix: int = 0
+    """The hash of the longest part of the prompt that any server held. 0: none held a part."""
     computed: bool = False
     """Whether the request is over and its server answered it well."""
     failed: bool = False
@@ -125,6 +144,17 @@ class Moved(Struct, frozen=True, eq=False, gc=False):
 
     at: float
     request: Pick
+
+
+class Proved(Struct, frozen=True, eq=False, gc=False):
+    """The server has computed the prompt of a request, as far as its answer or its counters show. The request
+    may be over.
+    """
+
+    at: float
+    work: Pick | PrefillJob
+    recorded: Recorded
+    """What the table learned by it."""
 
 
 class Answered(Struct, frozen=True, eq=False, gc=False):
@@ -227,6 +257,7 @@ StreamEvent = Parsed | Refused | ProtocolFault
 PickerEvent = (
     Began
     | Moved
+    | Proved
     | Answered
     | Grew
     | Ended

@@ -21,6 +21,7 @@ from epp.endpoints.recently_left import RecentlyLeft
 from epp.picker.cache_sizes import CacheSizes
 from epp.picker.commit import Listeners
 from epp.picker.events import Cut, Hangs, Listener, Restarted
+from epp.picker.guesses import Guesses
 from epp.picker.server_caches import Roots, ServerCaches
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import KvReport
@@ -46,6 +47,8 @@ class FleetNews:
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(spec, secret=secret)
         self._sizes = CacheSizes(self.caches)
+        self.guesses = Guesses(self.fleet, self.caches, self._listeners.send)
+        """What is assumed of requests whose answers have not begun. `sharing` uses it too."""
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with every later event, in order, before any other work is done."""
@@ -96,11 +99,12 @@ class FleetNews:
         """Follow the source's list of endpoints.
         pools: the InferencePools that exist, with or without endpoints.
         """
-        before = {state.endpoint.name: state.endpoint for state in self.fleet.states()}
+        before = {state.endpoint.name: state for state in self.fleet.states()}
         change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
         for name in change.removed:
             self.caches.reported.forget_server(name)
-            if not self._recently_left.leave(before[name], now=now):
+            self.guesses.forget(before[name])
+            if not self._recently_left.leave(before[name].endpoint, now=now):
                 drop_endpoint(self.table, name)
         for name in change.restarted:
             clear_endpoint(self.table, name)
@@ -149,6 +153,7 @@ class FleetNews:
             return
         if metrics is None:
             state.scrape_failed(now=now)
+            self.guesses.page(state, now=now)
             return
         before = state.metrics
         if before is not None and restarted(before, metrics):
@@ -160,6 +165,7 @@ class FleetNews:
         if self.fleet.failures.page(state, before, metrics, now=now):
             self._listeners.send(Hangs(now, state))
         pages.take_in(state, metrics, now=now)
+        self.guesses.page(state, now=now)
         self._sizes.observe(state, before, metrics, now=now)
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
@@ -233,6 +239,7 @@ class FleetNews:
         """
         self.fleet.check_integrity()
         check_integrity(self.table)
+        self.guesses.check_integrity()
         self._recently_left.check_integrity()
         present = {state.endpoint.name for state in self.fleet.states()}
         assert not present & self._recently_left.names()

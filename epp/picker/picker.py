@@ -56,7 +56,13 @@ class Picker(FleetNews):
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._commits = Commits(
-            self.fleet, self.caches, self._listeners, spec=policy.spec, rng=rng, unix_offset_s=unix_offset_s
+            self.fleet,
+            self.caches,
+            self.guesses,
+            self._listeners,
+            spec=policy.spec,
+            rng=rng,
+            unix_offset_s=unix_offset_s,
         )
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""

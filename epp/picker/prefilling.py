@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Prefill
-from epp.endpoints.adapters import use_adapter
-from epp.endpoints.endpoint_state import Booking, EndpointState
+from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
+from epp.picker.guesses import Guesses
 from epp.picker.server_caches import Prompt, ServerCaches
-from epp.prefix_index.removal import undo
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
@@ -38,9 +37,12 @@ class Helper(NamedTuple):
 
 
 class Prefilling:
-    def __init__(self, fleet: Fleet, caches: ServerCaches, send: Listener, rng: random.Random) -> None:
+    def __init__(
+        self, fleet: Fleet, caches: ServerCaches, guesses: Guesses, send: Listener, rng: random.Random
+    ) -> None:
         """Start without jobs. send: sends an event to all listeners."""
         self._fleet = fleet
+        self._guesses = guesses
         self._caches = caches
         self._send = send
         self._rng = rng
@@ -79,18 +81,18 @@ class Prefilling:
             fleet.failures.tried(state, inference.model, now=now)
         return Helper(state, _record(found, snapshot, matched=int(cached[found.place])))
 
-    def book(self, routed: Pick, helper: Helper, *, spec: PolicySpec, now: float) -> None:
-        """Book the prompt on the prefill server, which from now on is believed to hold it, and name this
-        server in the request.
-        """
+    def book(self, routed: Pick, helper: Helper, *, now: float) -> None:
+        """Book the prompt on the prefill server, and name this server in the request."""
         state, chosen = helper
-        prompt, adapter = routed.prompt, routed.decision.adapter
-        booking = Booking(tokens=prompt.tokens - chosen.matched_tokens, booked_at=now)
-        state.book(booking, now=now)
-        if adapter:
-            booking.loads = use_adapter(state, adapter, spec=spec, now=now)
-        recorded = self._caches.record(state, prompt, cached_tokens=chosen.matched_tokens, now=now)
-        routed.prefill = PrefillJob(state, state.process, booking, recorded, self._caches.table)
+        booking, guess = self._guesses.expect(
+            state,
+            routed.prompt,
+            cached=chosen.matched_tokens,
+            adapter=routed.decision.adapter,
+            now=now,
+        )
+        routed.prefill = PrefillJob(state, booking, routed.prompt, guess)
+        self._guesses.follow(routed.prefill)
         routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
 
     def answered(self, job: PrefillJob, *, status: int, now: float) -> None:
@@ -99,7 +101,7 @@ class Prefilling:
         """
         computed = status < 400
         self._release(job, computed=computed, failed=is_fault(status), now=now)
-        if computed and self._fleet.failures.marks and self._mirrored(job):
+        if computed and self._fleet.failures.marks and self._guesses.holds(job.guess):
             self._fleet.failures.answered(job.state, failed=False, now=now)
 
     def lost(self, job: PrefillJob, *, now: float) -> None:
@@ -114,6 +116,7 @@ class Prefilling:
             return
         job.over = True
         job.state.detach()
+        self._guesses.detach(job)
         self._send(PrefillEnded(now, job, "detached"))
 
     def _release(self, job: PrefillJob, *, computed: bool, failed: bool, now: float) -> None:
@@ -124,14 +127,11 @@ class Prefilling:
             return
         job.over = True
         job.state.release(job.booking, computed=computed, now=now)
-        if not computed and job.recorded is not None and self._mirrored(job):
-            undo(job.table, job.recorded)
+        if computed:
+            self._guesses.computed(job, now=now)
+        else:
+            self._guesses.lost(job)
         self._send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
-
-    def _mirrored(self, job: PrefillJob) -> bool:
-        """Return whether the table still has the recorded entries for the same server."""
-        same = self._fleet.get(job.state.endpoint.name) is job.state and job.state.process == job.process
-        return same and job.table is self._caches.table
 
 
 def _record(found: Elsewhere, snapshot: Snapshot, *, matched: int) -> Prefill:

@@ -23,7 +23,6 @@ from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.learned import (
     MOST_BYTES_PER_TOKEN,
     CacheSize,
@@ -36,7 +35,7 @@ from epp.endpoints.served_models import forget_models
 from epp.prefix_index._chain import chain_of
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable, Recorded
+from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.request.canonical import OPAQUE, next_turn_prompt
 from epp.request.jsontext import continued
 from epp.scheduling.least_cost import Demand
@@ -285,35 +284,22 @@ class ServerCaches:
         self, cached: Floats, slots: int | Ints, prompt: Prompt, chunks: int, block_tokens: Ints
     ) -> None:
         """Fill in `cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
-        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        shares = self.spec.tiers.shares
         for slot in np.atleast_1d(slots).tolist():
-            name, held = self._slots.name(slot), prompt.chain[:chunks]
-            worth_bytes = self.reported.worth_bytes(name, held, schedule=self.schedule, shares=shares)
-            block = block_tokens[slot]
-            cached[slot] = _most_cached(worth_bytes * tokens_per_byte, prompt) // block * block
+            cached[slot] = self.cached_at(
+                self._slots.name(slot), prompt, chunks, block_tokens=int(block_tokens[slot])
+            )
+
+    def cached_at(self, name: EndpointName, prompt: Prompt, chunks: int, *, block_tokens: int) -> int:
+        """Return the tokens of the prompt that one server takes from its cache, if it holds `chunks`."""
+        tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        worth_bytes = self.reported.worth_bytes(
+            name, prompt.chain[:chunks], schedule=self.schedule, shares=self.spec.tiers.shares
+        )
+        return _most_cached(worth_bytes * tokens_per_byte, prompt) // block_tokens * block_tokens
 
     def align(self, names: Sequence[EndpointName]) -> None:
         """Follow the fleet's slots after servers came or went, or after the table started again."""
         self._slots = Slots(names, self.table.by_bit)
-
-    def record(
-        self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
-    ) -> Recorded | None:
-        """Record that the server holds the prompt from now on. Before, it held `cached_tokens` of the prompt.
-        None: the prompt has no chunk.
-        """
-        if not prompt.chain:
-            return None
-        recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
-        count_prediction(
-            state.hits,
-            self.learned(state.model).cache.staleness,
-            tokens=cached_tokens,
-            others=prompt.tokens - cached_tokens,
-            unused_s=recorded.unused_s,
-        )
-        return recorded
 
     def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
         """Return the chain of the request's prompt. Empty: it has no prompt."""

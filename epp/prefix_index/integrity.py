@@ -9,14 +9,15 @@ from epp.prefix_index.table import Mirror, PrefixTable, Run
 
 def check_integrity(table: PrefixTable) -> None:
     """Assert every invariant of the table, without trusting any index."""
-    assert table.entries == sum(m.entries for m in table.by_bit if m is not None), "entries miscounted"
+    mirrors = [mirror for mirror in table.by_bit if mirror is not None]
+    assert table.entries == sum(m.entries for m in mirrors), "entries miscounted"
     _check_runs(table)
-    for each in table.by_bit:
-        if each is not None:
-            assert each.entries == sum(len(run.hashes) for run in each.last_use), (
-                "entries of a mirror miscounted"
-            )
-            _check_uses(table, each)
+    only_guessed = 0
+    for each in mirrors:
+        assert each.entries == sum(len(run.hashes) for run in each.last_use), "entries of a mirror miscounted"
+        _check_uses(table, each)
+        only_guessed += _check_guesses(table, each)
+    assert only_guessed == table.guessed_entries, "guessed entries miscounted"
     assert table.hidden == sum(mirror.bit for mirror in table.emptied), "a server hidden without a reason"
     for mirror in table.over:
         assert table.mirrors.get(mirror.name) is mirror, "a server that left still waits for eviction"
@@ -32,7 +33,7 @@ def _check_runs(table: PrefixTable) -> None:
     for slot, mirror in enumerate(table.by_bit):
         if mirror is not None:
             assert mirror.bit == 1 << slot, "a mirror in another's place"
-            for run in mirror.last_use:
+            for run in mirror.last_use.keys() | mirror.guessed.keys():
                 held[run] = held.get(run, 0) | mirror.bit
     assert set(held) == set(table.index.values()), "a run that nobody holds, or one that is not indexed"
     for key, run in table.index.items():
@@ -69,3 +70,15 @@ def _check_uses(table: PrefixTable, mirror: Mirror) -> None:
         if run.parent is not None:
             assert order[mirror.last_use[run.parent]] >= order[use], "a prefix would go before its tail"
     assert used_bytes == mirror.used_bytes, "bytes miscounted"
+
+
+def _check_guesses(table: PrefixTable, mirror: Mirror) -> int:
+    """Return the number of the mirror's entries that are only guessed."""
+    for run, count in mirror.guessed.items():
+        assert count > 0, "a guess that nobody made"
+        if run.parent is not None:
+            assert mirror.guessed.get(run.parent, 0) >= count, "a guess without its prefix"
+    only = [run for run in mirror.guessed if run not in mirror.last_use]
+    assert mirror.guessed_bytes == sum(table.size_bytes(r.start, r.end) for r in only), "bytes miscounted"
+    assert mirror not in table.emptied or not mirror.guessed, "a server that is being emptied takes guesses"
+    return sum(len(run.hashes) for run in only)

@@ -1,32 +1,16 @@
-"""Takes entries out of the prefix table: records of requests that did not use them, and chunks that a server
-lacks by its own reports. `servers` and `eviction` use the same steps.
+"""Takes proven entries out of the prefix table: chunks that a server lacks by its own reports. `servers`,
+`eviction` and `guesses` use the same steps.
 
-A chunk goes only together with all that the same server holds behind it, since a tail without its head is
-useless.
+A chunk goes only together with all that is proven behind it, since a tail without its head is useless.
+Guesses that cover the chunk keep it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from epp.prefix_index.table import Mirror, PrefixTable, Recorded, Run, Use
+from epp.prefix_index.table import Mirror, PrefixTable, Run, Use
 from epp.types import ChunkHash, EndpointName
-
-
-def undo(table: PrefixTable, recorded: Recorded) -> None:
-    """Remove the entries that `record` added, unless they were recorded or touched since.
-    May be called any number of times.
-    """
-    mirror, use = recorded.mirror, recorded.use
-    if mirror is None or use is None or use.leaf is None or mirror.last_use.get(use.leaf) is not use:
-        return
-    run: Run | None = use.leaf
-    while run is not None and mirror.last_use[run] is use and run.end > recorded.first_added:
-        if run.children and _held_below(mirror, run):
-            break  # by its own events the server holds chunks after this run
-        above = run.parent
-        run = _release(table, mirror, run, keep_to=recorded.first_added) or above
-    _retreat(mirror, use, run)
 
 
 def forget(
@@ -52,8 +36,8 @@ def forget(
 
 
 def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> None:
-    """Drop the chunks of a run from `keep_to` on for a server that holds nothing below the run. So the run's
-    last use ends there.
+    """Drop the chunks of a run from `keep_to` on for a server for which nothing below the run is proven. So
+    the run's last use ends there.
     """
     use, above = mirror.last_use[run], run.parent
     kept = _release(table, mirror, run, keep_to=keep_to)
@@ -61,19 +45,23 @@ def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> No
 
 
 def _release(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
-    """Let `mirror` drop the chunks of a run from `keep_to` on. The mirror must hold nothing below this run.
-    Returns the run that it keeps, if any.
+    """Let the chunks of a run from `keep_to` on be no longer proven for `mirror`, as nothing below this run
+    is. Returns the run that stays proven, if any.
     """
-    upper = None
+    upper, guessed = None, run in mirror.guessed
     if run.start < keep_to < run.end:
-        if run.holders == mirror.bit:
+        if run.holders == mirror.bit and not guessed:
             _uncount(table, mirror, keep_to, run.end)
             del run.hashes[keep_to - run.start :]
             return run
         upper = table.split(run, keep_to)
     del mirror.last_use[run]
     _uncount(table, mirror, run.start, run.end)
-    disown(table, mirror, run)
+    if guessed:
+        mirror.guessed_bytes += table.size_bytes(run.start, run.end)
+        table.guessed_entries += len(run.hashes)
+    else:
+        disown(table, mirror, run)
     return upper
 
 
@@ -100,8 +88,8 @@ def _retreat(mirror: Mirror, use: Use, run: Run | None) -> None:
 
 
 def _held_below(mirror: Mirror, run: Run) -> list[Run]:
-    """Return the runs that the mirror holds below a run. Each stands before the run that it continues.
-    The function examines every run of the mirror.
+    """Return the proven runs below a run. Each stands before the run that it continues. The function examines
+    every proven run of the mirror.
     """
     children: dict[Run, list[Run]] = {}
     for held in mirror.last_use:

@@ -52,6 +52,11 @@ def clear_endpoint(table: PrefixTable, name: EndpointName) -> None:
 def _empty(table: PrefixTable, mirror: Mirror) -> None:
     table.emptied[mirror] = None
     table.hidden |= mirror.bit
+    for run in mirror.guessed:
+        if run not in mirror.last_use:
+            table.guessed_entries -= len(run.hashes)
+            disown(table, mirror, run)
+    mirror.guessed, mirror.guessed_bytes = {}, 0
     if len(mirror.last_use) > _MOST_RUNS_AT_ONCE:
         return
     for run in mirror.last_use:

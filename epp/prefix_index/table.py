@@ -4,7 +4,8 @@ Owns which chunks are assumed cached where, when they were last used, and how mu
 Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair. This
 module has what requests need: they look up who holds their chain, record the chain, and renew it. Servers
 come and go by `servers`. Entries leave by `removal` and `eviction`. The servers' own reports correct them
-(`reported`). These modules, `integrity` and `sharing.storing` share the table's attributes.
+(`reported`). Chains that a server has yet to compute are `guesses`. These modules, `integrity` and
+`sharing.storing` share the table's attributes.
 
 A run is a span of consecutive chunks that all have the same holders, so a long prompt is a few objects,
 however many chunks it has. Runs are split where chains diverge or where their holders differ. A use is one
@@ -13,11 +14,17 @@ over the shared runs. So the runs that still point to a use are the tail of its 
 `Use.leaf`. Therefore a touch costs one step for each run, and eviction starts at the tail without any order
 among runs. Uses of one server keep the order of the calls that made them.
 
-Invariants: a hash names a whole prefix, so a run is found by its first hash alone; a mirror that holds a run
-holds the run's ancestors; a run without holders does not exist. Hashes are not cryptographic, and clients
-choose prompts. So equal hashes of different prefixes may cost matches, but must never break an invariant: a
-run is part of a chain only if its parent is the run before it, and a split or a new run that would use an
-index key twice is refused.
+A mirror holds a run for one or both of two reasons. Either the run is proven: the server has computed it, and
+`last_use` has its last use. Or open guesses cover it, and `guessed` has their number. Both reasons match.
+Only proven runs have an order, count as the content of the cache, and are evicted. So a guess cannot push out
+what is proven. A proven run that is evicted while guesses cover it stays as long as they do.
+
+Invariants: a hash names a whole prefix, so a run is found by its first hash alone; a mirror for which a run
+is proven or guessed has the run's ancestors in the same way; a run without holders does not exist; runs that
+are only guessed take at most a share of a mirror's capacity when they are written. Hashes are not
+cryptographic, and clients choose prompts. So equal hashes of different prefixes may cost matches, but must
+never break an invariant: a run is part of a chain only if its parent is the run before it, and a split or a
+new run that would use an index key twice is refused.
 
 All code here is synchronous. Times are monotonic seconds of the caller. Callers: the picker and its parts,
 `sharing` and `misses`.
@@ -118,13 +125,17 @@ class Mirror:
     bit: int
     """The mirror's bit in `Run.holders`."""
     used_bytes: int = 0
-    """Bytes of chunks and of unknown content. They may exceed the capacity until `evict` has run."""
+    """Bytes of proven chunks and of unknown content. They may exceed the capacity until `evict` has run."""
     entries: int = 0
-    """Number of chunks that the mirror holds."""
+    """Number of proven chunks."""
     evicted: int = 0
-    """Number of chunks evicted so far. Chunks removed by `undo` or a restart do not count."""
+    """Number of chunks evicted so far. Chunks removed by a restart do not count."""
     last_use: dict[Run, Use] = field(default_factory=dict)
-    """The last use of every run that the mirror holds."""
+    """The last use of every proven run."""
+    guessed: dict[Run, int] = field(default_factory=dict)
+    """The number of open guesses that cover a run. A new dict replaces this one if all guesses are void."""
+    guessed_bytes: int = 0
+    """Bytes of runs that are only guessed."""
     oldest: Use | None = None
     newest: Use | None = None
 
@@ -166,19 +177,17 @@ class Mirror:
 
 
 class Recorded(Struct, frozen=True, eq=False, gc=False):
-    """What one `record` did, for `undo`."""
+    """What one `record` did."""
 
-    first_added: int
-    """Index of the first chunk that the mirror did not have before."""
+    held: int
+    """Number of leading chunks that were proven before."""
     added: int
-    """Number of chunks that the mirror did not have before. They are the tail of the chain."""
+    """Number of chunks that were not proven before. They are the tail of the chain."""
     unused_s: float
-    """Time since the last use of the part that the mirror had before. 0: the mirror had no part."""
-    mirror: Mirror | None
-    use: Use | None
+    """Time since the last use of the part that was proven before. 0: no part was."""
 
 
-_NOTHING = Recorded(first_added=0, added=0, unused_s=0.0, mirror=None, use=None)
+NOTHING = Recorded(held=0, added=0, unused_s=0.0)
 
 
 class PrefixTable:
@@ -192,7 +201,9 @@ class PrefixTable:
         self.index: dict[int, Run] = {}
         """Every run, by its first hash."""
         self.entries = 0
-        """Number of entries of all mirrors together."""
+        """Number of proven entries of all mirrors together."""
+        self.guessed_entries = 0
+        """Number of entries that are only guessed."""
         self.over: dict[Mirror, None] = {}
         """Mirrors that may be over their capacity, in the order in which they exceeded it."""
         self.emptied: dict[Mirror, None] = {}
@@ -241,27 +252,29 @@ class PrefixTable:
         return found
 
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """Assume from now on that the server holds the chain. A server that has left is ignored."""
+        """Assume from now on that the server holds the chain: it has computed it. A server that has left is
+        ignored.
+        """
         mirror = self.taking(name)
         runs = self.whole_path(chain) if mirror is not None else []
         if mirror is None or not runs:
-            return _NOTHING
-        first_added, last_use = runs[-1].end, None
+            return NOTHING
+        held, last_use = runs[-1].end, None
         for run in reversed(runs):
             last_use = mirror.last_use.get(run)
             if last_use is not None:
                 break
             self.hold(mirror, run)
-            first_added = run.start
-        added = runs[-1].end - first_added
+            held = run.start
+        added = runs[-1].end - held
         unused_s = now - last_use.at if last_use is not None else 0.0
-        use = self._use(mirror, runs, now=now)
+        self._use(mirror, runs, now=now)
         if mirror.used_bytes > mirror.capacity_bytes:
             self.over[mirror] = None
-        return Recorded(first_added=first_added, added=added, unused_s=unused_s, mirror=mirror, use=use)
+        return Recorded(held=held, added=added, unused_s=unused_s)
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
-        """Renew the part of the chain that the server still holds. A server that has left is ignored."""
+        """Renew the part of the chain that is still proven. A server that has left is ignored."""
         mirror = self.taking(name)
         if mirror is None:
             return
@@ -297,7 +310,7 @@ class PrefixTable:
         return runs, at
 
     def path_of(self, mirror: Mirror, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
-        """Return the same as `path`, as far as `mirror` holds the runs."""
+        """Return the same as `path`, as far as the runs are proven for `mirror`."""
         runs, covered = self.path(chain)
         while runs and runs[-1] not in mirror.last_use:
             covered = runs.pop().start
@@ -317,12 +330,21 @@ class PrefixTable:
         return runs
 
     def hold(self, mirror: Mirror, run: Run) -> None:
-        """Record that `mirror` holds `run`. The mirror holds the run's parent already."""
-        # All runs with a single holder share the mirror's own integer object.
-        run.holders = run.holders | mirror.bit if run.holders else mirror.bit
+        """Record that `run` is proven for `mirror`, as the run's parent is."""
+        size_bytes = self.size_bytes(run.start, run.end)
+        if run in mirror.guessed:
+            mirror.guessed_bytes -= size_bytes
+            self.guessed_entries -= len(run.hashes)
+        else:
+            self.own(mirror, run)
         mirror.entries += len(run.hashes)
         self.entries += len(run.hashes)
-        mirror.used_bytes += self.size_bytes(run.start, run.end)
+        mirror.used_bytes += size_bytes
+
+    def own(self, mirror: Mirror, run: Run) -> None:
+        """Count the mirror among the run's holders."""
+        # All runs with a single holder share the mirror's own integer object.
+        run.holders = run.holders | mirror.bit if run.holders else mirror.bit
 
     def split(self, run: Run, at: int) -> Run | None:
         """Split a run before chunk `at`. The upper part is a new run. The lower part stays `run`, so that
@@ -337,7 +359,10 @@ class PrefixTable:
         run.hashes = run.hashes[at - run.start :]
         run.start, run.parent = at, upper
         for mirror in self._mirrors_of(run.holders):
-            mirror.last_use[upper] = mirror.last_use[run]
+            if run in mirror.last_use:
+                mirror.last_use[upper] = mirror.last_use[run]
+            if run in mirror.guessed:
+                mirror.guessed[upper] = mirror.guessed[run]
         return upper
 
     def mend(self, runs: Sequence[Run]) -> None:
@@ -349,7 +374,8 @@ class PrefixTable:
                 lower.hashes = upper.hashes + lower.hashes
                 lower.start, lower.parent = upper.start, upper.parent
                 for mirror in self._mirrors_of(lower.holders):
-                    del mirror.last_use[upper]
+                    mirror.last_use.pop(upper, None)
+                    mirror.guessed.pop(upper, None)
 
     def size_bytes(self, start: int, end: int) -> int:
         return self.schedule.end_bytes(end) - self.schedule.end_bytes(start)
@@ -381,7 +407,11 @@ class PrefixTable:
         return covered
 
     def _used_alike(self, upper: Run, lower: Run) -> bool:
-        return all(m.last_use[upper] is m.last_use[lower] for m in self._mirrors_of(upper.holders))
+        # No guess ends between two runs that the same number of guesses covers.
+        return all(
+            m.last_use.get(upper) is m.last_use.get(lower) and m.guessed.get(upper) == m.guessed.get(lower)
+            for m in self._mirrors_of(upper.holders)
+        )
 
     def _mirrors_of(self, holders: int) -> Iterator[Mirror]:
         while holders:

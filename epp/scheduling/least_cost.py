@@ -5,8 +5,8 @@ The price is one expression, the same for one server's numbers and for columns o
 it for the price of a prefill elsewhere, and `candidates` for the parts that people see.
 
 The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for.
-`ServerCaches` owns it. A request counts from the moment in which it is booked. The number of prefixes, and of
-requests of each prefix, is bounded. `rules` has the other rules.
+`ServerCaches` owns it. A request counts from the moment in which it is booked, until a server refuses it. The
+number of prefixes, and of requests of each prefix, is bounded. `rules` has the other rules.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -33,9 +34,10 @@ _AT_ONCE_S = 0.1
 """Requests for one prefix that come within this time are probably of the same client, and do not predict
 later requests."""
 _MOST_PREFIXES = 4096
+_MOST_TIMES = 16_384
 _MOST_REQUESTS = 32
-"""The most requests that are kept for one prefix. If this many more are expected, the price of a copy is
-nearly nothing.
+"""The most served requests that are kept for one prefix. If this many more are expected, the price of a copy
+is nearly nothing.
 """
 
 N = TypeVar("N", float, Floats)
@@ -174,62 +176,88 @@ def _sharing(weighed: Weighed, earlier: Earlier, *, least: float) -> float:
 
 
 class _Last(Struct, eq=False, gc=False):
-    """The last requests for one prefix, oldest first."""
+    """The last requests for one prefix."""
 
     times: list[float]
-    numbers: list[int]
-    """For each of these, how many requests for any prefix came before."""
+    """When they came, in order."""
+    open: int = 0
+    """The number of requests that no server has computed or refused yet."""
 
-    def between(self, requests: int, now: float, least_s: float, most_s: float) -> tuple[int, int]:
+    def between(
+        self, everyone: Sequence[float], now: float, least_s: float, most_s: float
+    ) -> tuple[int, int]:
         """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
-        all requests, for any prefix, since the first of these. requests: the number of all requests so far.
+        all requests, for any prefix, since the first of these. everyone: when all requests came.
         """
         first = bisect_left(self.times, now - most_s)
         count = bisect_right(self.times, now - least_s) - first
-        return (count, requests - self.numbers[first]) if count > 0 else (0, 0)
+        return (count, len(everyone) - bisect_left(everyone, self.times[first])) if count > 0 else (0, 0)
 
 
 class Demand:
     """Remembers when each prefix was last asked for, so that the rule can predict whether a further copy of
     the prefix will be used.
 
-    A prefix is known here by the hash of the last chunk that any server held when a request came. The least
-    recently used prefix is removed first.
+    A prefix is known here by the hash of the last chunk that any server held when a request came. A request
+    counts from the moment at which it comes, but only a request that was served makes others forgotten. The
+    prefix that was served longest ago is removed first.
     """
 
-    __slots__ = ("_by_prefix", "_requests")
+    __slots__ = ("_by_prefix", "_times")
 
     def __init__(self) -> None:
-        self._requests = 0
+        self._times: list[float] = []
+        """When the last requests for any prefix came, in order."""
         self._by_prefix: OrderedDict[int, _Last] = OrderedDict()
 
     def asked(self, prefix: int, *, now: float) -> None:
         """Called when a request was booked. prefix: 0 if no server held a part of the prompt."""
-        number = self._requests
-        self._requests += 1
-        if not prefix:
-            return
+        self._times.append(now)
+        if prefix:
+            last = self._by_prefix.setdefault(prefix, _Last([]))
+            last.times.append(now)
+            last.open += 1
+
+    def served(self, prefix: int) -> None:
+        """Called when a server has computed a request."""
+        if len(self._times) > 2 * _MOST_TIMES:
+            del self._times[:_MOST_TIMES]
         last = self._by_prefix.get(prefix)
         if last is None:
-            last = self._by_prefix[prefix] = _Last([], [])
-            if len(self._by_prefix) > _MOST_PREFIXES:
-                self._by_prefix.popitem(last=False)
-        else:
-            self._by_prefix.move_to_end(prefix)
-        last.times.append(now)
-        last.numbers.append(number)
-        if len(last.times) > _MOST_REQUESTS:
-            del last.times[0], last.numbers[0]
+            return
+        last.open -= 1
+        del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
+        self._by_prefix.move_to_end(prefix)
+        if len(self._by_prefix) > _MOST_PREFIXES:
+            self._by_prefix.popitem(last=False)
+
+    def refused(self, prefix: int, *, at: float) -> None:
+        """Forget a request that was booked at `at`, since no server has computed it."""
+        _remove(self._times, at)
+        last = self._by_prefix.get(prefix)
+        if last is None:
+            return
+        last.open -= 1
+        _remove(last.times, at)
+        if not last.times:
+            del self._by_prefix[prefix]
 
     def earlier(self, prefix: int, *, now: float) -> Earlier | None:
         """Return the last requests for this prefix, for use before the next request is booked. None: there
         was none.
         """
         last = self._by_prefix.get(prefix)
-        return partial(last.between, self._requests, now) if last is not None else None
+        return partial(last.between, self._times, now) if last is not None else None
 
     def check_integrity(self) -> None:
-        assert len(self._by_prefix) <= _MOST_PREFIXES
+        assert self._times == sorted(self._times)
         for last in self._by_prefix.values():
-            assert 0 < len(last.times) == len(last.numbers) <= _MOST_REQUESTS
+            assert last.open >= 0
+            assert 0 < len(last.times) <= _MOST_REQUESTS + last.open
             assert last.times == sorted(last.times)
+
+
+def _remove(times: list[float], at: float) -> None:
+    place = bisect_left(times, at)
+    if place < len(times) and times[place] == at:
+        del times[place]

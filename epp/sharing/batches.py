@@ -64,10 +64,12 @@ class Kept(enum.IntEnum):
     LOST = 0
     """The server did not compute the prompt."""
     ABORTED = 1
-    """It is not known whether the prompt was computed. The table keeps it."""
+    """The server computed the prompt, and the request ended early. A picker of an older version also says so
+    if it does not know whether the prompt was computed."""
     COMPUTED = 2
     DETACHED = 3
-    """No picker follows the request to its end, so scrapes count it."""
+    """No picker follows the request to its end, so scrapes count it. If the server computes its prompt later,
+    a `HeldChain` says so."""
 
 
 class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -170,6 +172,9 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     ] = []
     """Requests that may have ended servers: the hash of the body, and the strikes against it. Pickers of an
     older version leave this out."""
+    proved: Annotated[list[_Number], Meta(max_length=MOST_EVENTS)] | None = None
+    """Requests of this batch or earlier ones whose prompts are computed, as distances from the newest
+    request. None: a picker of an older version, which says so only by `Over`."""
 
 
 class _StoredTable(msgspec.Struct, array_like=True, frozen=True):

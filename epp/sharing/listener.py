@@ -15,19 +15,18 @@ Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain as chained
 from typing import Final, cast
 
-from epp.endpoints.adapters import use_adapter
 from epp.endpoints.endpoint_state import Booking, EndpointState
 from epp.flow.elsewhere import Row
+from epp.picker.events import Guess
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.prefix_index.eviction import charge
-from epp.prefix_index.removal import undo
 from epp.prefix_index.servers import clear_endpoint, resize
-from epp.prefix_index.table import PrefixTable, Recorded
 from epp.sharing import batches, bookings
 from epp.sharing.batches import Event, Flag, Kept, MalformedError
 from epp.sharing.dictionary import ListenerDictionary
@@ -52,11 +51,12 @@ class _Open:
     """An open request of another picker."""
 
     state: EndpointState
-    process: int
     booking: Booking
-    chain: list[ChunkHash]
-    table: PrefixTable
-    recorded: Recorded | None
+    guess: Guess
+    booked: bool
+    """Whether it counts as load here."""
+    reports: bool
+    """Whether its picker reports when the prompt is computed. One of an older version does not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,8 @@ class _Peer:
     """Whether it was asked to start a new dictionary, because a batch is missing."""
     dictionary: ListenerDictionary = field(default_factory=ListenerDictionary)
     open: dict[int, _Open] = field(default_factory=dict)
+    reports: bool = False
+    """Whether it reports when prompts are computed."""
 
 
 @dataclass(slots=True)
@@ -140,7 +142,9 @@ class Listener:
         books = age_s < self._timeout_s
         self._budget = _BATCH_CHUNKS
         try:
-            for event in batch.events:
+            events: Iterable[Event | int] = chained(batch.events, batch.proved or ())
+            peer.reports = batch.proved is not None
+            for event in events:
                 if self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books):
                     yield
                     if self._peers.get(batch.speaker) is not peer:
@@ -217,9 +221,11 @@ class Listener:
             self._gate.forget(who)
 
     def _apply(
-        self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
+        self, peer: _Peer, newest: int, event: Event | int, *, made_at: float, now: float, books: bool
     ) -> bool:
-        """books: whether requests of this picker still count as load. True: the portion is full."""
+        """books: whether requests of this picker still count as load. True: the portion is full.
+        A number as the event says that the prompt of this request is computed.
+        """
         self._spent += _EVENT_CHUNKS
         self._apply_one(peer, newest, event, made_at=made_at, now=now, books=books)
         if self._spent < _PORTION_CHUNKS:
@@ -229,8 +235,11 @@ class Listener:
         return True
 
     def _apply_one(
-        self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
+        self, peer: _Peer, newest: int, event: Event | int, *, made_at: float, now: float, books: bool
     ) -> None:
+        if isinstance(event, int):
+            self._proved(peer, newest - event, now=now)
+            return
         if isinstance(event, batches.Over):
             self._over(peer, newest - event.ago, event, at=made_at - event.age_ms / 1000, now=now)
             return
@@ -241,7 +250,7 @@ class Listener:
             at = made_at - event.age_ms / 1000
             self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
         elif isinstance(event, batches.HeldChain):
-            self._record(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
+            self._held(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
         elif isinstance(event, batches.Charged):
             charge(self._picker.table, state.endpoint.name, size_bytes=event.size_bytes, now=now)
         elif isinstance(event, batches.Restarted):
@@ -291,18 +300,20 @@ class Listener:
         if before is not None:
             # The data plane tried another server.
             self._close(before, kept=Kept.LOST, failed=True, at=at, now=now)
-        recorded = self._record(state, chain, at=at, now=now)
-        loads = False
-        if event.adapter and at >= state.cold_at:
-            adapter = peer.dictionary.name(event.adapter - 1)
-            if adapter is not None:
-                loads = use_adapter(state, adapter[0], spec=self._picker.policy.spec, now=now)
-        if not books or len(peer.open) >= _MOST_OPEN:
+        if len(peer.open) >= _MOST_OPEN:
             return
-        booking = Booking(tokens=event.tokens, booked_at=at, loads=loads)
-        bookings.book(state, booking, at=at, now=now)
-        self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
-        peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
+        adapter = peer.dictionary.name(event.adapter - 1) if event.adapter else None
+        if at < state.cold_at:
+            self.counts.stale += bool(chain)
+            chain, adapter = [], None
+        booking = Booking(tokens=event.tokens, booked_at=at)
+        guess = self._picker.guesses.guess(
+            state, chain, booking=booking, adapter=adapter[0] if adapter is not None else ""
+        )
+        if books:
+            bookings.book(state, booking, at=at, now=now)
+            self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
+        peer.open[number] = _Open(state, booking, guess, booked=books, reports=peer.reports)
 
     def _chain(self, peer: _Peer, event: batches.Began | batches.HeldChain) -> list[ChunkHash]:
         """Return the chain of an event. Empty: its head is unknown, or the batch has named too many
@@ -318,15 +329,18 @@ class Listener:
         self._spent += len(chain)
         return cast("list[ChunkHash]", chain)
 
-    def _record(
-        self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float
-    ) -> Recorded | None:
-        if not chain:
-            return None
+    def _held(self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float) -> None:
         if at < state.cold_at:
-            self.counts.stale += 1
-            return None
-        return self._picker.table.record(state.endpoint.name, chain, now=now)
+            self.counts.stale += bool(chain)
+        elif chain:
+            self._picker.table.record(state.endpoint.name, chain, now=now)
+
+    def _proved(self, peer: _Peer, number: int, *, now: float) -> None:
+        request = peer.open.get(number)
+        if request is not None:
+            self.counts.events += 1
+            self._spent += len(request.guess.chain)
+            self._picker.guesses.prove(request.guess, now=now)
 
     def _over(self, peer: _Peer, number: int, event: batches.Over, *, at: float, now: float) -> None:
         request = peer.open.pop(number, None)
@@ -335,27 +349,30 @@ class Listener:
             self._close(request, kept=event.kept, failed=event.failed, at=at, now=now)
 
     def _close(self, request: _Open, *, kept: int, failed: bool, at: float, now: float) -> None:
-        """Release the booking. If the table still has the chain for the same server, touch or undo it."""
-        state = request.state
-        if kept == Kept.DETACHED:
+        """Release the booking, and settle the guess."""
+        state, guesses = request.state, self._picker.guesses
+        if request.booked and kept == Kept.DETACHED:
             bookings.detach(state)
-        else:
+        elif request.booked:
             bookings.release(state, request.booking, computed=kept == Kept.COMPUTED, at=at, now=now)
-        table, name = self._picker.table, state.endpoint.name
-        same_server = self._picker.fleet.get(name) is state and state.process == request.process
+        same_server = self._picker.fleet.get(state.endpoint.name) is state and (
+            state.process == request.guess.process
+        )
         if same_server and (failed or kept == Kept.COMPUTED):
             self._picker.on_peer_answer(state, failed=failed, now=now)
-        if request.recorded is None or request.table is not table or not same_server:
-            return
-        if kept == Kept.LOST:
-            undo(table, request.recorded)
+        if request.guess.proven:
+            guesses.used(request.guess, now=now)
+        elif kept == Kept.LOST or (kept == Kept.DETACHED and request.reports):
+            guesses.drop(request.guess)
         else:
-            table.touch(name, request.chain, now=now)
+            guesses.prove(request.guess, now=now)
 
     def _release_all(self, peer: _Peer, *, now: float) -> None:
         """Release all requests of a peer, whatever became of them."""
         for request in peer.open.values():
-            bookings.release(request.state, request.booking, computed=False, at=now, now=now)
+            if request.booked:
+                bookings.release(request.state, request.booking, computed=False, at=now, now=now)
+            self._picker.guesses.drop(request.guess)
         peer.open.clear()
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:
@@ -375,7 +392,7 @@ class Listener:
     def check_integrity(self) -> None:
         held: dict[int, int] = {}
         for peer in self._peers.values():
-            for request in peer.open.values():
+            for request in [request for request in peer.open.values() if request.booked]:
                 held[id(request.state)] = held.get(id(request.state), 0) + 1
         for state in self._picker.fleet.states():
             assert state.peers_in_flight >= held.get(id(state), 0)

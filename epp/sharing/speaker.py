@@ -32,6 +32,7 @@ from epp.picker.events import (
     PrefillBegan,
     PrefillEnded,
     PrefillJob,
+    Proved,
     Restarted,
 )
 from epp.picker.gate import Gate
@@ -62,7 +63,10 @@ _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent again."""
 
 
-_Kind = Literal["began", "moved", "over", "held", "restarted", "hangs", "cut", "fatal"]
+_Kind = Literal["began", "moved", "proved", "over", "held", "restarted", "hangs", "cut", "fatal"]
+
+
+_SERVERS_NEWS: Final[dict[type, _Kind]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
 
 
 @dataclass(slots=True, eq=False)
@@ -128,10 +132,13 @@ class Speaker:
         self._fresh = True
 
     def on_event(self, event: PickerEvent) -> None:
+        """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
         match event:
             case Began(at, request):
                 self._give_number(request)
                 self._add_request("began", at, request)
+            case Proved(at, work):
+                self._prove(at, work)
             case Ended(at, request):
                 number = self._numbers.pop(request, 0)
                 self._add(_Row(kind="over", at=at, number=number, kept=_kept(request), failed=request.failed))
@@ -146,13 +153,10 @@ class Speaker:
             case PrefillEnded(at, work, outcome, failed):
                 number = self._numbers.pop(work, 0)
                 self._add(_Row(kind="over", at=at, number=number, kept=_PREFILL_KEPT[outcome], failed=failed))
-            case Restarted(at, server):
-                self._add(_row_of("restarted", at, server))
-            case Hangs(at, server) | Cut(at, server):
-                self._add(_row_of("hangs" if isinstance(event, Hangs) else "cut", at, server))
+            case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
+                self._add(_row_of(_SERVERS_NEWS[type(event)], at, server))
             case Fatal(at, body_hash, strikes):
                 self._add(_Row(kind="fatal", at=at, number=body_hash, tokens=strikes))
-            # `Ended` says how an answered request ended; other events concern only this picker.
 
     def gather_flow(self, *, anew: bool = False) -> None:
         """Collect the reports of this picker's flow control. anew: collect all of them, because the others
@@ -173,11 +177,17 @@ class Speaker:
         return self._newest
 
     def _add_request(self, kind: Literal["began", "moved"], at: float, request: Pick) -> None:
-        chain = array("Q", () if request.prefix_lost else request.chain)
-        row = _row_of(kind, at, request.state, chain=chain)
+        row = _row_of(kind, at, request.state, chain=array("Q", request.guess.chain))
         row.number = self._numbers.get(request, 0)
         row.tokens, row.adapter = request.booking.tokens, request.decision.adapter
         self._add(row)
+
+    def _prove(self, at: float, work: Pick | PrefillJob) -> None:
+        number = self._numbers.get(work)
+        if number is not None:
+            self._add(_Row(kind="proved", at=at, number=number))
+        elif work.guess.chain:  # the others know nothing of this request any more
+            self._add(_row_of("held", at, work.state, chain=array("Q", work.guess.chain)))
 
     def _add(self, row: _Row) -> None:
         self._rows.append(row)
@@ -202,18 +212,21 @@ class Speaker:
         faults: dict[str, list[int]] = {"hangs": [], "cut": []}
         hanging, cut = faults.values()
         fatal: list[tuple[int, int]] = []
+        proved: list[int] = []
         taken = 0
         while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) + len(fatal) < MOST_HANGING:
             row = self._rows.popleft()
             taken += row.size_bytes
-            if row.kind in faults:
+            if row.kind == "proved":
+                proved.append(self._newest - row.number)
+            elif row.kind in faults:
                 faults[row.kind].append(self._dictionary.name(row.name, row.identity))
             elif row.kind == "fatal":
                 fatal.append((row.number, row.tokens))
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
-        self.num_sent += len(events) + len(hanging) + len(cut) + len(fatal)
+        self.num_sent += len(events) + len(hanging) + len(cut) + len(fatal) + len(proved)
         self._batches += 1
         return encode(
             Batch(
@@ -228,6 +241,7 @@ class Speaker:
                 cut=cut,
                 fatal=fatal,
                 flow=[self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))],
+                proved=proved,
             )
         )
 
@@ -265,6 +279,6 @@ def _row_of(kind: _Kind, at: float, state: EndpointState, *, chain: array[int] |
 def _kept(request: Pick) -> Kept:
     if request.phase is Phase.DETACHED:
         return Kept.DETACHED
-    if request.prefix_lost:
+    if not request.guess.proven:
         return Kept.LOST
     return Kept.COMPUTED if request.computed else Kept.ABORTED

@@ -82,7 +82,9 @@ class RequestCounts:
         default_factory=_by_label,
     )
     prompt_tokens: int = counter(
-        "epp_prompt_tokens_total", "Estimated prompt tokens of all routed requests.", default=0
+        "epp_prompt_tokens_total",
+        "Estimated prompt tokens of the requests that servers have computed.",
+        default=0,
     )
     matched_tokens: int = counter(
         "epp_matched_tokens_total",

@@ -20,7 +20,19 @@ from prometheus_client.registry import Collector
 
 from epp.decision import Decision
 from epp.errors import PickError
-from epp.picker.events import Answered, Began, Cut, Ended, Parsed, PickerEvent, ProtocolFault, Refused
+from epp.picker.events import (
+    Answered,
+    Began,
+    Cut,
+    Ended,
+    Parsed,
+    Pick,
+    PickerEvent,
+    PrefillJob,
+    ProtocolFault,
+    Proved,
+    Refused,
+)
 from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.decisions import DecisionRing, Refusal
@@ -57,6 +69,8 @@ class Metrics:
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             self._began(event)
+        elif isinstance(event, Proved):
+            self._proved(event.work)
         elif isinstance(event, Answered):
             self._answered(event.request.decision, mismatch=event.mismatch)
         elif isinstance(event, Ended):
@@ -75,8 +89,6 @@ class Metrics:
         decision, counts = event.request.decision, self._requests
         counts.in_flight += 1
         observe(counts.pick_seconds, event.picked_in_s(timer_s=self._timer()))
-        counts.prompt_tokens += decision.prompt_tokens
-        counts.matched_tokens += decision.matched_tokens
         self._servers[decision.chosen].picks[decision.reason] += 1
         if decision.prefill is not None:
             helper = self._servers[decision.prefill.name]
@@ -96,6 +108,12 @@ class Metrics:
                 "reason": decision.reason,
             }
             _log.debug("picked", extra=extra)
+
+    def _proved(self, work: Pick | PrefillJob) -> None:
+        """Count the tokens of a prompt only if its server has computed it."""
+        if isinstance(work, Pick):
+            self._requests.prompt_tokens += work.decision.prompt_tokens
+            self._requests.matched_tokens += work.decision.matched_tokens
 
     def _answered(self, decision: Decision, *, mismatch: bool) -> None:
         server = self._servers[decision.served_by]

@@ -14,7 +14,15 @@ from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
 from epp.decision import Outcome, PickRequest
 from epp.request.response import ResponseFeedback
-from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.types import (
+    ApiKind,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    InferenceRequest,
+    ModelCard,
+    ModelList,
+)
 from tests.unit.picker_questions import (
     ELSEWHERE,
     A,
@@ -48,9 +56,9 @@ def test_a_request_is_in_flight_until_its_end_however_often_the_end_is_reported(
 def test_a_request_that_got_no_answer_leaves_no_prefix_behind() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)
-    assert picker.table.entries == 31  # of 8,000 bytes
+    assert picker.table.guessed_entries == 31  # of 8,000 bytes
     picker.end(pick, outcome="failed", now=2.0)
-    assert picker.table.entries == 0
+    assert picker.table.guessed_entries == picker.table.entries == 0
 
 
 def test_a_refused_request_leaves_no_prefix_behind() -> None:
@@ -253,3 +261,54 @@ def test_the_table_has_the_capacity_that_the_server_states() -> None:
     assert held_bytes(picker, "a") <= 12_000
     assert picker.pick(ask(text("p9")), now=20.0).decision.matched_tokens > 1900
     assert picker.pick(ask(text("p0")), now=20.0).decision.matched_tokens == 0
+
+
+def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None:
+    for limit, tokens in ((1000, 0), (None, 2000)):
+        picker = a_picker(on=endpoints("a"))
+        card = ModelCard("m", max_model_len=limit)
+        picker.take_lists({EndpointName("a"): ModelList((card,))}, now=0.0)
+        pick = picker.pick(ask(text("p")), now=1.0)
+        assert undone(picker, "a", now=1.0) == tokens
+        assert bool(picker.table.match(pick.chain)) == bool(tokens)
+
+
+def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
+    picker = a_picker(on=endpoints("a"))
+    for now, computed in ((0.0, 0.0), (1.0, 0.0), (3.0, 2000.0)):
+        page = EndpointMetrics(scraped_at=now, running=1, prompt_tokens=computed)
+        picker.observe(EndpointName("a"), page, now=now)
+        if now == 1.0:
+            pick = picker.pick(ask(text("p"), stream=True), now=2.0)
+            picker.on_response_headers(pick, status=200, served=None, now=2.1)
+            assert picker.table.entries == 0
+    assert picker.table.entries == len(pick.chain)
+    picker.end(pick, outcome="aborted", now=4.0)
+    assert picker.table.entries == len(pick.chain)
+
+
+def test_a_request_that_was_refused_does_not_count_as_work_that_others_waited_for() -> None:
+    picker = a_picker(on=endpoints("a"))
+    refused, later = (picker.pick(ask(text(name), stream=True), now=1.0) for name in "pq")
+    assert later.booking.ahead_tokens == 4000
+    picker.on_response_headers(refused, status=400, served=None, now=1.0)
+    picker.end(refused, outcome="ended", now=1.0)
+    assert later.booking.ahead_tokens == 2000
+
+
+@pytest.mark.parametrize("fate", ["restarted", "silent", "gone"])
+def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -> None:
+    picker = a_picker(on=endpoints("a"))
+    page = EndpointMetrics(scraped_at=0.0, running=1, prompt_tokens=10.0)
+    picker.observe(EndpointName("a"), page, now=0.0)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.detach(pick, now=1.0)
+    assert picker.table.match(pick.chain)
+    if fate == "gone":
+        picker.set_endpoints([], now=2.0)
+    else:
+        after = EndpointMetrics(scraped_at=700.0, prompt_tokens=0.0) if fate == "restarted" else None
+        picker.observe(EndpointName("a"), after, now=700.0)
+    picker.check_integrity()
+    assert not picker.table.match(pick.chain)
+    assert not pick.guess.open

@@ -116,8 +116,9 @@ def test_the_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() ->
     assert undone(picker, helper.name, now=1.0) == 20_000
     assert undone(picker, pick.decision.chosen, now=1.0) == 0
     assert in_flight(picker) == {helper.name: 1, pick.decision.chosen: 1}
-    assert held_bytes(picker, helper.name) == held_bytes(picker, pick.decision.chosen) > 0
+    assert set(picker.table.match(pick.chain)) == {helper.name, pick.decision.chosen}
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
+    assert held_bytes(picker, helper.name) == held_bytes(picker, pick.decision.chosen) > 0
     assert in_flight(picker) == {pick.decision.chosen: 1}
     assert undone(picker, helper.name, now=4.0) == 0
     picker.end(pick, outcome="ended", now=5.0)
@@ -167,7 +168,7 @@ def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> N
     assert in_flight(picker) == {}
     assert pick.decision.prefill is not None
     assert undone(picker, pick.decision.prefill.name, now=1.0) == 20_000
-    assert held_bytes(picker, pick.decision.prefill.name) > 0
+    assert picker.table.match(pick.chain) == {pick.decision.prefill.name: len(pick.chain)}
 
 
 def test_an_error_counts_against_the_prefill_endpoint_and_not_against_the_answering_endpoint() -> None:

@@ -79,7 +79,8 @@ def test_fresh_numbers_of_a_server_are_shown_and_stale_ones_are_unknown() -> Non
 
 def test_requests_in_flight_and_expected_hits_are_the_pickers_own() -> None:
     site = a_site(on=endpoints("a"))
-    serve(site.picker, ask(text("p")), now=10.0)
+    for now in (9.0, 10.0):
+        serve(site.picker, ask(text("p")), now=now)
     site.picker.pick(ask(text("p")), now=11.0)
     (endpoint,) = status(site, now=11.0).endpoints
     assert endpoint.in_flight == 1

@@ -25,11 +25,12 @@ from hypothesis.stateful import (
 
 from epp.picker.server_caches import hash_chain
 from epp.prefix_index.eviction import charge, evict
+from epp.prefix_index.guesses import GUESSED_SHARE, GuessedEntries, drop, guess, prove
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import forget, undo
+from epp.prefix_index.removal import forget
 from epp.prefix_index.reported import credit
 from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
-from epp.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
+from epp.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)
@@ -63,7 +64,11 @@ class CacheModel:
     capacity_bytes: int
     items: OrderedDict[object, Item] = field(default_factory=OrderedDict)
     """The least recently used comes first."""
+    guesses: list[list[ChunkHash]] = field(default_factory=list)
     evicted: int = 0
+
+    def only_guessed(self) -> set[ChunkHash]:
+        return {h for chain in self.guesses for h in chain} - self.items.keys()
 
     def used_bytes(self) -> int:
         return sum(item.size_bytes for item in self.items.values())
@@ -83,10 +88,9 @@ class CacheModel:
 
 
 @dataclass
-class ModelRecorded:
+class ModelGuess:
     server: CacheModel
-    added: list[int]
-    op: int
+    chain: list[ChunkHash]
 
 
 class Model:
@@ -96,16 +100,48 @@ class Model:
         self.op = itertools.count()
         self.parents: dict[int, int] = {}
         """For every chunk that was ever recorded: the chunk before it."""
+        self.sizes: dict[ChunkHash, int] = {}
 
     def match(self, chain: list[ChunkHash]) -> dict[EndpointName, int]:
         found = {}
         for name, server in self.servers.items():
-            held = len(list(itertools.takewhile(server.items.__contains__, chain)))
+            known = server.chunks() | server.only_guessed()
+            held = len(list(itertools.takewhile(known.__contains__, chain)))
             if held:
                 found[name] = held
         return found
 
-    def record(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> ModelRecorded:
+    def proven(self, name: EndpointName, chain: list[ChunkHash]) -> int:
+        return len(list(itertools.takewhile(self.servers[name].items.__contains__, chain)))
+
+    def guess(self, name: EndpointName, chain: list[ChunkHash]) -> ModelGuess:
+        """Write what fits: chunks that the server holds already take no room."""
+        server = self.servers[name]
+        sizes = [SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n) for n in range(len(chain))]
+        size_of = dict(zip(chain, sizes, strict=True))
+        room_bytes = int(GUESSED_SHARE * server.capacity_bytes) - sum(
+            self.sizes[h] for h in server.only_guessed()
+        )
+        room = int(GUESSED_SHARE * self.max_entries) - sum(
+            len(s.only_guessed()) for s in self.servers.values()
+        )
+        self.sizes.update(size_of)
+        held, taken = self.match(chain).get(name, 0), 0
+        fits = held
+        for h in chain[held:]:
+            taken += size_of[h]
+            if taken > room_bytes or fits - held >= room:
+                break
+            fits += 1
+        written = ModelGuess(server, chain[:fits] if sum(sizes) <= server.capacity_bytes else [])
+        server.guesses.append(written.chain)
+        return written
+
+    def drop(self, guessed: ModelGuess) -> None:
+        kept = [chain for chain in guessed.server.guesses if chain is not guessed.chain]
+        guessed.server.guesses = kept
+
+    def record(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> list[ChunkHash]:
         server, op = self.servers[name], next(self.op)
         self.parents.update((b, a) for a, b in itertools.pairwise(chain))
         added = [h for h in chain if h not in server.items]
@@ -114,20 +150,10 @@ class Model:
             size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
             server.items[h] = Item(size_bytes=size_bytes, at=now, op=op)
             server.items.move_to_end(h)
-        return ModelRecorded(server=server, added=[int(h) for h in added], op=op)
+        return added
 
     def touch(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> None:
-        held = self.match(chain).get(name, 0)
-        self.record(name, chain[:held], now=now)
-
-    def undo(self, recorded: ModelRecorded) -> None:
-        items = recorded.server.items
-        for h in reversed(recorded.added):
-            item = items.get(h)
-            if item is not None and item.op == recorded.op:
-                if any(isinstance(below, int) and self.parents.get(below) == h for below in items):
-                    break  # the server has reported that it holds the chunks after this one
-                del items[h]
+        self.record(name, chain[: self.proven(name, chain)], now=now)
 
     def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
         items, op = self.servers[name].items, next(self.op)
@@ -140,7 +166,7 @@ class Model:
     def credit(self, name: EndpointName, chain: list[ChunkHash], *, now: float) -> bool:
         server, op = self.servers[name], next(self.op)
         self.parents.update((b, a) for a, b in itertools.pairwise(chain))
-        held = self.match(chain).get(name, 0)
+        held = self.proven(name, chain)
         size_bytes = SCHEDULE.end_bytes(len(chain)) - SCHEDULE.end_bytes(held)
         if not size_bytes or server.used_bytes() + size_bytes > server.capacity_bytes:
             return False
@@ -182,7 +208,7 @@ class Model:
             oldest.evict_one()
 
 
-Handle = tuple[Recorded, ModelRecorded]
+Handle = tuple[EndpointName, list[ChunkHash], GuessedEntries | None, ModelGuess]
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -213,17 +239,38 @@ class TableMachine(RuleBasedStateMachine):
     def think_of_a_prompt(self, prompt: bytes) -> bytes:
         return prompt
 
-    @rule(target=handles, name=names, prompt=prompts() | seen, step_s=steps_s)
-    def record(self, name: EndpointName, prompt: bytes, step_s: float) -> Handle | MultipleResults[Handle]:
-        now, chain = self.tick(step_s), self.chain(prompt)
-        recorded = self.table.record(name, chain, now=now)
+    @rule(name=names, prompt=prompts() | seen, step_s=steps_s)
+    def record(self, name: EndpointName, prompt: bytes, step_s: float) -> None:
+        self.prove(name, self.chain(prompt), None, step_s=step_s)
+
+    def prove(
+        self, name: EndpointName, chain: list[ChunkHash], guessed: GuessedEntries | None, *, step_s: float
+    ) -> None:
+        now = self.tick(step_s)
+        recorded = prove(self.table, name, chain, guessed, now=now)
+        added = self.model.record(name, chain, now=now) if self.live(name) else []
+        assert recorded.added == len(added)
+        assert chain[recorded.held :] == added or not added
+
+    @rule(target=handles, name=names, prompt=prompts() | seen)
+    def guess(self, name: EndpointName, prompt: bytes) -> Handle | MultipleResults[Handle]:
+        chain = self.chain(prompt)
+        guessed = guess(self.table, name, chain)
         if not self.live(name):
-            assert recorded.added == 0
+            assert guessed is None
             return multiple()
-        expected = self.model.record(name, chain, now=now)
-        assert chain[recorded.first_added :] == expected.added
-        assert recorded.added == len(expected.added)
-        return recorded, expected
+        return name, chain, guessed, self.model.guess(name, chain)
+
+    @rule(handle=consumes(handles), step_s=steps_s)
+    def guess_proves_true(self, handle: Handle, step_s: float) -> None:
+        name, chain, guessed, expected = handle
+        self.model.drop(expected)
+        self.prove(name, chain, guessed, step_s=step_s)
+
+    @rule(handle=consumes(handles))
+    def guess_is_dropped(self, handle: Handle) -> None:
+        drop(self.table, handle[2])
+        self.model.drop(handle[3])
 
     @rule(name=names, prompt=prompts() | seen, step_s=steps_s)
     def touch(self, name: EndpointName, prompt: bytes, step_s: float) -> None:
@@ -246,16 +293,6 @@ class TableMachine(RuleBasedStateMachine):
         forgotten = forget(self.table, name, chain, keep=keep, as_of=as_of)
         expected = self.model.forget(name, chain, keep=keep, as_of=as_of) if self.live(name) else 0
         assert forgotten == expected
-
-    @rule(handle=handles)
-    def undo(self, handle: Handle) -> None:
-        undo(self.table, handle[0])
-        self.model.undo(handle[1])
-
-    @rule(handle=consumes(handles))
-    def undo_twice(self, handle: Handle) -> None:
-        for _ in range(2):
-            self.undo(handle)
 
     @rule(name=names, size_bytes=st.integers(min_value=0, max_value=30), step_s=steps_s)
     def charge(self, name: EndpointName, size_bytes: int, step_s: float) -> None:
@@ -313,6 +350,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.live(name):
             clear_endpoint(self.table, name)
             self.model.servers[name].items.clear()
+            self.model.servers[name].guesses.clear()
 
     @rule(prompt=prompts() | seen)
     def match(self, prompt: bytes) -> None:
@@ -339,6 +377,8 @@ class TableMachine(RuleBasedStateMachine):
             assert self.table.mirrors[name].entries == len(held)
             assert self.table.mirrors[name].used_bytes == server.used_bytes()
             assert self.table.mirrors[name].evicted == server.evicted
+            guessed = {h for run in self.table.mirrors[name].guessed for h in run.hashes}
+            assert guessed - held == server.only_guessed()
 
 
 TestTable = pytest.mark.slow(TableMachine.TestCase)

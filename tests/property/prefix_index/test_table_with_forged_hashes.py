@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.prefix_index.eviction import evict
+from epp.prefix_index.guesses import drop, guess
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import undo
 from epp.prefix_index.servers import add_endpoint, clear_endpoint
 from epp.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.types import ChunkHash, EndpointName
@@ -20,7 +20,9 @@ NAMES = [EndpointName("a"), EndpointName("b")]
 
 chains = st.lists(st.integers(min_value=0, max_value=4).map(ChunkHash), max_size=8)
 steps = st.tuples(
-    st.sampled_from(["record", "record", "touch", "undo", "evict", "clear"]), st.sampled_from(NAMES), chains
+    st.sampled_from(["record", "record", "guess", "drop", "touch", "evict", "clear"]),
+    st.sampled_from(NAMES),
+    chains,
 )
 
 
@@ -33,15 +35,17 @@ def test_no_sequence_of_forged_chains_breaks_the_table(
     table = PrefixTable(schedule=SCHEDULE, max_entries=12, ttl_s=20.0)
     for name in NAMES:
         add_endpoint(table, name, capacity_bytes=capacity_bytes)
-    recorded = []
+    guesses = []
     for now, (step, name, chain) in enumerate(script):
         if step == "record":
-            recorded.append(table.record(name, chain, now=now))
-            assert table.match(chain).get(name, 0) >= recorded[-1].first_added + recorded[-1].added
+            recorded = table.record(name, chain, now=now)
+            assert table.match(chain).get(name, 0) >= recorded.held + recorded.added
+        elif step == "guess":
+            guesses.append(guess(table, name, chain))
         elif step == "touch":
             table.touch(name, chain, now=now)
-        elif step == "undo" and recorded:
-            undo(table, recorded[len(chain) % len(recorded)])
+        elif step == "drop" and guesses:
+            drop(table, guesses.pop(len(chain) % len(guesses)))
         elif step == "evict":
             evict(table, now)
             assert table.entries <= 12

@@ -5,7 +5,14 @@ from __future__ import annotations
 from epp.config.policy import PolicySpec
 from epp.config.routing import Lora
 from epp.endpoints import pages
-from epp.endpoints.adapters import has_adapter, loaded_adapters, slots, use_adapter
+from epp.endpoints.adapters import (
+    expect_adapter,
+    has_adapter,
+    loaded_adapters,
+    settle_adapter,
+    slots,
+    use_adapter,
+)
 from epp.types import EndpointMetrics
 from tests.unit.endpoints.bookings import a_state
 
@@ -33,5 +40,17 @@ def test_slots_and_active_adapters_on_the_servers_page_are_believed() -> None:
 
 def test_a_request_loads_its_adapter_if_the_server_does_not_hold_it() -> None:
     state = a_state()
-    used = [use_adapter(state, name, spec=SPEC, now=0.0) for name in ("x", "x", "y", "z", "x")]
-    assert used == [True, False, True, True, True]
+    use_adapter(state, "x", spec=SPEC, now=0.0)
+    assert [expect_adapter(state, name) for name in ("x", "y", "y", "z")] == [False, True, False, True]
+
+
+def test_an_adapter_that_is_only_asked_for_takes_no_slot_from_another() -> None:
+    state = a_state()
+    for name in ("x", "y"):
+        use_adapter(state, name, spec=SPEC, now=0.0)
+    for _ in range(2):
+        expect_adapter(state, "z")
+    settle_adapter(state, "z")
+    assert loaded_adapters(state) == {"x", "y", "z"}
+    settle_adapter(state, "z")
+    assert loaded_adapters(state) == {"x", "y"}

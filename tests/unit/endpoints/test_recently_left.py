@@ -31,7 +31,8 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
     for n in range(40):
         prompt = random.Random(n).randbytes(20_000).hex().encode()
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
-        picker.pick(PickRequest("r", inference), now=0.0)
+        pick = picker.pick(PickRequest("r", inference), now=0.0)
+        picker.on_response_headers(pick, status=200, served=None, now=0.0)
     entries = picker.table.mirrors[A].entries
     assert picker.table.mirrors[A].used_bytes > 10**6 > 0 < entries
     return picker, entries

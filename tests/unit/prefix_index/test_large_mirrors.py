@@ -10,8 +10,9 @@ import pytest
 
 from epp.picker.server_caches import hash_chain
 from epp.prefix_index.eviction import charge, evict
+from epp.prefix_index.guesses import drop, guess
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import forget, undo
+from epp.prefix_index.removal import forget
 from epp.prefix_index.reported import credit
 from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
 from epp.prefix_index.table import ChunkSchedule, PrefixTable
@@ -82,7 +83,7 @@ def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable
 def test_the_table_stays_consistent_whatever_happens_during_a_removal(
     table: PrefixTable, *, leaves: bool
 ) -> None:
-    handles = [table.record(A, numbered_chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
+    guesses = [guess(table, A, numbered_chain(n, more=b"xy")) for n in range(40)]
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:
         drop_endpoint(table, A)
@@ -92,7 +93,7 @@ def test_the_table_stays_consistent_whatever_happens_during_a_removal(
     for n in range(40):
         now += 1
         found = numbered_chain(rng.randrange(MANY), more=rng.choice([b"", b"x", b"xyz"]))
-        undo(table, rng.choice(handles))
+        drop(table, guesses[n])
         table.touch(A, found, now=now)
         forget(table, A, found, keep=0, as_of=now)
         credit(table, A, found, now=now)

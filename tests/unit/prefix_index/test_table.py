@@ -6,7 +6,6 @@ import pytest
 
 from epp.prefix_index.eviction import charge, evict
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import undo
 from epp.prefix_index.servers import drop_endpoint, resize
 from epp.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
 from epp.types import ChunkHash, EndpointName
@@ -99,7 +98,7 @@ class TestRecord:
         longer = table.record(A, chain("abcdefgh"), now=3)
         branch = table.record(A, chain("abcxyz"), now=4)
         elsewhere = table.record(B, chain("abcdef"), now=5)
-        assert [(r.first_added, r.added) for r in (first, again, longer, branch, elsewhere)] == [
+        assert [(r.held, r.added) for r in (first, again, longer, branch, elsewhere)] == [
             (0, 6),
             (6, 0),
             (6, 2),
@@ -118,7 +117,6 @@ class TestRecord:
     def test_an_empty_chain_leaves_no_trace(self) -> None:
         table = new_table(A)
         recorded = table.record(A, [], now=1)
-        undo(table, recorded)
         assert (recorded.added, table.entries) == (0, 0)
         check_integrity(table)
 
@@ -128,7 +126,6 @@ class TestRecord:
         recorded = table.record(A, chain("abc"), now=1)
         table.touch(A, chain("abc"), now=2)
         charge(table, A, size_bytes=3, now=3)
-        undo(table, recorded)
         assert (recorded.added, table.entries, list(table.mirrors)) == (0, 0, [])
         check_integrity(table)
 
@@ -212,7 +209,6 @@ class TestEqualHashesOfDifferentPrefixes:
         recorded: Recorded = table.record(B, self.hashes(1, 8), now=3)
         assert recorded.added == 0
         table.touch(A, self.hashes(1), now=4)
-        undo(table, recorded)
         check_integrity(table)
         assert table.match(self.hashes(1, 2, 3)) == {A: 3}
 

@@ -251,16 +251,38 @@ def test_requests_for_a_prefix_and_all_requests_since_the_first_of_them_are_coun
     assert came(demand, 0, now=4.0) is None, "no server held a part of the prompt"
 
 
-def test_only_the_last_prefixes_and_requests_are_remembered() -> None:
+def test_only_the_last_prefixes_and_requests_that_were_served_are_remembered() -> None:
     demand = Demand()
+
+    def serve(prefix: int, *, now: float) -> None:
+        demand.asked(prefix, now=now)
+        demand.served(prefix)
+
     for n in range(40):
-        demand.asked(1, now=float(n))
+        serve(1, now=float(n))
     assert came(demand, 1, now=40.0) == (32, 32)
     for prefix in range(2, 4097):
-        demand.asked(prefix, now=50.0)
-    demand.asked(1, now=60.0)
-    demand.asked(5000, now=60.0)
+        serve(prefix, now=50.0)
+    serve(1, now=60.0)
+    serve(5000, now=60.0)
     demand.check_integrity()
     assert came(demand, 2, now=60.0) is None, "used least recently"
     assert came(demand, 1, now=60.0, most_s=1.0) == (1, 2)
     assert came(demand, 3, now=60.0) is not None
+
+
+def test_requests_that_no_server_computed_leave_no_trace_in_the_demand() -> None:
+    asked, never = Demand(), Demand()
+    for n in range(32):
+        for demand in (asked, never):
+            demand.asked(1, now=float(n))
+            demand.served(1)
+    for n in range(5000):
+        asked.asked(n, now=40.0 + n)
+    assert came(asked, 1, now=5040.0, most_s=5039.0) == (32, 5031)
+    for n in range(5000):
+        asked.refused(n, at=40.0 + n)
+    asked.check_integrity()
+    for least_s, most_s in ((0.0, 5041.0), (5018.0, 5038.0)):
+        figures = [came(each, 1, now=5040.0, least_s=least_s, most_s=most_s) for each in (asked, never)]
+        assert figures[0] == figures[1] != (0, 0)

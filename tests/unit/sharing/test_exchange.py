@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from epp.config.policy import PolicySpec
+from epp.endpoints.adapters import loaded_adapters
 from epp.errors import FatalRequestError
 from epp.sharing.batches import Flag, decode_batch
 from epp.types import Address, EndpointName
@@ -159,7 +160,7 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
     other.receive(one.send(now=1.0), now=1.0)
     state = other.picker.fleet.get(pick.decision.chosen)
     assert state is not None
-    assert list(state.adapters) == ["sql"]
+    assert loaded_adapters(state) == {"sql"}
     one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
     one.picker.end(pick, outcome="ended", now=3.0)
     other.receive(one.send(now=3.0), now=3.0)

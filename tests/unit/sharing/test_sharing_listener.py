@@ -7,23 +7,28 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Table
 from epp.sharing.batches import Began, MalformedError, decode_batch, encode
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
-from tests.unit.picker_questions import text
+from tests.unit.picker_questions import policy_of, text
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
 
 
 def test_the_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
+    one.picker.on_response_headers(one.pick(text("q"), now=10.0), status=200, served=None, now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
+    assert other.matched(text("p"), now=10.0)
     other.exchange.listener.expire(now=10.0 + TIMEOUT_S)
     assert other.in_flight_of_peers() != {}
     other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
     assert other.in_flight_of_peers() == {}
     assert other.undone(now=16.0) == 0
     assert other.exchange.listener.peers == 0
-    assert other.matched(text("p"), now=16.0), "the server computed it all the same"
+    assert not other.matched(text("p"), now=16.0), "nobody knows whether it was computed"
+    assert other.matched(text("q"), now=16.0)
 
 
 def test_a_picker_that_missed_a_batch_releases_requests_that_may_have_ended_and_gets_full_news() -> None:
@@ -161,3 +166,62 @@ def test_a_batch_older_than_the_timeout_teaches_prefixes_and_books_nothing() -> 
     other.receive(one.send(now=10.0), now=10.0 + late_s, age_s=late_s)
     assert other.in_flight_of_peers() == {}
     assert other.matched(text("p"), now=16.0)
+
+
+def test_a_guess_of_another_picker_evicts_nothing_until_that_picker_proves_it() -> None:
+    policy = policy_of(PolicySpec(table=Table(default_capacity_tokens=2000)))
+    one, other = (Replica(n, on=endpoints("a"), policy=policy) for n in (1, 2))
+    meet([one, other], now=0.0)
+    other.end(other.pick(text("old"), now=1.0), now=1.0)
+    pick = one.pick(text("new", 3000), now=2.0)
+    other.receive(one.send(now=2.0), now=2.0)
+    other.picker.tidy(now=2.0)
+    whole = other.matched(text("old"), now=2.0)
+    assert other.matched(text("new", 3000), now=2.0) == one.matched(text("new", 3000), now=2.0) != {}
+    one.picker.on_response_headers(pick, status=200, served=None, now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
+    other.picker.tidy(now=3.0)
+    assert other.matched(text("old"), now=3.0)[EndpointName("a")] < whole[EndpointName("a")]
+    assert other.matched(text("new", 3000), now=3.0)
+
+
+@pytest.mark.parametrize("status", [400, 503, None])
+def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: int | None) -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    if status is not None:
+        one.picker.on_response_headers(pick, status=status, served=None, now=11.0)
+    one.picker.end(pick, outcome="aborted" if status is None else "ended", now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
+    assert other.matched(text("p"), now=11.0) == {}
+
+
+@pytest.mark.parametrize("ends", ["ended", "aborted", "detached"])
+def test_the_guesses_of_an_older_picker_are_proven_when_its_requests_end(ends: str) -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
+    if ends == "detached":
+        one.picker.detach(pick, now=11.0)
+    else:
+        one.picker.end(pick, outcome=ends, now=11.0)  # type: ignore[arg-type]
+    older = [encode(msgspec.structs.replace(decode_batch(data), proved=None)) for data in one.send(now=11.0)]
+    other.receive(older, now=11.0)
+    assert other.matched(text("p"), now=11.0)
+
+
+def test_a_prompt_that_is_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
+    one, other = two()
+    for n in (0, 1):
+        page = EndpointMetrics(scraped_at=9.0 + n, running=0, prompt_tokens=10.0)
+        one.picker.observe(EndpointName("a"), page, now=9.0 + n)
+    pick = one.pick(text("p"), now=10.0, only=Address("10.0.0.1", 8000))
+    one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
+    one.picker.detach(pick, now=10.5)
+    other.receive(one.send(now=11.0), now=11.0)
+    assert other.matched(text("p"), now=11.0) == {}
+    page = EndpointMetrics(scraped_at=12.0, running=0, prompt_tokens=9000.0)
+    one.picker.observe(EndpointName("a"), page, now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
+    assert other.matched(text("p"), now=12.0) == one.matched(text("p"), now=12.0) != {}

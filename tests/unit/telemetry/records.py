@@ -74,9 +74,7 @@ def pick(of: Decision | None = None) -> Pick:
         streams=False,
         conversation=None,
         prompt=nothing,
-        recorded=None,
-        table=nothing,
-        process=0,
+        guess=nothing,
         wait=nothing,
         asks=True,
     )

@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.decision import Prefill
 from epp.errors import BadRequestError, NoEndpointError
 from epp.flow.status import FlowStatus
-from epp.picker.events import Parsed, ProtocolFault, Refused
+from epp.picker.events import Parsed, ProtocolFault, Proved, Refused
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
+from epp.prefix_index.table import NOTHING
 from epp.telemetry import catalog
 from epp.telemetry.catalog import metrics_reference
 from epp.telemetry.decisions import DecisionRing, Refusal
@@ -93,6 +94,8 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     shown.metrics.on_event(began(made, began_s=1.0))
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
+    assert shown.value("epp_prompt_tokens_total") == 0
+    shown.metrics.on_event(Proved(0.0, made, NOTHING))
     shown.metrics.on_event(answered(made))
     made.decision.outcome = "aborted"
     shown.metrics.on_event(ended(made))

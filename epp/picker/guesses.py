@@ -1,0 +1,193 @@
+"""Decides what becomes of the picker's guesses: when a request is sent, its server is assumed to hold the
+prompt and the adapter from then on.
+
+A guess matches for other requests at once. It changes nothing else that is believed or learned, until the
+server has computed the prompt. A server shows this in one of three ways: by the headers of a good answer,
+unless these come before the prefill, as they do in an answer that is streamed; by its counters, if a page
+shows that the booking is computed; by the good end of its answer. Then the prompt becomes the newest use of
+the server's cache, and the request counts. If the server refuses the request, or if it ends earlier, the
+guess is dropped. Then everything is as if the request had never come. Nothing is assumed of a prompt that is
+certainly too long for its server.
+
+Each guess is settled once. Requests of other pickers have guesses too (`sharing.listener`), which are settled
+as these pickers report. Synchronous; the picker owns the object.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from epp.endpoints.adapters import expect_adapter, settle_adapter, use_adapter
+from epp.endpoints.endpoint_state import LOST_BOOKING_S, Booking, EndpointState
+from epp.endpoints.fleet import Fleet
+from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
+from epp.picker.phases import Phase
+from epp.picker.server_caches import Prompt, ServerCaches, count_prediction
+from epp.prefix_index import guesses
+from epp.prefix_index.table import NOTHING, Recorded
+from epp.types import ChunkHash
+
+_CERTAINLY: Final = 1.5
+"""A prompt is certainly too long if the estimate of its tokens is more than this many times what the server
+can take."""
+
+
+def too_long(prompt: Prompt, state: EndpointState) -> bool:
+    """Return whether the server will certainly refuse the prompt: by the length that it lists, or by the size
+    of its cache.
+    """
+    limit = state.max_model_len or (state.metrics.capacity_tokens if state.metrics else None)
+    return bool(limit and prompt.chain) and prompt.tokens > _CERTAINLY * (limit or 0)
+
+
+class Guesses:
+    def __init__(self, fleet: Fleet, caches: ServerCaches, send: Listener) -> None:
+        """send: sends an event to all listeners."""
+        self._fleet = fleet
+        self._caches = caches
+        self._send = send
+        self._awaited: dict[Booking, Pick | PrefillJob] = {}
+        """This picker's own requests whose guesses are open."""
+
+    # -- guesses of any picker -------------------------------------------------------------------------------
+
+    def guess(self, state: EndpointState, chain: list[ChunkHash], *, booking: Booking, adapter: str) -> Guess:
+        """Assume that the server will hold the chain and the adapter, since a request was sent there."""
+        table, name = self._caches.table, state.endpoint.name
+        if self._fleet.get(name) is not state:
+            chain = []
+        if adapter:
+            booking.loads = expect_adapter(state, adapter)
+        entries = guesses.guess(table, name, chain) if chain else None
+        return Guess(state, state.process, chain, booking, adapter, table, entries)
+
+    def holds(self, guess: Guess) -> bool:
+        """Return whether the table still has chunks of this guess for the same server.
+
+        The server may have been removed, another server may have its name, or prompts may be cut differently
+        now.
+        """
+        same_server = self._fleet.get(guess.state.endpoint.name) is guess.state and self._same_process(guess)
+        return same_server and guess.table is self._caches.table and bool(guess.chain)
+
+    def prove(self, guess: Guess, *, now: float) -> Recorded:
+        """Take in that the server has computed the prompt."""
+        if not guess.open:
+            return NOTHING
+        guess.open, guess.proven = False, True
+        if guess.adapter and self._same_process(guess):
+            settle_adapter(guess.state, guess.adapter)
+            loads = use_adapter(guess.state, guess.adapter, spec=self._caches.spec, now=now)
+            guess.booking.loads |= loads
+        if not self.holds(guess):
+            guesses.drop(guess.table, guess.entries)
+            return NOTHING
+        return guesses.prove(guess.table, guess.state.endpoint.name, guess.chain, guess.entries, now=now)
+
+    def drop(self, guess: Guess) -> None:
+        """Take in that the server has not computed the prompt, and will not."""
+        if not guess.open:
+            return
+        guess.open = False
+        if guess.adapter and self._same_process(guess):
+            settle_adapter(guess.state, guess.adapter)
+        guesses.drop(guess.table, guess.entries)
+
+    def used(self, guess: Guess, *, now: float) -> None:
+        """Take in that a proven request has ended: servers order their blocks by the time when they are
+        freed.
+        """
+        if guess.proven and self.holds(guess):
+            guess.table.touch(guess.state.endpoint.name, guess.chain, now=now)
+
+    # -- guesses about this picker's own requests ------------------------------------------------------------
+
+    def cached_at(self, state: EndpointState, prompt: Prompt, chunks: int) -> int:
+        """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""
+        block_tokens = (state.metrics.block_size if state.metrics else None) or 1
+        return self._caches.cached_at(state.endpoint.name, prompt, chunks, block_tokens=block_tokens)
+
+    def expect(
+        self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
+    ) -> tuple[Booking, Guess]:
+        """Book a request that was sent to a server, and assume what the server will hold. cached: tokens of
+        the prompt that the server need not compute. `follow` has to be called next.
+        """
+        fits = not too_long(prompt, state)
+        booking = Booking(tokens=prompt.tokens - cached if fits else 0, booked_at=now)
+        state.book(booking, now=now)
+        return booking, self.guess(state, prompt.chain if fits else [], booking=booking, adapter=adapter)
+
+    def follow(self, work: Pick | PrefillJob) -> None:
+        """Wait for the counters to show that the server has computed this work. Work without tokens does not
+        show there.
+        """
+        if work.booking.tokens:
+            self._awaited[work.booking] = work
+
+    def computed(self, work: Pick | PrefillJob, *, now: float) -> None:
+        """Take in that the server has computed the prompt, as its answer or its counters show."""
+        self._awaited.pop(work.booking, None)
+        guess, prompt, state = work.guess, work.prompt, work.state
+        if not guess.open:
+            return
+        recorded = self.prove(guess, now=now)
+        if recorded is not NOTHING:
+            cached = self.cached_at(state, prompt, recorded.held)
+            count_prediction(
+                state.hits,
+                self._caches.learned(state.model).cache.staleness,
+                tokens=cached,
+                others=prompt.tokens - cached,
+                unused_s=recorded.unused_s,
+            )
+        if isinstance(work, Pick):
+            self._caches.demand.served(work.prefix)
+        self._send(Proved(now, work, recorded))
+
+    def lost(self, work: Pick | PrefillJob, *, over: bool = True) -> None:
+        """Take in that the server has not computed the prompt. over: no other server will compute it."""
+        self._awaited.pop(work.booking, None)
+        if over and work.guess.open and isinstance(work, Pick):
+            self._caches.demand.refused(work.prefix, at=work.wait.sent_at)
+        self.drop(work.guess)
+
+    def detach(self, work: Pick | PrefillJob) -> None:
+        """Take in that only the counters can show what becomes of this work."""
+        if work.booking not in self._awaited:
+            self.lost(work)
+
+    def page(self, state: EndpointState, *, now: float) -> None:
+        """Take in the bookings that the server's last page showed to be computed, or that were lost."""
+        counted, state.backlog.counted = state.backlog.counted, []
+        for booking in counted:
+            work = self._awaited.get(booking)
+            if work is None:
+                continue
+            if work.guess.process != state.process or booking.booked_at < now - LOST_BOOKING_S:
+                if work.over:  # else its end settles its guess
+                    self.lost(work)
+            elif isinstance(work, Pick) and work.streams and work.phase is Phase.SENT:
+                work.guess.counted = True  # its headers come before its prefill, if its server takes it
+            else:
+                self.computed(work, now=now)
+
+    def answered(self, work: Pick, *, now: float) -> None:
+        """Take in the headers of a good answer."""
+        page = work.state.metrics
+        counts = page is not None and (page.ttft_count is not None or page.prompt_tokens is not None)
+        if not work.streams or work.guess.counted or not counts:
+            self.computed(work, now=now)
+
+    def forget(self, state: EndpointState) -> None:
+        """Drop guesses about a server that has left, if only its pages could show what became of them."""
+        for work in [work for work in self._awaited.values() if work.state is state]:
+            if work.over:
+                self.lost(work)
+
+    def check_integrity(self) -> None:
+        for booking, work in self._awaited.items():
+            assert work.booking is booking
+
+    def _same_process(self, guess: Guess) -> bool:
+        return guess.state.process == guess.process
