@@ -15,14 +15,14 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
-    "lines of epp": (30_000, 41_900),
+    "lines of epp": (30_000, 42_017),
     "lines of model_server": (12_500, 15_950),
     "lines of bench": (13_000, 17_150),
-    "lines of tests": (68_000, 94_800),
+    "lines of tests": (68_000, 95_200),
     "lines of docs": (5_500, 7_300),
     "packages and modules at the top of epp": (10, 30),
     "class names of epp with two meanings": (0, 37),
-    "constants of scheduling, endpoints, server_caches": (40, 92),
+    "constants of scheduling, endpoints, server_caches": (40, 95),
 }
 """What is counted, with the target and the limit of today."""
 
