@@ -81,6 +81,8 @@ _REQUEST_NAMES: Final = _RESERVED.union(
 )
 _BODIES: Final = "bodies of requests"
 """Stands for a model in the seed of the hashes of bodies, which all pickers of a pool have in common."""
+_RETRIES_IN_TROUBLE: Final = "2"
+"""While servers fail, the first two that are named may both be dead."""
 _MAX_REQUEST_ID_CHARS: Final = 256
 _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
@@ -290,6 +292,8 @@ class Asking:
         headers = [(DESTINATION, destination), *pick.set_headers]
         if self._once:
             headers.append((MAX_RETRIES, "0"))
+        elif self.context.picker.fleet.failures.marks:
+            headers.append((MAX_RETRIES, _RETRIES_IN_TROUBLE))
         if self._made_id:
             headers.append((REQUEST_ID, head.request_id))
         if self._changed_bytes and head.declared_bytes:

@@ -1,10 +1,10 @@
 """Remembers requests that ended the servers that read them, so that they end no more.
 
 The data plane says when it gave up a request because the last server ended the connection after it took the
-request, and how many servers it tried. A request that was alone at this server has ended it. If others were
-there, it may be any of them, so the request is only suspected. A suspect is sent to one server, without a
-retry. If that server ends too, or if the request was alone in the first place, it is refused for some
-minutes. A good answer clears a suspect.
+request, and how many servers it tried. A request that was alone at these servers has ended them. If others
+were there, it may be any of them, so the request is only suspected. A suspect is sent to one server,
+without a retry. If that server ends too, or if the request was alone in the first place, it is refused for
+some minutes. A good answer clears a suspect.
 
 Other pickers of the pool are told (`sharing`). Requests are known by a keyed hash of their body. Pure: times
 are monotonic seconds. `picker` owns this object.
@@ -13,6 +13,7 @@ are monotonic seconds. `picker` owns this object.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -60,12 +61,14 @@ class FatalRequests:
             return False
         return True
 
-    def ended(self, body_hash: int, state: EndpointState, *, tries: int, now: float) -> int:
-        """Take in that this server ended after it took the request, as the last of so many servers that were
-        tried. The request is still booked there. Return the strikes against the request.
+    def ended(self, body_hash: int, tried: Sequence[EndpointState], *, tries: int, now: float) -> int:
+        """Take in that the last of these servers ended after it took the request, so many tries in
+        all. The request is still booked at one of them. Return the strikes against the request.
         """
-        alone = state.in_flight <= 1 and now - state.lost_request_at > _TOGETHER_S
-        state.lost_request_at = now
+        others = sum(state.in_flight for state in tried) > 1
+        alone = not others and all(now - state.lost_request_at > _TOGETHER_S for state in tried)
+        for state in tried:
+            state.lost_request_at = now
         strikes = tries if alone else 1
         self.strike(body_hash, strikes, now=now)
         return strikes

@@ -186,7 +186,8 @@ class Picker(FleetNews):
         """
         moved = self._commits.on_response_headers(pick, status=status, served=served, now=now)
         if lost and pick.body_hash:
-            strikes = self.fatal.ended(pick.body_hash, pick.state, tries=lost, now=now)
+            tried = [state for each in pick.destinations[:lost] if (state := self.fleet.at(each)) is not None]
+            strikes = self.fatal.ended(pick.body_hash, tried or [pick.state], tries=lost, now=now)
             self._listeners.send(Fatal(now, pick.body_hash, strikes))
         elif self.fatal.struck and status < 500:
             self.fatal.answered(pick.body_hash)

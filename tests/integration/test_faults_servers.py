@@ -69,25 +69,6 @@ async def test_a_request_that_ends_its_servers_ends_two_of_four_and_no_more(tmp_
         await distinct_prompts(gateway)
 
 
-async def test_a_request_that_may_have_ended_servers_is_sent_to_one_more(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path) as gateway:
-        for backend in gateway.backends:
-            backend.behaviour.reset = True
-            backend.behaviour.before_headers.shut()
-        pending = [asyncio.create_task(gateway.client.complete(f"prompt {n}")) for n in range(12)]
-        gates = [b.behaviour.before_headers for b in gateway.backends]
-        await wait_until(lambda: sum(g.waiting for g in gates) == 12, what="servers have taken all")
-        for gate in gates:
-            gate.open()
-        assert {(await reply).status for reply in pending} == {503}
-        seen = sum(len(b.prompts) for b in gateway.backends)
-        assert [(await gateway.client.complete(f"prompt {n}")).status for n in range(3)] == [503] * 3
-        assert sum(len(b.prompts) for b in gateway.backends) == seen + 3, "each was sent once"
-        for backend in gateway.backends:
-            backend.behaviour.reset = False
-        await distinct_prompts(gateway)
-
-
 @pytest.mark.parametrize("page", ["hang", "garbage", "huge", "error"])
 async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
     tmp_path: Path, page: MetricsPage

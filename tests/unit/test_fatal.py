@@ -29,7 +29,7 @@ def fate(requests: FatalRequests, body: int = BODY, *, now: float) -> str:
 
 def test_a_request_that_ended_two_servers_is_refused_for_minutes() -> None:
     requests = FatalRequests()
-    requests.ended(BODY, server(), tries=2, now=10.0)
+    requests.ended(BODY, [server()], tries=2, now=10.0)
     assert [fate(requests, now=now) for now in (10.0, 309.0, 310.0, 909.0, 910.0)] == [
         "refused", "refused", "once", "once", "free",
     ]  # fmt: skip
@@ -39,9 +39,9 @@ def test_a_request_that_ended_two_servers_is_refused_for_minutes() -> None:
 @pytest.mark.parametrize("in_flight", [1, 9])
 def test_a_request_that_may_have_ended_a_server_goes_to_one_more_at_most(in_flight: int) -> None:
     requests = FatalRequests()
-    requests.ended(BODY, server(in_flight=in_flight), tries=1 if in_flight == 1 else 2, now=10.0)
+    requests.ended(BODY, [server(in_flight=in_flight)], tries=1 if in_flight == 1 else 2, now=10.0)
     assert fate(requests, now=20.0) == "once"
-    requests.ended(BODY, server(), tries=1, now=30.0)
+    requests.ended(BODY, [server()], tries=1, now=30.0)
     assert fate(requests, now=31.0) == "refused"
 
 
@@ -49,13 +49,19 @@ def test_the_last_of_many_that_a_server_lost_is_not_taken_for_its_end() -> None:
     requests, lost = FatalRequests(), server(in_flight=3)
     for n in (3, 2, 1):
         lost.in_flight = n
-        requests.ended(n, lost, tries=2, now=10.0)
+        requests.ended(n, [lost], tries=2, now=10.0)
     assert [fate(requests, n, now=11.0) for n in (3, 2, 1)] == ["once"] * 3
+
+
+def test_others_at_the_first_of_two_servers_make_a_request_only_suspected() -> None:
+    requests = FatalRequests()
+    requests.ended(BODY, [server(in_flight=5), server()], tries=2, now=10.0)
+    assert fate(requests, now=11.0) == "once"
 
 
 def test_a_good_answer_clears_a_suspect() -> None:
     requests = FatalRequests()
-    requests.ended(BODY, server(), tries=1, now=10.0)
+    requests.ended(BODY, [server()], tries=1, now=10.0)
     requests.answered(BODY)
     assert fate(requests, now=11.0) == "free"
 
@@ -63,5 +69,5 @@ def test_a_good_answer_clears_a_suspect() -> None:
 def test_the_memory_is_bounded_and_the_oldest_goes_first() -> None:
     requests = FatalRequests()
     for n in range(1, 5001):
-        requests.ended(n, server(), tries=2, now=1.0)
+        requests.ended(n, [server()], tries=2, now=1.0)
     assert [fate(requests, body, now=1.0) for body in (1, 5000)] == ["free", "refused"]
