@@ -78,8 +78,8 @@ class Envoy(Strict, frozen=True):
     with 503. Set this to four fifths of the memory that Envoy may use. 0 means no limit."""
     num_retries: Annotated[int, Meta(ge=0, le=10)] = 1
     """How often Envoy tries the next endpoint of the answer when an endpoint cannot be reached, breaks the
-    connection or answers 503. A request that ends the servers that read it can end one more than this. While some server fails,
-    the picker allows two retries."""
+    connection or answers 503. A request that ends the servers that read it can end one more than this. If
+    this is 1, the picker allows two while some server fails."""
     http2_cleartext: bool = True
     """Accept HTTP/2 without TLS (prior knowledge), besides HTTP/1.1."""
     tls: Tls | None = None

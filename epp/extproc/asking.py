@@ -292,7 +292,7 @@ class Asking:
         headers = [(DESTINATION, destination), *pick.set_headers]
         if self._once:
             headers.append((MAX_RETRIES, "0"))
-        elif self.context.picker.fleet.failures.marks:
+        elif settings.retries_once and self.context.picker.fleet.failures.marks:
             headers.append((MAX_RETRIES, _RETRIES_IN_TROUBLE))
         if self._made_id:
             headers.append((REQUEST_ID, head.request_id))

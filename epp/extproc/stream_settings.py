@@ -40,6 +40,8 @@ class StreamSettings:
     conformance_headers: bool = False
     scores_metadata: bool = False
     cost_metadata: bool = False
+    retries_once: bool = False
+    """Whether our own Envoy retries once, so that the picker may allow a second retry."""
     mode_override: bool = True
     """Whether the data plane may be asked to stream a sampled answer."""
     longest_delay_s: float = 0.0

@@ -53,6 +53,7 @@ def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSe
         conformance_headers=config.conformance_headers,
         scores_metadata=config.scores_metadata,
         cost_metadata=config.cost_metadata,
+        retries_once=config.caller.own_config and config.envoy.num_retries == 1,
         mode_override=config.streams.mode_override,
         longest_delay_s=config.asks_for_s,
         given_delay_s=config.gives_s,
