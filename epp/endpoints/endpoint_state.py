@@ -28,6 +28,10 @@ remembered until its first byte is overdue."""
 _TYPICAL_STEP = 0.05
 _TIMES_TYPICAL = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
+_QUICK_S = 0.05
+"""A streamed answer that ends this soon after its beginning may hold nothing but an error."""
+_TRUSTED_S = 1.0
+"""After an answer with a token, no answer is read for this long on account of a quick end."""
 _SERVED_MODELS = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
 
@@ -203,6 +207,15 @@ class EndpointState:
     """The model of the server's last good answer. Empty: not known."""
     lost_request_at: float = -inf
     """When the server last ended the connection of a request that it had taken, without an answer."""
+    refused: int = 0
+    """Requests of this picker that the server has refused (4xx) since its last good answer."""
+    uncounted_end_at: float = inf
+    """When the first answer ended whose request was sent after the last page. Its tokens have to stand on the
+    next page."""
+    doubted: bool = False
+    """Whether the next answer has to be read, because one ended so soon that it may hold no token."""
+    read_at: float = -inf
+    """When an answer was last read that held a token."""
     gone: bool = False
     """Whether the endpoint has left the fleet. Its open requests then say nothing about the servers that
     stay."""
@@ -327,6 +340,7 @@ class Wait(Struct, eq=False, gc=False):
     """The model that the request asks for. Empty: not known."""
     over: bool = False
     """Whether the answer began, or the client no longer waits for it."""
+    began_at: float = inf
 
 
 class Answers:
@@ -382,7 +396,7 @@ class Answers:
         """
         if wait.over:
             return
-        wait.over = True
+        wait.over, wait.began_at = True, now
         wait.state.answers += 1
         wait.state.overdue = 0
         self.begun += 1
@@ -393,10 +407,20 @@ class Answers:
     def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
         """Record that a server answered well for a model, at this path."""
         self.served[model, path_hash] = state
-        state.answered_model = model
+        state.answered_model, state.refused = model, 0
         self.served.move_to_end((model, path_hash))
         while len(self.served) > _SERVED_MODELS:
             self.served.popitem(last=False)
+
+    def ended(self, state: EndpointState, wait: Wait, *, now: float) -> None:
+        """Take in that a generated answer ended. It began well, and nobody has read it. If no page can have
+        counted it yet, the next page should. If it ended very soon, the server's next answer is read.
+        """
+        page = state.metrics
+        if page is not None and wait.sent_at > page.scraped_at:
+            state.uncounted_end_at = min(state.uncounted_end_at, now)
+        quick = wait.streams and now - wait.began_at < _QUICK_S
+        state.doubted = state.doubted or (quick and now - state.read_at >= _TRUSTED_S)
 
     def overdue(self, *, now: float) -> bool:
         """Return whether a first byte may be overdue."""

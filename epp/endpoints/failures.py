@@ -1,45 +1,41 @@
 """Finds servers that fail more than the others, from their answers and from answers that never come.
 
-A server that answers 500 at once, or hangs while its metrics look fine, always seems idle, so every rule by
+A server that answers badly at once, or hangs while its metrics look fine, always seems idle, so every rule by
 load or cost would send it more requests. Each answer moves the failure share of its server, which is an
 average of the last answers. This share raises the price of the server. From `shareToLeaveOut` on the server
 is left out, as long as it fails more than the others and not too many servers are left out already. A server
-that is left out gets a trial request now and then, and comes back with its first good answers. A 404 counts
-only for its model, and only if another server has answered for this model at the same path.
+that is left out gets a trial request now and then, and comes back with its first good answers.
+
+`marks.Form` is the table of the forms of failure. Each form says what a later answer has to prove: if answers
+begin well and then fail, the beginning of an answer proves nothing. Some forms are only suspicions. A
+suspicion raises the price a little, and a probe confirms it or not.
 
 Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
 the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
 sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of `_TRIAL_PICKS`
-requests is a trial. A probe that succeeds proves less than a real answer: it only allows a trial.
+requests is a trial. A probe that succeeds proves less than a real answer: mostly it only allows a trial.
 
-A server hangs if its first bytes are overdue (`endpoint_state.Answers`), or if its answers begin and do not
-go on (`symptoms`). In the second case the beginning of an answer proves nothing: only a probe that succeeds
-or a counter that grows brings the server back. Envoy's access log reports answers that break off midway
-(`answer_cut`). Such answers count as failures. From then on only complete answers count as good, or a probe
-that succeeds after probes that failed.
-
-Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports answers that failed. While
-there is a mark, it reports all of its answers, and `sharing` reports those of other pickers.
+Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports bad answers. While there is a
+mark, it reports all answers, and `sharing` reports those of other pickers.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
-from epp.endpoints.endpoint_state import Answers, EndpointState, Wait, counts_answers
-from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark, Probe, Verdict
-from epp.endpoints.symptoms import Cuts, Stalls, suspects
+from epp.endpoints.endpoint_state import Answers, EndpointState, counts_answers
+from epp.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
+from epp.endpoints.symptoms import Stalls, suspects
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointMetrics
 
-_TRIAL_STEP: Final = 0.4
-"""How far a good answer moves the share of a server that is left out: two bring it back under a half."""
 _NOTHING: Final = 0.06
 """A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
 again gets no request on an idle fleet, because even a small share adds more to the cost than the difference
@@ -55,7 +51,24 @@ _MOST_PROBES: Final = 32
 """The largest number of probes that one picker has open at a time."""
 _QUEUE_S: Final = 0.5
 """If a server needs more time than this for its undone prompt tokens, a probe may have to wait."""
+_SUSPECTED: Final = 2 * _NOTHING
+"""The least share of a server that is only suspected."""
+_REFUSING: Final = 0.4
+"""The same for a server that may refuse everything. Its price must count at once, because it draws requests.
+"""
 _MOST_MARKS: Final = 4096
+_REFUSALS: Final = 3
+"""A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
+_ALL_REFUSE_S: Final = 60.0
+"""For this long after two servers have refused about as many requests in a row, refusals count against none.
+"""
+_REPORTED_S: Final = 1.0
+"""Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
+_MOST_ENDS: Final = 64
+"""The most ends of one server that are remembered at a time. More are not needed to see that most answers are
+complete."""
+_PAGE_AGE_S: Final = 0.1
+"""A page may have been written this long before it was read."""
 
 
 class Failures:
@@ -69,74 +82,95 @@ class Failures:
         lately have a mark. While there are no marks, good answers change nothing.
         """
         self._stalls = Stalls()
-        self._cuts = Cuts()
+        self._all_refuse_until = -inf
 
     # -- events ---------------------------------------------------------------------------------------------
 
-    def answered(
-        self,
-        state: EndpointState,
-        *,
-        failed: bool,
-        model: str = "",
-        asked_model: str = "",
-        whole: bool = False,
-        now: float,
+    def failed(
+        self, state: EndpointState, form: Form, *, about: str = "", asked_model: str = "", now: float
     ) -> None:
-        """Take in an answer of a server, good or failed. model: only this model fails. asked_model: the model
-        that the request asked for, if known. whole: the answer is known to be complete.
+        """Take in a bad answer. about: only this model fails. asked_model: the model that the request asked
+        for, if known.
         """
         if state.gone:
             return
-        mark = self.marks.get((state, model))
-        if not failed and ((mark is not None and mark.stalls) or (state in self._cuts and not whole)):
-            return
-        if mark is None:
-            if not failed:
-                return
-            mark = self.marks[state, model] = Mark()
-            while len(self.marks) > _MOST_MARKS:
-                self._drop(next(iter(self.marks)))
-        step = _TRIAL_STEP if mark.out and not failed else STEP
-        share = mark.now(now)
-        mark.share, mark.at = share + step * (float(failed) - share), now
-        if failed and not mark.out:
+        mark = self._mark(state, about)
+        mark.move(failed=True, now=now)
+        mark.form, mark.needs = form, max(mark.needs, form.proof)
+        if form is Form.CUTS and mark.ends:
+            mark.ends.popleft()  # one of the answers that ended was cut
+        if not mark.out:
             mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
-        if failed and mark.share >= self.settings.share_to_leave_out and not mark.out:
-            mark.leave_out(picks=self._answers.picks, now=now)
-        elif not failed and mark.out:
+            if mark.share >= self.settings.share_to_leave_out:
+                mark.leave_out(picks=self._answers.picks, now=now)
+
+    def good(self, state: EndpointState, *, about: str = "", proof: Proof, now: float) -> None:
+        """Take in an answer that is good, as far as the proof goes. It counts if the mark needs no more."""
+        mark = self.marks.get((state, about))
+        if mark is None or proof < mark.needs:
+            return
+        mark.move(failed=False, now=now)
+        if mark.suspected is not None:
+            mark.recover(0.0, now=now)  # it does not refuse everything
+        if mark.out:
             if mark.share < self.settings.share_to_leave_out:
                 mark.recover(now=now)  # the trials succeeded
             mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
-    def answer_cut(self, state: EndpointState, *, now: float) -> None:
-        """Count an answer that began well and was cut, as this picker or another one has reported."""
-        if not state.gone:
-            self._cuts.cut(state)
-            self.answered(state, failed=True, now=now)
-
     def ended(self, state: EndpointState, *, now: float) -> None:
         """Take in that an answer that began well is over, complete or cut."""
-        self._cuts.ended(state, now=now)
+        mark = self.marks.get((state, ""))
+        # The oldest ends stay. If newer ends replaced them, none of a busy server's ends would ever be old
+        # enough.
+        if mark is not None and mark.needs is Proof.WHOLE and len(mark.ends) < _MOST_ENDS:
+            mark.ends.append(now)
 
-    def refused_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """Take in that a server answered 404. The 404 counts only if another server has answered for this
-        model at the same path, because clients also name paths that no server has.
+    def lacks(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
+        """Take in a 404. It counts if another server has answered for this model at the same path, because
+        clients also name paths that no server has.
         """
-        if self._answers.served.get((model, path_hash), state) is not state:
-            self.answered(state, failed=True, model=model, now=now)
+        if self._other_that_answers(state, model, path_hash) is not None:
+            self.failed(state, Form.LACKS, about=model, now=now)
 
-    def well(self, state: EndpointState, model: str, *, now: float) -> None:
-        """Take in that a server answered well for a model."""
-        self.answered(state, failed=False, now=now)
-        self.answered(state, failed=False, model=model, now=now)
+    def _other_that_answers(self, state: EndpointState, model: str, path_hash: int) -> EndpointState | None:
+        other = self._answers.served.get((model, path_hash))
+        return None if other is state or (other is not None and other.gone) else other
+
+    def refused(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
+        """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only
+        suspect, and a probe decides.
+        """
+        state.refused += 1
+        mark = self.marks.get((state, ""))
+        if mark is not None and mark.out:
+            if mark.form is Form.REFUSES:
+                self.failed(state, Form.REFUSES, now=now)
+        elif state.refused < _REFUSALS:
+            return
+        elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
+            mark = self._suspect(state, Form.REFUSES, asked_model=model, now=now)
+            mark.control = self._other_that_answers(state, model, path_hash) or mark.control
+            mark.share = max(mark.share, _REFUSING)
+        elif self._refuses_alone(state, now=now):
+            self.failed(state, Form.REFUSES, asked_model=model, now=now)
+
+    def _refuses_alone(self, state: EndpointState, *, now: float) -> bool:
+        """Return whether lately no other server has refused about as many requests in a row, where probes
+        prove nothing. If one has, then the requests are at fault, and a server that was left out comes back.
+        """
+        for mark in self.marks.values():
+            fewer, more = sorted((mark.state.refused, state.refused))
+            if mark.state is not state and _REFUSALS <= more <= 2 * fewer:
+                self._all_refuse_until = now + _ALL_REFUSE_S
+                if mark.out and mark.form is Form.REFUSES:
+                    mark.recover(_SUSPECTED, now=now)
+        return now >= self._all_refuse_until
 
     def forget(self, state: EndpointState) -> None:
         """Forget all marks of a server that has left, or whose name another process has now."""
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
-        self._cuts.forget(state)
-        state.overdue = 0
+        state.overdue = state.refused = 0
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
@@ -146,36 +180,48 @@ class Failures:
             if mark is not None:
                 mark.tried(picks=self._answers.picks, now=now)
 
+    def reads(self, state: EndpointState) -> bool:
+        """Return whether the answer to the request that is sent now has to be read."""
+        doubted, state.doubted = state.doubted, False
+        mark = self.marks.get((state, ""))
+        return doubted or (mark is not None and mark.needs is Proof.TOKEN)
+
     def look(self, *, now: float) -> Sequence[EndpointState]:
-        """Judge requests whose first byte is overdue, and forget shares that have become very small. Returns
-        the servers that hang from now on.
+        """Judge requests whose first byte is overdue and answers that nobody has reported as cut, and forget
+        shares that have become very small. Returns the servers that hang from now on.
         """
-        for state in self._cuts.whole(now=now):
-            self.answered(state, failed=False, whole=True, now=now)
+        for mark in self.marks.values():
+            while mark.ends and mark.ends[0] <= now - _REPORTED_S:
+                mark.ends.popleft()
+                self.good(mark.state, proof=Proof.WHOLE, now=now)
         found = []
         for wait in suspects(self._answers, now=now):
             if not wait.streams and self.settings.probe:
-                self._have_probed(wait, now=now)
+                self._suspect(wait.state, Form.STALLS, asked_model=wait.model, now=now)
             elif self.hangs(wait.state, now=now):
                 found.append(wait.state)
         for key in [key for key, mark in self.marks.items() if not mark.out and mark.now(now) < _NOTHING]:
-            self._drop(key)
+            del self.marks[key]
         return found
 
-    def _drop(self, key: tuple[EndpointState, str]) -> None:
-        del self.marks[key]
-        if not key[1]:
-            self._cuts.forget(key[0])
+    def _mark(self, state: EndpointState, about: str) -> Mark:
+        mark = self.marks.get((state, about))
+        if mark is None:
+            mark = self.marks[state, about] = Mark(state)
+            while len(self.marks) > _MOST_MARKS:
+                self.marks.popitem(last=False)
+        return mark
 
-    def _have_probed(self, wait: Wait, *, now: float) -> None:
-        """Let a probe decide whether a server hangs. Until the probe's result, the server's share stays
-        small, also after several calls.
+    def _suspect(self, state: EndpointState, form: Form, *, asked_model: str = "", now: float) -> Mark:
+        """Let a probe decide whether a server fails in this form. Until the probe's result, the server's
+        share stays small, also after several calls.
         """
-        mark = self.marks.setdefault((wait.state, ""), Mark())
-        if not (mark.out or mark.probing):
-            mark.asked_model = wait.model or mark.asked_model
-            mark.share, mark.at = max(mark.now(now), 2 * _NOTHING), now
-            mark.may_stall, mark.verdict = True, None
+        mark = self._mark(state, "")
+        if not (mark.out or mark.probing or mark.verdict == "refused"):
+            mark.asked_model = asked_model or mark.asked_model
+            mark.share, mark.at = max(mark.now(now), _SUSPECTED), now
+            mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
+        return mark
 
     def page(
         self,
@@ -188,73 +234,100 @@ class Failures:
         """Take in a metrics page. Return whether the page is the first to show that the server hangs."""
         seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         mark = self.marks.get((state, ""))
-        if seen == "grew" and mark is not None and counts_answers(after):
-            mark.may_stall = False
-            if mark.stalls:
-                mark.recover(now=now)
-        elif seen == "stalls alone":
-            news = self.hangs(state, now=now)
-            self.marks[state, ""].stalls = True
-            return news
-        elif seen == "stalls" and (mark is None or not (mark.may_stall or mark.stalls)):
-            self.answered(state, failed=True, now=now)
-            self.marks[state, ""].may_stall = True
+        if seen == "stalls alone":
+            return self.hangs(state, form=Form.STALLS, now=now)
+        if seen == "stalls":
+            self._suspect(state, Form.STALLS, now=now)
+        elif seen != "grew" and state.uncounted_end_at < after.scraped_at - _PAGE_AGE_S:
+            self._suspect(state, Form.IS_EMPTY, now=now)
+        elif seen == "grew" and mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
+            mark.recover(_SUSPECTED, now=now)
         return False
 
-    def hangs(self, state: EndpointState, *, now: float) -> bool:
+    def hangs(self, state: EndpointState, *, form: Form = Form.HANGS, now: float) -> bool:
         """Leave out a server that hangs, as this picker or another one found. Return whether this is news."""
         if state.gone:
             return False
-        mark = self.marks.setdefault((state, ""), Mark())
-        news = not mark.hangs
-        mark.share, mark.at, mark.hangs = 1.0, now, True
-        if not mark.out:
-            mark.leave_out(picks=self._answers.picks, now=now)
+        mark = self._mark(state, "")
+        news = not mark.out or mark.form not in (Form.HANGS, Form.STALLS)
+        self._convict(mark, form, now=now)
         return news
 
+    def _convict(self, mark: Mark, form: Form, *, now: float) -> None:
+        """Leave a server out at once."""
+        mark.share, mark.at, mark.suspected = 1.0, now, None
+        mark.form, mark.needs = form, max(mark.needs, form.proof)
+        if not mark.out:
+            mark.leave_out(picks=self._answers.picks, now=now)
+
     # -- probes ----------------------------------------------------------------------------------------------
+
+    def _may_probe(self, state: EndpointState) -> bool:
+        """Return whether the server may be probed. It has to answer clients itself, under its own address,
+        which the ranks of a server share.
+        """
+        endpoint = state.endpoint
+        return self.settings.probe and endpoint.role.answers and endpoint.rank is None
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
         """Return the probes to send now. Report the result of each to `probed`. A server that has failed is
         probed until a probe succeeds or is unclear. A server that is left out is probed until it is back.
         """
-        if not self.marks or not self.settings.probe:
+        if not self.marks:
             return ()
         free = _MOST_PROBES - sum(mark.probing for mark in self.marks.values())
-        due: list[tuple[float, int, EndpointState, str, Mark]] = []
+        due: list[tuple[float, int, str, Mark]] = []
         trial_s = self.settings.trial_seconds
         for (state, about), mark in self.marks.items():
             every_s = trial_s if mark.out else min(_SUSPECT_PROBES_S, trial_s)
+            waits = now - mark.probed_at < every_s and mark.verdict != "refused"
             done = not mark.out and mark.verdict in ("well", "unclear")
-            if not (mark.probing or done) and now - mark.probed_at >= every_s and _takes_probes(state):
-                due.append((mark.probed_at, len(due), state, about, mark))
+            if not (mark.probing or done or waits) and self._may_probe(state):
+                due.append((mark.probed_at, len(due), about, mark))
         probes = []
-        for _, _, state, about, mark in sorted(due)[: max(0, free)]:
+        for _, _, about, mark in sorted(due)[: max(0, free)]:
+            state, control = mark.state, mark.control
             if model := about or mark.asked_model or state.answered_model or state.model:
+                asked = control if mark.verdict == "refused" and control is not None else state
                 mark.probing, mark.probed_at = True, now
                 # A queue explains nothing if the counters stand still for longer than the queue should take.
-                stands = mark.stalls or mark.may_stall
-                queued = _waits_unseen(state) if stands else _has_queue(state, now=now)
-                probes.append(Probe(state, model, about, mark, queued=queued))
+                stands = mark.needs is Proof.COUNTED
+                queued = _waits_unseen(asked) if stands else _has_queue(asked, now=now)
+                probes.append(Probe(asked, model, about, mark, queued=queued))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        mark = self.marks.get((probe.state, probe.about))
-        if mark is not probe.mark:
+        mark, state = probe.mark, probe.mark.state
+        if self.marks.get((state, probe.about)) is not mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False
-        if verdict == "well":
-            mark.may_stall = False
-        if verdict == "ill" and mark.may_stall:
-            self.hangs(probe.state, now=now)
-            mark.may_stall, mark.stalls = False, True
+        if probe.state is not state:
+            mark.refusals_prove, verdict = verdict == "well", "refused"
+        elif verdict == "refused" and mark.control is not None and mark.refusals_prove is None:
+            mark.verdict = "refused"  # the control is asked next
+            return
+        if verdict == "refused":
+            mark.refusals_prove = bool(mark.refusals_prove)
+            verdict = "ill" if mark.refusals_prove else "unclear"
+        if verdict == "ill" and mark.suspected is not None:
+            self._convict(mark, mark.suspected, now=now)
         elif verdict == "ill" and not mark.out:
-            self.answered(probe.state, failed=True, model=probe.about, now=now)
-        elif verdict == "well" and (mark.stalls or (mark.verdict == "ill" and probe.state in self._cuts)):
-            mark.recover(now=now)
-        elif verdict == "well" and mark.out and mark.verdict != "well":
-            mark.allow_trial(self.settings.trial_seconds, now=now)
+            self.failed(state, mark.form, about=probe.about, now=now)
+        elif verdict == "well":
+            self._probed_well(mark, now=now)
         mark.verdict = verdict
+
+    def _probed_well(self, mark: Mark, *, now: float) -> None:
+        """Take a server back if probes show its faults. Otherwise real answers may still fail, so the probe
+        only allows a trial.
+        """
+        mark.state.refused = 0
+        refuses = mark.form is Form.REFUSES and mark.refusals_prove
+        proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
+        if refuses or proves or mark.suspected is not None:
+            mark.recover(_SUSPECTED, now=now)
+        elif mark.out and mark.verdict != "well":
+            mark.allow_trial(self.settings.trial_seconds, now=now)
 
     # -- for picks and for people ---------------------------------------------------------------------
 
@@ -290,7 +363,7 @@ class Failures:
 
     def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
         waited = now - mark.tried_at
-        if mark.stalls and mark.verdict == "ill" and settings.probe:
+        if mark.needs is Proof.COUNTED and mark.verdict == "ill" and settings.probe:
             return False  # a trial would prove nothing
         if waited >= settings.trial_seconds and self._answers.picks - mark.tried_picks >= _TRIAL_PICKS:
             return True
@@ -310,7 +383,7 @@ class Failures:
         for n, mark in marks.items():
             shares[n] = mark.now(now)
         out = self._left_out(shares, marks, self.settings)
-        return {states[n]: self._reason(states[n], marks[n]) for n in out}
+        return {states[n]: marks[n].form.why for n in out}
 
     @property
     def lacking(self) -> Sequence[tuple[EndpointState, str]]:
@@ -319,16 +392,12 @@ class Failures:
         """
         return [key for key, mark in self.marks.items() if key[1] and mark.out]
 
-    def _reason(self, state: EndpointState, mark: Mark) -> str:
-        if mark.hangs:
-            return "its requests hang"
-        return "its answers break off midway" if state in self._cuts else "its answers fail"
-
     def check_integrity(self) -> None:
         assert len(self.marks) <= _MOST_MARKS
         assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
-        assert all((state, "") in self.marks for state in self._cuts.states())
-        self._cuts.check_integrity()
+        assert all(mark.state is key[0] for key, mark in self.marks.items())
+        assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())
+        assert all(len(mark.ends) <= _MOST_ENDS for mark in self.marks.values())
         self._stalls.check_integrity()
 
 
@@ -337,11 +406,6 @@ def is_fault(status: int) -> bool:
     answers 501 if the model does not have the API that the client asks for.
     """
     return (status >= 500 and status != 501) or status == 429
-
-
-def _takes_probes(state: EndpointState) -> bool:
-    """Return whether the endpoint answers clients itself. Ranks of a server share one address."""
-    return state.endpoint.role.answers and state.endpoint.rank is None
 
 
 def _waits_unseen(state: EndpointState) -> bool:

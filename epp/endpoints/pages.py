@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from itertools import islice
+from math import inf
 from typing import Final
 
 from epp.endpoints.endpoint_state import LOST_BOOKING_S, Backlog, EndpointState
@@ -61,6 +62,7 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     state.failures = 0
     state.picks_since_scrape = 0
     state.ends_since_scrape = 0
+    state.uncounted_end_at = inf
     state.ended_loads = 0
 
 

@@ -1,9 +1,7 @@
-"""Finds symptoms of a sick server that the status of its answers does not show. `Failures` owns one object of
-each of these classes, and decides what follows.
+"""Finds symptoms of a sick server that its answers do not show. `Failures` decides what follows.
 
 - `suspects`: the first bytes of answers are overdue.
 - `Stalls`: answers begin and do not go on, as far as the server's own counters tell.
-- `Cuts`: answers break off midway.
 
 Pure: times are monotonic seconds.
 """
@@ -11,8 +9,7 @@ Pure: times are monotonic seconds.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -30,13 +27,6 @@ _PART_OF_PATIENCE: Final = 0.8
 Seen = Literal["grew", "idle", "may stall", "stalls", "stalls alone"]
 """grew: the counters grew. idle: no request of this picker is open there. stalls alone: since this server
 stalled, the counters of other servers have grown.
-"""
-
-_REPORTED_S: Final = 1.0
-"""Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
-_MOST_ENDS: Final = 64
-"""The most ends of one server that are remembered at a time. More are not needed to see that most answers are
-complete.
 """
 
 
@@ -156,55 +146,3 @@ def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
         after.prompt_tokens,
         after.finished,
     )
-
-
-class Cuts:
-    """Finds the later answers that are complete, for servers that have cut answers midway.
-
-    The beginning of an answer proves nothing about such a server. The end of an answer does, once Envoy's
-    access log has had the time to report a cut.
-    """
-
-    def __init__(self) -> None:
-        self._ends: dict[EndpointState, deque[float]] = {}
-        """When answers ended that may still turn out to be cut. Only servers that have cut
-        answers are here.
-        """
-
-    def __contains__(self, state: EndpointState) -> bool:
-        return state in self._ends
-
-    def states(self) -> Iterable[EndpointState]:
-        return self._ends
-
-    def cut(self, state: EndpointState) -> None:
-        """Take in that one of the ended answers was cut."""
-        ends = self._ends.setdefault(state, deque())
-        if ends:
-            ends.popleft()
-
-    def ended(self, state: EndpointState, *, now: float) -> None:
-        """Take in that an answer that began well has ended."""
-        ends = self._ends.get(state)
-        # The oldest ends stay. If newer ends replaced them, none of a busy server's ends would ever be old
-        # enough.
-        if ends is not None and len(ends) < _MOST_ENDS:
-            ends.append(now)
-
-    def whole(self, *, now: float) -> Sequence[EndpointState]:
-        """Return the server of each answer that is now known to be complete."""
-        found = []
-        for state, ends in self._ends.items():
-            while ends and ends[0] <= now - _REPORTED_S:
-                ends.popleft()
-                found.append(state)
-        return found
-
-    def forget(self, state: EndpointState) -> None:
-        self._ends.pop(state, None)
-
-    def check_integrity(self) -> None:
-        for state, ends in self._ends.items():
-            assert not state.gone, "a server that has left is kept"
-            assert len(ends) <= _MOST_ENDS
-            assert list(ends) == sorted(ends)

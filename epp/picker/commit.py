@@ -21,6 +21,7 @@ from epp.decision import Decision, Outcome, PickRequest
 from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
+from epp.endpoints.marks import Form, Proof
 from epp.picker.events import (
     Answered,
     Began,
@@ -39,8 +40,9 @@ from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
-from epp.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
+from epp.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 
+_WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.OTHER)
 _ENDS: Final[Mapping[Outcome, Phase]] = {
     "ended": Phase.ENDED,
     "aborted": Phase.ABORTED,
@@ -212,6 +214,8 @@ class Commits:
 
     def on_feedback(self, routed: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         decision = routed.decision
+        if feedback.told is not None:
+            self._told(routed, feedback.told, now=now)
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
@@ -254,11 +258,7 @@ class Commits:
         if routed.prefill is not None:
             self._prefilling.lost(routed.prefill, now=now)
         if routed.computed:
-            if self._fleet.failures.marks:
-                self._fleet.failures.ended(routed.state, now=now)
-            if routed.prompt.teaches:
-                window = routed.state.window
-                window.own, window.size = window.own + 1, window.size + routed.prompt.size
+            self._computed(routed, now=now)
         self._listeners.send(Ended(now, routed))
 
     def detach(self, routed: Pick, *, now: float) -> None:
@@ -279,6 +279,16 @@ class Commits:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
+    def _computed(self, routed: Pick, *, now: float) -> None:
+        """Take in that an answer which began well has ended, or has only seemed to begin well."""
+        if self._fleet.failures.marks:
+            self._fleet.failures.ended(routed.state, now=now)
+        if routed.decision.kind not in _WITHOUT_TOKENS:
+            self._fleet.answers.ended(routed.state, routed.wait, now=now)
+        if routed.prompt.teaches:
+            window = routed.state.window
+            window.own, window.size = window.own + 1, window.size + routed.prompt.size
+
     def _book(
         self,
         state: EndpointState,
@@ -294,8 +304,9 @@ class Commits:
         decision.asked_model = request.asked_model
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
         booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
-        share = self._spec.sampling.share
-        sampled = share > 0 and self._rng.random() < share
+        share, failures = self._spec.sampling.share, self._fleet.failures
+        reads = (state.doubted or failures.marks) and failures.reads(state)
+        sampled = share > 0 and (self._rng.random() < share or bool(reads))
         routed = Pick(
             decision=decision,
             destinations=decision.destinations,
@@ -327,29 +338,38 @@ class Commits:
     def _failed(self, routed: Pick, *, now: float) -> None:
         if routed.state.process != routed.guess.process:
             return  # another process serves under this name now
-        self._fleet.failures.answered(
-            routed.state,
-            failed=True,
-            asked_model=routed.decision.model,
-            now=now,
-        )
+        self._fleet.failures.failed(routed.state, Form.FAILS, asked_model=routed.decision.model, now=now)
 
-    def _judge(self, routed: Pick, status: int, *, now: float) -> None:
-        """Record a fault of the server, if the answer's status shows one. Other errors are the client's."""
+    def _told(self, routed: Pick, status: int, *, now: float) -> None:
+        """Take in what the body of an answer tells: it has a token (200), or the code of an error."""
+        if status < 400:
+            routed.state.read_at = now
+        else:
+            routed.decision.status = status
+            routed.failed = routed.prefill is None and is_fault(status)
+            self._guesses.lost(routed)
+        self._judge(routed, status, proof=Proof.TOKEN, now=now)
+
+    def _judge(self, routed: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
+        """Record whether this answer of its server is good or bad, or may be the client's own fault."""
         failures, model = self._fleet.failures, routed.decision.model
         if status < 400:
             if routed.asks:
                 self._fleet.answers.well(routed.state, model, path_hash=routed.path_hash)
                 if failures.marks:
-                    failures.well(routed.state, model, now=now)
+                    failures.good(routed.state, proof=proof, now=now)
+                    failures.good(routed.state, about=model, proof=proof, now=now)
         elif is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
-            failures.answered(suspect, failed=True, asked_model=model, now=now)
-        elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):
+            form = Form.FAILS if proof is Proof.BEGUN else Form.TELLS
+            failures.failed(suspect, form, asked_model=model, now=now)
+        elif model and status not in (404, 501):
+            failures.refused(routed.state, model, path_hash=routed.path_hash, now=now)
+        elif model and status == 404 and not (routed.prompt.size.opaque or routed.decision.unread):
             # If the body is opaque or unread, the 404 may mean a stored response that the body names.
-            failures.refused_model(routed.state, model, path_hash=routed.path_hash, now=now)
+            failures.lacks(routed.state, model, path_hash=routed.path_hash, now=now)
 
     def _move(self, routed: Pick, served: Address, *, now: float) -> None:
         """Move booking and table entry from the first choice to the endpoint that really serves."""

@@ -16,7 +16,7 @@ from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
-from epp.endpoints.marks import Probe, Verdict
+from epp.endpoints.marks import Form, Probe, Proof, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
 from epp.picker.cache_sizes import CacheSizes
 from epp.picker.commit import Listeners
@@ -170,9 +170,12 @@ class FleetNews:
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Take in that another picker got an answer from this server, good or bad."""
-        if not failed:
-            self.fleet.failures.ended(state, now=now)
-        self.fleet.failures.answered(state, failed=failed, now=now)
+        failures = self.fleet.failures
+        if failed:
+            failures.failed(state, Form.FAILS, now=now)
+        elif failures.marks:
+            failures.ended(state, now=now)
+            failures.good(state, proof=Proof.BEGUN, now=now)
 
     def on_peer_hang(self, state: EndpointState, *, now: float) -> None:
         self.fleet.failures.hangs(state, now=now)
@@ -190,7 +193,7 @@ class FleetNews:
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:
         """Note that a server cut an answer midway, as reported to this picker or to another one."""
-        self.fleet.failures.answer_cut(state, now=now)
+        self.fleet.failures.failed(state, Form.CUTS, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by the servers' own events about their caches."""

@@ -17,6 +17,7 @@ from epp.decision import Prefill
 from epp.endpoints.endpoint_state import EndpointState
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
+from epp.endpoints.marks import Proof
 from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
 from epp.picker.guesses import Guesses
 from epp.picker.server_caches import Prompt, ServerCaches
@@ -102,7 +103,7 @@ class Prefilling:
         computed = status < 400
         self._release(job, computed=computed, failed=is_fault(status), now=now)
         if computed and self._fleet.failures.marks and self._guesses.holds(job.guess):
-            self._fleet.failures.answered(job.state, failed=False, now=now)
+            self._fleet.failures.good(job.state, proof=Proof.BEGUN, now=now)
 
     def lost(self, job: PrefillJob, *, now: float) -> None:
         """Release the booking of a request that is over. If its answer has not begun, it will not begin."""

@@ -53,6 +53,9 @@ class ResponseFeedback:
     completion_tokens: int | None = None
     complete: bool = False
     """Whether the answer's own end came. `text` may still have been cut at the limit."""
+    told: int | None = None
+    """The status that the body tells: 200 if something was generated, the code of an error, or 500 if the
+    answer's own end came first."""
 
 
 class ResponseReader:
@@ -79,6 +82,9 @@ class ResponseReader:
         self._block: object = None
         """The block or output that the text is from, if the API has several."""
         self._generated = False
+        self._finished = False
+        """Whether the answer says why it ends, though perhaps without a token."""
+        self._error: int | None = None
         self._complete = False
         self._first_token_at: float | None = None
         self._prompt_tokens: int | None = None
@@ -114,7 +120,16 @@ class ResponseReader:
             cached_tokens=self._cached_tokens,
             completion_tokens=self._completion_tokens,
             complete=self._complete,
+            told=self._told(),
         )
+
+    def _told(self) -> int | None:
+        if self._error is not None:
+            return self._error
+        if self._generated or self._finished:
+            return 200
+        dropped = self._events is not None and self._events.dropped
+        return 500 if self._complete and not dropped else None
 
     def check_integrity(self) -> None:
         assert len(self._text) <= self._max_text_bytes
@@ -131,6 +146,8 @@ class ResponseReader:
             self._complete = True
             return
         event = _decoded(data)
+        self._error = _error_code(event) or self._error
+        self._finished = self._finished or not event  # whatever it says
         match self._kind:
             case ApiKind.CHAT:
                 self._on_chat_chunk(event)
@@ -147,8 +164,8 @@ class ResponseReader:
         self._on_usage(chunk)
         for choice in _objects(chunk.get("choices")):
             delta = _object(choice.get("delta"))
-            if any(delta.get(key) for key in _GENERATED_KEYS):
-                self._generated = True
+            self._generated = self._generated or any(delta.get(key) for key in _GENERATED_KEYS)
+            self._finished = self._finished or bool(choice.get("finish_reason"))
             if _count(choice.get("index", 0)) == 0:
                 self._take(delta.get("content"))
                 self._text_closed = self._text_closed or bool(delta.get("tool_calls"))
@@ -158,6 +175,7 @@ class ResponseReader:
         for choice in _objects(chunk.get("choices")):
             text = choice.get("text")
             self._generated = self._generated or bool(text)
+            self._finished = self._finished or bool(choice.get("finish_reason"))
             if _count(choice.get("index", 0)) == 0:
                 self._take(text)
 
@@ -171,7 +189,7 @@ class ResponseReader:
                     event.get("delta"),
                 )
         elif kind in ("response.completed", "response.incomplete"):
-            self._complete = True
+            self._complete = self._finished = True
             self._on_usage(_object(event.get("response")))
 
     def _on_messages_event(self, event: dict[str, object]) -> None:
@@ -188,6 +206,7 @@ class ResponseReader:
         elif kind == "message_start":
             self._on_usage(_object(event.get("message")))
         elif kind == "message_delta":
+            self._finished = True
             self._on_usage(event)
         elif kind == "message_stop":
             self._complete = True
@@ -196,9 +215,11 @@ class ResponseReader:
 
     def _on_json(self, body: bytes) -> None:
         answer = _decoded(body)
-        if not answer or answer.get("error"):
+        self._error = _error_code(answer)
+        if not answer or self._error:
             return
         self._complete = True
+        self._finished = bool(answer.keys() & _RESULT_KEYS)
         self._on_usage(answer)
         for choice in _objects(answer.get("choices")):
             if _count(choice.get("index", 0)) == 0:
@@ -260,6 +281,24 @@ class ResponseReader:
 
 
 _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")
+
+
+_RESULT_KEYS = frozenset(("choices", "output", "content", "data"))
+
+
+def _error_code(event: dict[str, object]) -> int | None:
+    """Return the status of an error that stands in an event or answer, in the form of any API. 500: it has
+    no status. None: there is no error.
+    """
+    response = _object(event.get("response"))
+    is_error = "error" in (event.get("object"), event.get("type")) or response.get("status") == "failed"
+    error = _object(event.get("error") or response.get("error")) or (event if is_error else {})
+    if not (error or event.get("error")):
+        return None
+    code, kind = error.get("code"), str(error.get("type")).lower()
+    if isinstance(code, int) and 400 <= code < 600:
+        return code
+    return 400 if "invalid_request" in kind or "badrequest" in kind else 500
 
 
 def _decoded(data: bytes) -> dict[str, object]:

@@ -27,6 +27,8 @@ class EventSplitter:
         belongs to this CR."""
         self._at_start = True
         self._lines_left = MOST_LINES
+        self.dropped = False
+        """Whether an event was dropped."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         if self._lines_left < 0:
@@ -97,6 +99,6 @@ class EventSplitter:
         self._too_long = False
 
     def _drop(self) -> None:
-        self._too_long = True
+        self._too_long = self.dropped = True
         self._data.clear()
         self._data_bytes = 0

@@ -1,8 +1,8 @@
 """Sends requests of one token to servers that have failed, off the pick path, to see whether they still fail.
 
 `endpoints.failures` decides which servers to probe, and what follows from their answers. This module only
-sends the requests. A probe reads the whole answer, so a probe also fails if the body never comes. Called by
-`app`; everything runs on the event loop's thread.
+sends the requests. A probe asks for a streamed answer and reads all of it. So it also fails if the body never
+comes, tells of an error or ends without a token. Called by `app`; everything runs on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import msgspec
 
 from epp.endpoints.failures import is_fault
 from epp.endpoints.marks import Probe, Verdict
+from epp.request.response import ResponseReader
 from epp.scraping.sessions import ApiKey, bounded_body, session_for_questions
+from epp.types import ApiKind
 
-_LOOK_S: Final = 0.25
+_LOOK_S: Final = 0.1
 _TIMEOUT_S: Final = 3.0
 _MOST_ANSWER_BYTES: Final = 64 * 2**10
 _HEADERS: Final = {"Content-Type": "application/json"}
@@ -41,7 +43,7 @@ class Probes:
         self._due = due
         self._key = key
         self._on_verdict = on_verdict
-        self._counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "unclear": 0})
+        self._counts: Counter[Verdict] = Counter({"well": 0, "ill": 0, "refused": 0, "unclear": 0})
 
     @property
     def counts(self) -> Mapping[Verdict, int]:
@@ -68,12 +70,16 @@ class Probes:
 
 async def _ask(session: aiohttp.ClientSession, probe: Probe, key: dict[str, str]) -> Verdict:
     url = f"http://{probe.state.endpoint.address}/v1/completions"
-    body = msgspec.json.encode({"model": probe.model, "prompt": "1", "max_tokens": 1})
+    question = {"model": probe.model, "prompt": "1", "max_tokens": 1, "stream": True}
     try:
-        async with session.post(url, data=body, headers=_HEADERS | key, allow_redirects=False) as response:
-            if await bounded_body(response, most_bytes=_MOST_ANSWER_BYTES) is None:
+        async with session.post(
+            url, data=msgspec.json.encode(question), headers=_HEADERS | key, allow_redirects=False
+        ) as response:
+            body = await bounded_body(response, most_bytes=_MOST_ANSWER_BYTES)
+            if body is None:
                 return "unclear"
-            return verdict_of(response.status, about_model=bool(probe.about))
+            told = _told(response, body) if response.status < 400 else None
+            return verdict_of(told or response.status, about_model=bool(probe.about))
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
         return "unclear"  # the scrapes of this server fail too, and say why
     except TimeoutError:
@@ -82,11 +88,23 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe, key: dict[str, str]
         return "ill"
 
 
+def _told(response: aiohttp.ClientResponse, body: bytes) -> int | None:
+    """Return the status that the body tells. None: it tells none."""
+    reader = ResponseReader(
+        kind=ApiKind.COMPLETIONS,
+        content_type=response.headers.get("content-type", ""),
+        content_encoding=response.headers.get("content-encoding", ""),
+        max_text_bytes=0,
+    )
+    reader.feed(body, now=0.0)
+    return reader.finish().told
+
+
 def verdict_of(status: int, *, about_model: bool) -> Verdict:
     """about_model: whether the server was said not to have this model.
 
-    Other refusals say nothing: the server may want a key, or may not support completions.
+    Other refusals may say nothing: the server may want a key, or may not support completions.
     """
     if status < 400:
         return "well"
-    return "ill" if is_fault(status) or (status == 404 and about_model) else "unclear"
+    return "ill" if is_fault(status) or (status == 404 and about_model) else "refused"

@@ -255,7 +255,7 @@ class PickerStatus:
     probes: Mapping[Verdict, int] = counter(
         "epp_probes_total",
         "Requests of one token that the picker itself sent to servers whose answers had failed, by "
-        "verdict: well, ill, unclear (the server refuses such requests, or could not be connected to).",
+        "verdict: well, ill, refused (4xx), unclear (no connection, or too long an answer).",
         "verdict",
         default_factory=dict,
     )

@@ -115,6 +115,8 @@ class Behaviour:
     """
     longest_bytes: int = 2**40
     """A longer body gets 400, as a prompt that is too long for the model."""
+    tells: int = 0
+    """Streamed answers begin with 200, tell of an error with this code, and end."""
     lacks: str = ""
     """The backend answers 404 to requests for this model."""
     names_model: bool = False
@@ -228,6 +230,10 @@ class Backend:
         response = web.StreamResponse(status=behaviour.status, headers=headers)
         await response.prepare(request)
         await behaviour.before_body.passed()
+        if behaviour.tells:
+            error = {"error": {"message": "as the test says", "code": behaviour.tells}}
+            await response.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
+            return response
         for index in range(behaviour.chunks):
             if index == behaviour.chunks - 1:
                 await behaviour.before_last.passed()

@@ -70,6 +70,47 @@ async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_com
             await back(gateway, "s0")
 
 
+@pytest.mark.parametrize("clients", [1, 12])
+@pytest.mark.parametrize(
+    "fault",
+    [{"status": 500}, {"tells": 500}, {"status": 401}, {"status": 400}],
+    ids=["500", "told", "401", "400"],
+)
+async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(
+    tmp_path: Path, fault: dict[str, Any], clients: int
+) -> None:
+    """Each client waits for its answer, so a server that fails at once looks idle to it."""
+    async with running_gateway(tmp_path, backends=3, policy=POLICY) as gateway:
+        for backend in gateway.backends:
+            backend.metrics[GENERATED] = 0.0
+            backend.behaviour = Behaviour(headers_pause_s=0.01)
+
+        async def send(count: int) -> None:
+            async def client() -> None:
+                for _ in range(count):
+                    await complete_anew(gateway, stream=True)
+
+            await asyncio.gather(*(client() for _ in range(clients)))
+
+        async def noticed() -> bool:
+            await send(1)
+            return await left_out(gateway, "s0")
+
+        await send(12 // clients)
+        sick, healthy = gateway.backends[0], len(gateway.backends[0].prompts)
+        sick.behaviour = Behaviour(**fault)
+        await wait_until(noticed, what="s0 is left out")
+        bad, bypassed = len(sick.prompts) - healthy, await gateway.envoy.bypassed()
+        await send(300 // clients)
+        bypassed = (
+            await gateway.envoy.bypassed() - bypassed
+        )  # Envoy sends these itself, if the picker is late
+        after = len(sick.prompts) - healthy - bad - bypassed
+        assert after <= 6, f"2 % of 300 are trials; {bad} requests came before"
+        sick.behaviour = Behaviour()
+        await back(gateway, "s0")
+
+
 async def in_force(gateway: Gateway, rule: str) -> bool:
     return await gateway.picker.metric("epp_policy_info", policy=rule) == 1
 

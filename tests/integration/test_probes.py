@@ -19,13 +19,20 @@ from tests.harness.ports import free_port
 
 
 async def completes(request: web.Request) -> web.Response:
-    assert await request.json() == {"model": "m", "prompt": "1", "max_tokens": 1}
+    assert await request.json() == {"model": "m", "prompt": "1", "max_tokens": 1, "stream": True}
     return web.json_response({"choices": [{"text": "2"}]})
 
 
 def says(status: int) -> Handler:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status)
+
+    return answer
+
+
+def tells(event: str) -> Handler:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
     return answer
 
@@ -60,7 +67,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
     )
     heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    due = [Probe(state, "m", about, Mark(), queued=queued)]
+    due = [Probe(state, "m", about, Mark(state), queued=queued)]
     probes = Probes(
         due=lambda: [due.pop()] if due else [],
         on_verdict=lambda _, verdict: heard.set_result(verdict),
@@ -79,7 +86,9 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
 @pytest.mark.parametrize(
     ("handler", "verdict"),
     [
-        (completes, "well"), (says(500), "ill"), (says(429), "ill"), (says(401), "unclear"), (says(404), "unclear"),
+        (completes, "well"), (says(500), "ill"), (says(429), "ill"), (says(401), "refused"), (says(404), "refused"),
+        (tells('{"error": {"code": 500}}'), "ill"), (tells('{"error": {"code": 400}}'), "refused"),
+        (tells('{"choices": []}'), "ill"), (tells('{"choices": [{"text": "2"}]}'), "well"),
         (breaks_off, "ill"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip

@@ -67,6 +67,19 @@ def test_a_refused_request_leaves_no_prefix_behind() -> None:
     assert picker.table.entries == 0
 
 
+@pytest.mark.parametrize("told", [500, 400])
+def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> None:
+    picker = a_picker()
+    for name in "abcd":  # the counters of these servers, not headers, show that a prompt is computed
+        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, prompt_tokens=0.0), now=0.5)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=None, now=1.1)
+    picker.on_feedback(pick, ResponseFeedback(told=told), now=1.2)
+    picker.end(pick, outcome="ended", now=1.3)
+    assert picker.table.entries == 0
+    assert (pick.computed, pick.failed, pick.decision.status) == (False, told == 500, told)
+
+
 def test_a_failure_removes_only_chunks_that_no_other_request_recorded() -> None:
     picker = a_picker(on=endpoints("a"))
     serve(picker, ask(text("p")), now=1.0)

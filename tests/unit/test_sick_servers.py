@@ -6,30 +6,67 @@ An open loop of requests before a picker, in simulated time, shows both.
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
 from epp.config.policy import RuleName
 from epp.config.routing import Failures
-from tests.unit.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, refuse
+from tests.unit.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, overloaded, refuses
 
 pytestmark = pytest.mark.slow
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "500": {},
+    "an error told in the stream": {"sick": begins, "told": 500},
+    "the same, where no body can be read": {"sick": begins, "told": 500, "readable": False},
+    "401": {"sick": refuses},
+    "401, where all servers want a key": {"sick": refuses, "wants_key": True},
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """One way in which a server alone answers badly, and at once."""
+    return FORMS[request.param]
+
+
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("pickers", [1, 3])
-def test_a_server_that_fails_at_once_gets_no_more_than_its_share_and_then_trials_only(
-    rule: RuleName, pickers: int
+def test_a_bad_server_gets_at_most_its_share_then_trials_then_its_share(
+    rule: RuleName, form: dict[str, Any]
 ) -> None:
-    traffic = Traffic(rule=rule, servers="abcde", pickers=pickers).run(20.0)
-    assert traffic.first_ten_apart() <= 1 / 5
-    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    traffic = Traffic(rule=rule, servers="abc", pickers=2, shares=True, sick_to=10.0, **form).run(22.0)
+    assert traffic.first_ten_apart() <= 1 / 3
+    assert traffic.to(SICK, since=5.0, until=10.0) <= 0.02
+    assert traffic.to(SICK, since=19.0, until=22.0) >= 0.15
+    assert not traffic.out
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("least-load", 12), ("session", 12)]
+)
+def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
+    rule: RuleName, clients: int, form: dict[str, Any]
+) -> None:
+    """A server that says no at once has nothing in flight, so it looks idle to these clients."""
+    traffic = Traffic(
+        rule=rule, servers="abc", clients=clients, begins_s=0.02, lasts_s=0.06, sick_to=10.0, **form
+    ).run(20.0)
+    later = [name for at, name in traffic.sent if 5.0 <= at < 10.0]
+    assert later.count(SICK) <= max(1, 0.02 * len(later))
+    assert not traffic.out
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_sick_server_is_back_within_ten_seconds_of_its_recovery(rule: RuleName) -> None:
-    traffic = Traffic(rule=rule).run(40.0)
-    assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
+@pytest.mark.parametrize("wants_key", [False, True])
+def test_clients_with_bad_requests_leave_no_server_out(rule: RuleName, *, wants_key: bool) -> None:
+    traffic = Traffic(
+        rule=rule, servers="abc", per_s=10.0, poisoners=1, sick_to=0.0, lasts_s=0.5, wants_key=wants_key
+    ).run(5.0)
+    assert len(traffic.sent) > 2000
+    # Where probes prove nothing, the same refusals by a second server tell, once in a minute.
+    assert traffic.left_out_s <= (1.5 if wants_key else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +92,7 @@ def test_without_probes_trials_are_a_larger_share_of_few_requests() -> None:
 
 
 def test_a_server_that_refuses_everything_with_429_also_counts_as_sick() -> None:
-    assert Traffic(sick=refuse).run(20.0).to(SICK, since=5.0, until=20.0) <= 0.02
+    assert Traffic(sick=overloaded).run(20.0).to(SICK, since=5.0, until=20.0) <= 0.02
 
 
 @pytest.mark.parametrize("rule", RULES)

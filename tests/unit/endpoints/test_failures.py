@@ -11,6 +11,7 @@ from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.routing import Failures
 from epp.decision import PickRequest
 from epp.endpoints.endpoint_state import Answers, EndpointState
+from epp.endpoints.marks import Form
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.symptoms import suspects
 from epp.picker.picker import Picker
@@ -26,7 +27,7 @@ def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
     state = picker.fleet.get(EndpointName(name))
     assert state is not None
     for _ in range(times):
-        picker.fleet.failures.answered(state, failed=True, now=now)
+        picker.fleet.failures.failed(state, Form.FAILS, now=now)
 
 
 def started(incarnation: str = "") -> Picker:
@@ -117,7 +118,7 @@ def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int
     failures = picker.fleet.failures
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
-    failures.answered(state, failed=True, asked_model="m", now=1.0)
+    failures.failed(state, Form.FAILS, asked_model="m", now=1.0)
     [probe] = failures.probes_due(now=1.0)
     assert probe.queued == bool(waiting)
 
@@ -193,10 +194,10 @@ def test_a_probe_of_the_old_process_does_not_change_the_failure_share_of_the_new
     failures = picker.fleet.failures
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
-    failures.answered(state, failed=True, asked_model="m", now=1.0)
+    failures.failed(state, Form.FAILS, asked_model="m", now=1.0)
     [old] = picker.probes_due(now=1.0)
     failures.forget(state)
-    failures.answered(state, failed=True, asked_model="m", now=2.0)
+    failures.failed(state, Form.FAILS, asked_model="m", now=2.0)
     before = failures.share(state, now=2.0)
     [_] = picker.probes_due(now=2.0)
     picker.probed(old, "ill", now=2.0)

@@ -1,11 +1,11 @@
-"""Symptoms of a sick server: answers that begin and do not go on, and answers that break off midway."""
+"""Symptoms of a sick server: answers that begin and do not go on."""
 
 from __future__ import annotations
 
 import pytest
 
 from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.symptoms import Cuts, Seen, Stalls
+from epp.endpoints.symptoms import Seen, Stalls
 from epp.types import EndpointMetrics
 from tests.unit.endpoints.bookings import a_state, book
 
@@ -89,29 +89,3 @@ def test_a_server_that_does_not_count_while_it_generates_is_assumed_to_work(
 ) -> None:
     watched, state = WatchedServers(), sent_to(a_state())
     assert {watched.page(state, tokens, now=float(n), at_end=at_end) for n in range(8)} == {"grew"}
-
-
-def test_an_answer_is_complete_if_no_cut_was_reported_within_a_second_of_its_end() -> None:
-    cuts, state = Cuts(), a_state()
-    cuts.ended(state, now=0.0)
-    assert state not in cuts, "only servers that have cut answers are watched"
-    cuts.cut(state)
-    for at in (1.0, 1.5, 5.0):
-        cuts.ended(state, now=at)
-    assert list(cuts.whole(now=1.9)) == []
-    assert list(cuts.whole(now=2.5)) == [state, state]
-    cuts.cut(state)  # the answer that ended at 5 s
-    assert list(cuts.whole(now=9.0)) == []
-    cuts.check_integrity()
-
-
-def test_the_oldest_of_very_many_ends_are_kept_so_that_a_busy_server_is_found_healthy() -> None:
-    cuts, state = Cuts(), a_state()
-    cuts.cut(state)
-    for n in range(1000):
-        cuts.ended(state, now=n / 1000)
-    cuts.check_integrity()
-    assert list(cuts.whole(now=1.0)) == [state]
-    assert len(cuts.whole(now=2.0)) == 63
-    cuts.forget(state)
-    assert list(cuts.states()) == []

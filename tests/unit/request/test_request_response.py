@@ -65,6 +65,7 @@ def test_first_token_text_and_usage_of_a_chat_stream_are_read() -> None:
         cached_tokens=64,
         completion_tokens=3,
         complete=True,
+        told=200,
     )
 
 
@@ -90,7 +91,7 @@ def test_a_completion_stream_is_read() -> None:
         DONE,
     ]
     assert read(pieces, reader(ApiKind.COMPLETIONS)) == ResponseFeedback(
-        first_token_at=2.0, text="yes", prompt_tokens=5, completion_tokens=1, complete=True
+        first_token_at=2.0, text="yes", prompt_tokens=5, completion_tokens=1, complete=True, told=200
     )
 
 
@@ -110,7 +111,13 @@ def test_a_responses_stream_is_read() -> None:
         ),
     ]
     assert read(pieces, reader(ApiKind.RESPONSES)) == ResponseFeedback(
-        first_token_at=2.0, text="Hello", prompt_tokens=9, cached_tokens=4, completion_tokens=2, complete=True
+        first_token_at=2.0,
+        text="Hello",
+        prompt_tokens=9,
+        cached_tokens=4,
+        completion_tokens=2,
+        complete=True,
+        told=200,
     )
 
 
@@ -136,6 +143,7 @@ def test_an_anthropic_stream_is_read_and_its_prompt_counted_in_three_parts() -> 
         cached_tokens=64,
         completion_tokens=7,
         complete=True,
+        told=200,
     )
 
 
@@ -202,6 +210,35 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
     assert reading.finish() == EMPTY
 
 
+@pytest.mark.parametrize(
+    ("kind", "pieces", "told"),
+    [
+        (ApiKind.CHAT, [event({"error": {"message": "no", "code": 503}}), DONE], 503),
+        (ApiKind.CHAT, [event({"object": "error", "code": 400, "message": "no"}), DONE], 400),
+        (ApiKind.CHAT, [event({"error": {"type": "BadRequestError", "code": None}}), DONE], 400),
+        (ApiKind.CHAT, [event({"error": "no"}), DONE], 500),
+        (ApiKind.CHAT, [delta(content="a"), event({"error": {"code": "x"}}), DONE], 500),
+        (
+            ApiKind.RESPONSES,
+            [named("response.failed", response={"status": "failed", "error": {"code": "x"}})],
+            500,
+        ),
+        (ApiKind.RESPONSES, [named("error", code="server_error", message="no")], 500),
+        (ApiKind.MESSAGES, [named("error", error={"type": "overloaded_error"})], 500),
+        (ApiKind.MESSAGES, [named("error", error={"type": "invalid_request_error"})], 400),
+        (ApiKind.CHAT, [delta(role="assistant"), DONE], 500),
+        (ApiKind.CHAT, [event({"choices": [{"delta": {}, "finish_reason": "stop"}]}), DONE], 200),
+        (ApiKind.CHAT, [event({"choices": [{"delta": {"content": "x" * MAX_EVENT_BYTES}}]}), DONE], None),
+        (ApiKind.CHAT, [event({"choices": [{}] * 30_000}), DONE], 200),
+        (ApiKind.CHAT, [delta(role="assistant")], None),
+    ],
+)
+def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
+    kind: ApiKind, pieces: list[bytes], told: int | None
+) -> None:
+    assert read(pieces, reader(kind)).told == told
+
+
 # Plain JSON
 
 
@@ -212,23 +249,23 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
             ApiKind.CHAT,
             {"choices": [{"message": {"content": "hi"}}], "usage": USAGE},
             ResponseFeedback(
-                text="hi", prompt_tokens=90, cached_tokens=64, completion_tokens=3, complete=True
+                text="hi", prompt_tokens=90, cached_tokens=64, completion_tokens=3, complete=True, told=200
             ),
         ),
         (
             ApiKind.CHAT,
             {"choices": [{"message": {"content": None, "tool_calls": []}}]},
-            ResponseFeedback(complete=True),
+            ResponseFeedback(complete=True, told=200),
         ),
         (
             ApiKind.COMPLETIONS,
             {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]},
-            ResponseFeedback(text="a", complete=True),
+            ResponseFeedback(text="a", complete=True, told=200),
         ),
         (
             ApiKind.EMBEDDINGS,
             {"data": [], "usage": {"prompt_tokens": 4}},
-            ResponseFeedback(prompt_tokens=4, complete=True),
+            ResponseFeedback(prompt_tokens=4, complete=True, told=200),
         ),
         (
             ApiKind.RESPONSES,
@@ -240,7 +277,7 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
                 ],
                 "usage": {"input_tokens": 4, "output_tokens": 1},
             },
-            ResponseFeedback(text="a", prompt_tokens=4, completion_tokens=1, complete=True),
+            ResponseFeedback(text="a", prompt_tokens=4, completion_tokens=1, complete=True, told=200),
         ),
         (
             ApiKind.MESSAGES,
@@ -252,14 +289,14 @@ def test_a_stream_without_any_line_end_stays_small() -> None:
                 ],
                 "usage": {"input_tokens": 4, "cache_read_input_tokens": None},
             },
-            ResponseFeedback(text="a", prompt_tokens=4, complete=True),
+            ResponseFeedback(text="a", prompt_tokens=4, complete=True, told=200),
         ),
         (
             ApiKind.MESSAGES,
             {"content": [{"type": "tool_use"}, {"type": "text", "text": "a"}]},
-            ResponseFeedback(complete=True),
+            ResponseFeedback(complete=True, told=200),
         ),
-        (ApiKind.CHAT, {"error": {"message": "no"}}, EMPTY),
+        (ApiKind.CHAT, {"error": {"message": "no"}}, ResponseFeedback(told=500)),
     ],
 )
 def test_plain_json_gives_text_and_usage_but_no_time(
@@ -341,7 +378,7 @@ def test_impossible_counts_are_ignored(number: str) -> None:
         [f'{{"choices":[],"usage":{usage}}}'.encode()],
         reader(ApiKind.CHAT, content_type="application/json"),
     )
-    assert told == ResponseFeedback(complete=True)
+    assert told == ResponseFeedback(complete=True, told=200)
 
 
 def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
