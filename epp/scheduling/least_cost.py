@@ -36,8 +36,8 @@ later requests."""
 _MOST_PREFIXES = 4096
 _MOST_TIMES = 16_384
 _MOST_REQUESTS = 32
-"""The most served requests that are kept for one prefix. If this many more are expected, the price of a copy
-is nearly nothing.
+"""The most requests that count for one prefix. If this many more are expected, the price of a copy is nearly
+nothing.
 """
 
 N = TypeVar("N", float, Floats)
@@ -189,7 +189,7 @@ class _Last(Struct, eq=False, gc=False):
         """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
         all requests, for any prefix, since the first of these. everyone: when all requests came.
         """
-        first = bisect_left(self.times, now - most_s)
+        first = max(bisect_left(self.times, now - most_s), len(self.times) - _MOST_REQUESTS)
         count = bisect_right(self.times, now - least_s) - first
         return (count, len(everyone) - bisect_left(everyone, self.times[first])) if count > 0 else (0, 0)
 
