@@ -27,10 +27,9 @@ from epp.picker.events import (
     Began,
     Ended,
     Grew,
-    Listener,
+    Listeners,
     Moved,
     Pick,
-    PickerEvent,
     PrefillBegan,
 )
 from epp.picker.guesses import Guesses
@@ -48,26 +47,6 @@ _ENDS: Final[Mapping[Outcome, Phase]] = {
     "aborted": Phase.ABORTED,
     "failed": Phase.FAILED,
 }
-
-
-class Listeners:
-    """The listeners, in the order in which they subscribed."""
-
-    __slots__ = ("_all",)
-
-    def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
-
-    def add(self, listener: Listener) -> None:
-        self._all = (*self._all, listener)
-
-    def remove(self, listener: Listener) -> None:
-        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
-        self._all = tuple(each for each in self._all if each != listener)
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self._all:
-            listener(event)
 
 
 def enter(pick: Pick, phase: Phase) -> None:

@@ -271,3 +271,23 @@ PickerEvent = (
 )
 
 Listener = Callable[[PickerEvent], None]
+
+
+class Listeners:
+    """The listeners, in the order in which they subscribed."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self) -> None:
+        self._all: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> None:
+        self._all = (*self._all, listener)
+
+    def remove(self, listener: Listener) -> None:
+        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
+        self._all = tuple(each for each in self._all if each != listener)
+
+    def send(self, event: PickerEvent) -> None:
+        for listener in self._all:
+            listener(event)

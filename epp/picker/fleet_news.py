@@ -19,8 +19,7 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.marks import Form, Probe, Proof, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
 from epp.picker.cache_sizes import CacheSizes
-from epp.picker.commit import Listeners
-from epp.picker.events import Cut, Hangs, Listener, Restarted
+from epp.picker.events import Cut, Hangs, Listener, Listeners, Restarted
 from epp.picker.guesses import Guesses
 from epp.picker.server_caches import Roots, ServerCaches
 from epp.prefix_index.integrity import check_integrity
