@@ -161,7 +161,14 @@ class Serving:
 
     def _able(self, model: str) -> Sequence[int] | None:
         slots = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
-        slots.update(slot for slot, names in enumerate(self._names) if model in names)
+        by_page = {slot for slot, names in enumerate(self._names) if model in names}
+        slots.update(slot for slot in by_page if slot not in self.unlisted)
+        if by_page and not slots:
+            # Nobody gives a list, and pages come one after the other: a server without one may have the model.
+            slots.update(
+                s for s, one in enumerate(self._listed) if one is None and not self._endpoints[s].model
+            )
+        slots |= by_page
         if not slots:
             return None
         return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
