@@ -164,7 +164,7 @@ class Serving:
         by_page = {slot for slot, names in enumerate(self._names) if model in names}
         slots.update(slot for slot in by_page if slot not in self.unlisted)
         if by_page and not slots:
-            # Nobody gives a list, and pages come one after the other: a server without one may have the model.
+            # Nobody gives a list, and pages come one by one: a server without a page may have the model.
             slots.update(
                 s for s, one in enumerate(self._listed) if one is None and not self._endpoints[s].model
             )
