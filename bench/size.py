@@ -21,8 +21,8 @@ LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of tests": (68_000, 95_200),
     "lines of docs": (5_500, 7_300),
     "packages and modules at the top of epp": (10, 30),
-    "class names of epp with two meanings": (0, 37),
-    "constants of scheduling, endpoints, server_caches": (40, 95),
+    "class names of epp with two meanings": (0, 39),
+    "constants of scheduling, endpoints, server_caches": (40, 102),
 }
 """What is counted, with the target and the limit of today."""
 
