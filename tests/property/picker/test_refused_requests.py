@@ -235,9 +235,13 @@ LOAD = frozenset(
         "backlog",
         "changed",
         "expected_adapters",
+        "refused",
+        "uncounted_end_at",
+        "doubted",
+        "read_at",
     }
 )
-"""Fields of a server's state that say how busy it is and whether it answers, or that only notify."""
+"""Fields of a server's state that say how busy it is and whether it answers well, or that only notify."""
 FACTS = frozenset({"usual times to a first byte", "a answered_model", "b answered_model"})
 """What good headers alone have taught, whatever became of the answer."""
 
