@@ -115,6 +115,16 @@ def test_the_names_on_a_page_stand_for_a_list_that_the_server_does_not_give() ->
     assert names_that_serve(fleet, "n") == "bc", "a list stays while its server cannot be asked"
 
 
+def test_names_on_pages_exclude_no_server_whose_page_has_not_come() -> None:
+    fleet = fleet_of("abc")
+    observe(fleet, "a", models=frozenset({"m"}))
+    take(fleet, a=None, b=None)
+    assert [names_that_serve(fleet, model) for model in ("m", "ghost")] == ["abc", "abc"]
+    observe(fleet, "b", models=frozenset({"n"}))
+    take(fleet, b=None)
+    assert names_that_serve(fleet, "m") == "ac"
+
+
 def test_a_page_without_names_changes_nothing() -> None:
     fleet = fleet_of("ab", a=listing("m"))
     observe(fleet, "b")
