@@ -204,7 +204,7 @@ def _loss(cache: CacheRoom | None, size_bytes: int) -> tuple[float, float]:
     """
     if cache is None:
         return (0.0, 0.0)
-    room_bytes = cache.capacity_bytes - cache.used_bytes - size_bytes
+    room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - size_bytes
     if room_bytes >= 0 or cache.oldest is None:
         return (0.0, -room_bytes)
     return (1.0, cache.oldest.at)

@@ -54,6 +54,9 @@ class CacheRoom(Protocol):
     def used_bytes(self) -> int: ...
 
     @property
+    def guessed_bytes(self) -> int: ...
+
+    @property
     def oldest(self) -> LastUse | None: ...
 
 
