@@ -254,10 +254,10 @@ class World:
     # -- table and bookings ----------------------------------------------------------------------------------
 
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """Show how many tokens each server holds according to the table."""
-        mirrors = self.picker.table.mirrors
+        """Show how many tokens each server holds according to the table, guesses included."""
         for name in sorted(self.endpoints):
-            yield f"{name} {mirrors[EndpointName(name)].used_bytes // _BYTES_PER_TOKEN} tokens"
+            mirror = self.picker.table.mirrors[EndpointName(name)]
+            yield f"{name} {(mirror.used_bytes + mirror.guessed_bytes) // _BYTES_PER_TOKEN} tokens"
 
     def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show what is booked on each server."""
