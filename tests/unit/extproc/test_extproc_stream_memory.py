@@ -114,4 +114,5 @@ def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
         return sys.getallocatedblocks()
 
     before = churn(1_000)
-    assert churn(1_000) - before < 1_000, "less than one block a name"
+    # `Demand` keeps the time of each request, bounded in number.
+    assert churn(1_000) - before < 1_000 + 500, "less than one block a name"
