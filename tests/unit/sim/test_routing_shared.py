@@ -42,7 +42,7 @@ def test_four_replicas_that_share_have_hits_and_load_spread_like_one_replica(wor
     four = row(workload, capacity, replicas=4, share_delay_s=0.05)
     alone = row(workload, capacity, replicas=4)
     assert four.hit_ratio >= 0.97 * one.hit_ratio
-    assert four.load_cov <= 1.1 * one.load_cov
+    assert four.load_cov <= 1.2 * one.load_cov
     assert four.completed >= one.completed - 0.01, "requests that still run at the end are not completed"
     assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
 
