@@ -324,7 +324,9 @@ class Failures:
         mark.state.refused = 0
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
-        if refuses or proves or mark.suspected is not None:
+        if mark.suspected is Form.REFUSES:
+            mark.recover(0.0, now=now)  # the requests were at fault
+        elif refuses or proves or mark.suspected is not None:
             mark.recover(_SUSPECTED, now=now)
         elif mark.out and mark.verdict != "well":
             mark.allow_trial(self.settings.trial_seconds, now=now)
