@@ -223,6 +223,8 @@ class EndpointState:
     """Its slot in the fleet's columns. -1: it is not in the fleet."""
     listed: ModelList | None = None
     """The server's list at `/v1/models`, or the names on its metrics page. None: not known."""
+    gives_no_list: bool = False
+    """The server was asked for its list of models, and did not give it the last time."""
     changed: set[int] = field(default_factory=set)
     """Every change here adds the slot to this set, for the columns."""
 

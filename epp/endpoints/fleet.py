@@ -119,6 +119,7 @@ class Fleet(FleetView):
             state = self._states.get(name)
             if state is None:
                 continue
+            state.gives_no_list = given is None
             unknown = state.listed is None or not state.listed.whole
             listed = of_page(state.metrics) if given is None and unknown else given
             if listed is None or state.listed == listed:

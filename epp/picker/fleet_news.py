@@ -164,6 +164,8 @@ class FleetNews:
         if self.fleet.failures.page(state, before, metrics, now=now):
             self._listeners.send(Hangs(now, state))
         pages.take_in(state, metrics, now=now)
+        if state.listed is None and state.gives_no_list and metrics.models:
+            self.take_lists({name: None}, now=now)  # the list was asked for before the first page came
         self.guesses.page(state, now=now)
         self._sizes.observe(state, before, metrics, now=now)
 

@@ -102,7 +102,7 @@ async def running_pool(
     async with AsyncExitStack() as stack:
         server: Backend = await stack.enter_async_context(running_backend("s"))
         server.metrics["vllm:num_requests_running"] = 1
-        flow = {"mode": "Hold", **flow}
+        flow = {"mode": "Hold", "ttlSeconds": 600, **flow}
         pickers, sockets = [], []
         if workers:
             pickers.append(await _picker(folder / "both", server, flow, stack, workers=count))
@@ -118,9 +118,11 @@ async def running_pool(
         ]
 
         async def met() -> bool:
-            return sum([await p.metric("epp_sharing_peers") for p in pickers]) == count * (count - 1)
+            peers = sum([await p.metric("epp_sharing_peers") for p in pickers])
+            scraped = sum([await p.metric("epp_endpoint_scrape_ok") for p in pickers])
+            return (peers, scraped) == (count * (count - 1), count)
 
-        await wait_until(met, what="the pickers have met", timeout_s=60)
+        await wait_until(met, what="the pickers have met and know the server", timeout_s=60)
         yield TwoPickers(pickers, channels, stack)
 
 

@@ -35,6 +35,18 @@ def test_an_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -
     assert set(picker.pick(ask(), now=5.0).destinations) == {A, B}
 
 
+def test_names_on_a_page_stand_for_a_list_that_was_refused_before_it() -> None:
+    """Pickers that name a model differently would share neither bounds nor shares of their queues."""
+    picker = a_picker(on=endpoints("a"))
+    name, page = EndpointName("a"), EndpointMetrics(scraped_at=1.0, models=frozenset({"m"}))
+    picker.observe(name, page, now=1.0)
+    assert picker.fleet.models == {""}, "it was not asked yet"
+    picker = a_picker(on=endpoints("a"))
+    picker.take_lists({name: None}, now=0.0)
+    picker.observe(name, page, now=1.0)
+    assert picker.fleet.models == {"m"}
+
+
 def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
     picker = a_picker()
     for name in "abcd":
