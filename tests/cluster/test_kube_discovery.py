@@ -128,7 +128,9 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
             for n in range(20):
                 prompt = random.Random(n).randbytes(2000).hex().encode()
                 inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
-                picker.pick(PickRequest("r", inference), now=0.0)
+                pick = picker.pick(PickRequest("r", inference), now=0.0)
+                picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=0.0)
+                picker.end(pick, outcome="ended", now=0.0)
             a, b = EndpointName("a:8000"), EndpointName("b:8000")
             kept = picker.table.mirrors[b].entries
             assert picker.table.mirrors[a].entries > 0 < kept
