@@ -82,7 +82,6 @@ def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> D
         "backlog": 0.12,
         "prefill": 0.2,
         "stall": 0.05,
-        "in_flight": 0.02,
         "lora": 0.0,
         "failing": 0.0,
     }
