@@ -225,7 +225,7 @@ class Demand:
         last = self._by_prefix.get(prefix)
         if last is None:
             return
-        last.open -= 1
+        last.open = max(0, last.open - 1)  # it may have been forgotten meanwhile, and asked for again
         del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
         self._by_prefix.move_to_end(prefix)
         if len(self._by_prefix) > _MOST_PREFIXES:
@@ -237,7 +237,7 @@ class Demand:
         last = self._by_prefix.get(prefix)
         if last is None:
             return
-        last.open -= 1
+        last.open = max(0, last.open - 1)
         _remove(last.times, at)
         if not last.times:
             del self._by_prefix[prefix]
