@@ -122,7 +122,7 @@ fuzz: $(VENV)/.dev ## send generated input to every entry point of the picker; A
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 docs: $(VENV)/.dev ## write the reference pages and the chart's generated files from the code
-	@$(BIN)/python -c 'from epp.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
+	@$(BIN)/python -c 'from epp.serve.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
 	@$(BIN)/python -m tests.charts.policy_schema
 
 lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
@@ -135,9 +135,9 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(BIN)/python -m tests.engine_env lock
 
 clean: ## remove the virtual environment and caches of this checkout
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/extproc/*.so epp/prefix_index/*.so
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/protocol/*.so epp/picker/prefix_index/*.so
 
-$(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/extproc/_wire.c epp/prefix_index/_chain.c
+$(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/protocol/_wire.c epp/picker/prefix_index/_chain.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages (the first time: half a minute)"
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/run.txt

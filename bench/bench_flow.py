@@ -21,16 +21,16 @@ from typing import Final
 from msgspec.structs import replace
 
 from bench.bench_pick import picker_of_pods, requests
+from epp.base.errors import PickError
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.decision import PickRequest
-from epp.endpoints.endpoint_state import Booking
-from epp.errors import PickError
-from epp.extproc.pump import Pump
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.endpoint_state import Booking
 from epp.picker.events import Pick
 from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
+from epp.protocol.pump import Pump
 
 SERVERS: Final = 8
 PROMPT_BYTES: Final = 1_000

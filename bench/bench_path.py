@@ -21,15 +21,15 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from bench.bench_pick import FLEETS, SIZES, picker_of_pods
 from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, encode
-from epp.extproc.header_names import RESPONSE_NAMES
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext, StreamSettings
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
+from epp.protocol.asking import request_names
+from epp.protocol.codec import decode, encode
+from epp.protocol.header_names import RESPONSE_NAMES
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 
 _ROUNDS = 60
 _REQUESTS = 20

@@ -15,10 +15,10 @@ import time
 
 from msgspec.structs import replace
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
-from epp.decision import PickRequest
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 ROUNDS = 400
 FLEETS = (4, 100, 1000, 5000)

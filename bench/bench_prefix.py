@@ -18,12 +18,12 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.eviction import evict
+from epp.picker.prefix_index.guesses import drop, guess, prove
+from epp.picker.prefix_index.servers import add_endpoint, resize
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.server_caches import Roots, hash_chain
-from epp.prefix_index.eviction import evict
-from epp.prefix_index.guesses import drop, guess, prove
-from epp.prefix_index.servers import add_endpoint, resize
-from epp.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule()
 PROMPT_CHUNKS = 448

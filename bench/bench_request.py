@@ -11,9 +11,9 @@ import statistics
 import time
 from collections.abc import Callable
 
+from epp.base.types import ApiKind
 from epp.request.parse import parse_request
 from epp.request.response import ResponseReader
-from epp.types import ApiKind
 
 SIZES_KB = (1, 40, 400)
 RUNS = {1: 2000, 40: 500, 400: 200}

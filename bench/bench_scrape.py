@@ -22,11 +22,11 @@ from typing import cast
 
 import uvloop
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.observing import Scrape
-from epp.scraping.metrics_page import parse_page
-from epp.scraping.scraper import Scraper
-from epp.sources import Sources
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.sources.keep import Sources
+from epp.sources.scraping.metrics_page import parse_page
+from epp.sources.scraping.scraper import Scraper
 from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 import tempfile
 import tomllib
@@ -32,12 +33,12 @@ from bench.bench_path import answer_of, messages_of
 from bench.bench_pick import picker_of_pods
 from bench.dataplane.load import Prompts
 from epp.config.listening import Listen
-from epp.extproc.server import ExtProcServer
-from epp.extproc.stream_settings import StreamSettings
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -96,7 +97,7 @@ class _Tracer:
 def _layers() -> Iterator[list[str]]:
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     for line in contracts[0]["layers"]:
-        yield [name.strip() for name in line.split("|")]
+        yield [name.strip() for name in re.split("[|:]", line)]
 
 
 def _place(frame: FrameType) -> tuple[str, str] | None:

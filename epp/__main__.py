@@ -2,6 +2,6 @@
 
 import sys
 
-from epp.cli import main
+from epp.serve.cli import main
 
 sys.exit(main())

@@ -21,10 +21,10 @@ from bench.autoscaling.demand import Day, Demand
 from bench.routing.bench import shape_of, spec_of
 from bench.routing.picker_router import PickerRouter
 from epp.config.policy import DEFAULT_POLICY
-from epp.replay.measure import quantile, ttft_s
+from epp.observe.telemetry.picker_state import EndpointStatus
+from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.serve.state_report import endpoints_of
-from epp.telemetry.picker_state import EndpointStatus
-from epp.telemetry.pool_status import PoolStatus, pools_of
+from epp.tools.replay.measure import quantile, ttft_s
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 from model_server.sim.request import Record
 

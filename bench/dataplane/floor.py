@@ -21,10 +21,10 @@ from typing import Any, Final
 import grpc
 import uvloop
 
-from epp.extproc.codec import encode
-from epp.extproc.conversation import SERVICE
-from epp.extproc.header_names import DESTINATION
-from epp.extproc.http_events import Answer, Slot
+from epp.protocol.codec import encode
+from epp.protocol.conversation import SERVICE
+from epp.protocol.header_names import DESTINATION
+from epp.protocol.http_events import Answer, Slot
 
 _REQUEST_HEADERS: Final = 0x12
 _RESPONSE_HEADERS: Final = 0x1A

@@ -30,8 +30,8 @@ import uvloop
 from bench.dataplane.load import Client, Connection, Prompts
 from bench.dataplane.rig import running_picker, written_config
 from bench.dataplane.slowing import by_quota, evenly, run_before_others
+from epp.base.types import Address
 from epp.config.settings import Config
-from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.ports import free_ports
 from tests.harness.processes import connects, managed_process

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 
 import yaml
 
+from epp.base.types import Address
 from epp.config.settings import Config
-from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
 from tests.harness.gateway import config_in, write_policy
 from tests.harness.ports import free_port, free_ports

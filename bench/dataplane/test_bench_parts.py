@@ -13,8 +13,8 @@ from bench.dataplane.load import PromptKind, Prompts
 from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_of
 from bench.dataplane.report import tables
 from bench.dataplane.rig import VariantName
-from epp.extproc.codec import encode
-from epp.extproc.http_events import Echo, Slot
+from epp.protocol.codec import encode
+from epp.protocol.http_events import Echo, Slot
 
 
 @pytest.mark.parametrize("kind", ["cold", "warm"])

@@ -18,7 +18,7 @@ from statistics import fmean
 from bench.routing.bench import Run, Setting, calibrate, fleet_of, plan_of, spec_of
 from bench.routing.catalog import BY_NAME
 from bench.routing.workloads import OpenLoop, Timed
-from epp.replay.measure import WARM_UP_SHARE
+from epp.tools.replay.measure import WARM_UP_SHARE
 from model_server.sim.engine import SimEngine
 from model_server.sim.request import Record, SimRequest
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.routing.picker_router import PickerRouter
+from epp.base.errors import PickError
 from epp.config.policy import Policy
-from epp.errors import PickError
 from epp.picker.events import Pick
 from epp.picker.gate import Claim, Gate
 from model_server.sim.fleet import WAITS

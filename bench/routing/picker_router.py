@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from bench.routing.shared import Shared
+from epp.base.types import ApiKind, EndpointName, InferenceRequest
 from epp.config.policy import Policy
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.replay import picker_router
-from epp.replay.picker_router import BASE_MODEL, metrics_of
-from epp.types import ApiKind, EndpointName, InferenceRequest
+from epp.tools.replay import picker_router
+from epp.tools.replay.picker_router import BASE_MODEL, metrics_of
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot

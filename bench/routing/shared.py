@@ -9,7 +9,7 @@ from itertools import count
 from epp.config.sharing import Sharing
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.sharing.exchange import Exchange
+from epp.sources.sharing.exchange import Exchange
 
 _SETTINGS = Sharing()
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import aiohttp
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.http2.frames import Setting, settings
+from epp.transport.http2.frames import Setting, settings
 from tests.harness.client import http_client
 from tests.harness.http2_frames import CALL, NO_TABLE, block, data, grpc, headers, hello, ping
 

@@ -16,7 +16,7 @@ COPY epp epp
 RUN pip install --no-compile --no-deps --no-build-isolation .
 # Imports all modules of epp except those of `epp replay`, whose simulated servers are not in this image. So only these modules, and the modules
 # that they import, are compiled to bytecode. Bytecode of all modules would be half of the packages' size.
-RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.replay.")]'
+RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.tools.replay.")]'
 # Removes the command of the other package, which is not in this image, and files that are not needed to run.
 RUN rm /opt/venv/bin/model-server && pip uninstall --yes setuptools pip
 

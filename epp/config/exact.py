@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from epp.base.errors import ConfigError
 from epp.config.strict import Strict
-from epp.errors import ConfigError
 
 
 class ExactModel(Strict, frozen=True):

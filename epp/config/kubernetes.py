@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from epp.base.errors import ConfigError
 from epp.config.strict import Strict
-from epp.errors import ConfigError
 
 _NAME: Final = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _NAME_OR_NONE: Final = f"^({_NAME})?$"

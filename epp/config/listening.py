@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from epp.base.types import Address
 from epp.config.strict import Strict
 from epp.config.tls import Tls
-from epp.types import Address
 
 
 class Listen(Strict, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from epp.errors import ConfigError
+from epp.base.errors import ConfigError
 
 _SHORTEST_SECRET_BYTES: Final = 16
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from epp.base.errors import ConfigError
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.disaggregation import Disaggregation
 from epp.config.flow import Flow
@@ -20,7 +21,6 @@ from epp.config.prefix import Chunks, Table, Tiers
 from epp.config.routing import Cost, Failures, Gain, Load, Lora, PrefixHash
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
-from epp.errors import ConfigError
 
 API_VERSION: Final = "prefix-gateway.dev/v1alpha1"
 KIND: Final = "PrefixRoutingPolicy"

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from epp.base.errors import ConfigError
+from epp.base.types import Address
 from epp.config.blocked_paths import BLOCKED_PATHS
 from epp.config.dialects import Dialect, DialectName, dialect_of
 from epp.config.envoy import Envoy
@@ -23,8 +25,6 @@ from epp.config.models import Models
 from epp.config.sharing import Sharing
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
-from epp.errors import ConfigError
-from epp.types import Address
 
 BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
 

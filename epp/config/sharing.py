@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from epp.base.errors import ConfigError
 from epp.config.strict import Strict
-from epp.errors import ConfigError
 
 SIGNING_KEY: Final = "sharing.redis.signingKeyFile"
 _SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}

@@ -7,13 +7,13 @@ not stated one yet. Synchronous; no request runs this code. Caller: `fleet_news`
 
 from __future__ import annotations
 
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.growth import growth
-from epp.endpoints.learned import sample_of
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.growth import growth
+from epp.picker.endpoints.learned import sample_of
+from epp.picker.prefix_index.eviction import charge
+from epp.picker.prefix_index.servers import add_endpoint, resize
 from epp.picker.server_caches import ServerCaches
-from epp.prefix_index.eviction import charge
-from epp.prefix_index.servers import add_endpoint, resize
-from epp.types import EndpointMetrics
 
 _STATED_SPAN = 1.25
 """A size that the server states is corrected by at most this factor, up or down, since running requests use a

@@ -16,12 +16,13 @@ import random
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 from epp.config.policy import PolicySpec
-from epp.decision import Decision, Outcome, PickRequest
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.failures import is_fault
-from epp.endpoints.fleet import Fleet
-from epp.endpoints.marks import Form, Proof
+from epp.picker.decision import Decision, Outcome, PickRequest
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.failures import is_fault
+from epp.picker.endpoints.fleet import Fleet
+from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.events import (
     Answered,
     Began,
@@ -35,11 +36,10 @@ from epp.picker.events import (
 from epp.picker.guesses import Guesses
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Helper, Prefilling
+from epp.picker.scheduling.schedule import Choice
+from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
-from epp.scheduling.schedule import Choice
-from epp.scheduling.snapshot import SchedulingRequest, Snapshot
-from epp.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.OTHER)
 _ENDS: Final[Mapping[Outcome, Phase]] = {

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import random
 
+from epp.base.errors import SaturatedError
+from epp.base.types import EndpointName
 from epp.config.policy import Policy
-from epp.decision import WouldPick
-from epp.errors import SaturatedError
-from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import Scheduler
-from epp.scheduling.snapshot import SchedulingRequest, Snapshot
-from epp.types import EndpointName
+from epp.picker.decision import WouldPick
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import Scheduler
+from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
 
 
 class DryRun:

@@ -6,8 +6,8 @@ the path of a request: it notes what it needs and returns. It must not keep `Beg
 whole prompt, without a bound.
 
 Most events are about a `Pick`: one routed request, whose phase (`phases`) says how far it is. Only `commit`
-makes a `Pick`. `extproc` reads the destinations of a pick, enters the phases of the answer's body, and passes
-the pick again at each later event of the HTTP request.
+makes a `Pick`. `protocol` reads the destinations of a pick, enters the phases of the answer's body, and
+passes the pick again at each later event of the HTTP request.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from epp.decision import Decision, PickRequest
-from epp.endpoints.endpoint_state import Booking, EndpointState, Wait
-from epp.errors import PickError
+from epp.base.errors import PickError
+from epp.base.types import Address, ChunkHash, InferenceRequest
+from epp.picker.decision import Decision, PickRequest
+from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.picker.phases import OVER, Phase
+from epp.picker.prefix_index.guesses import GuessedEntries
+from epp.picker.prefix_index.table import PrefixTable, Recorded
 from epp.picker.server_caches import Prompt
-from epp.prefix_index.guesses import GuessedEntries
-from epp.prefix_index.table import PrefixTable, Recorded
-from epp.types import Address, ChunkHash, InferenceRequest
 
 
 class Guess(Struct, eq=False, gc=False):

@@ -18,8 +18,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from epp.endpoints.endpoint_state import EndpointState
-from epp.errors import FatalRequestError
+from epp.base.errors import FatalRequestError
+from epp.picker.endpoints.endpoint_state import EndpointState
 
 _REFUSED_S: Final = 300.0
 """How long a request is refused after it has ended two servers."""

@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 from epp.config.policy import PolicySpec
-from epp.endpoints import pages
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.fleet import Fleet
-from epp.endpoints.growth import restarted
-from epp.endpoints.learned import Learned
-from epp.endpoints.marks import Form, Probe, Proof, Verdict
-from epp.endpoints.recently_left import RecentlyLeft
 from epp.picker.cache_sizes import CacheSizes
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.fleet import Fleet
+from epp.picker.endpoints.growth import restarted
+from epp.picker.endpoints.learned import Learned
+from epp.picker.endpoints.marks import Form, Probe, Proof, Verdict
+from epp.picker.endpoints.recently_left import RecentlyLeft
 from epp.picker.events import Cut, Hangs, Listener, Listeners, Restarted
 from epp.picker.guesses import Guesses
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.kv_reports import KvReport
+from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.prefix_index.servers import clear_endpoint, drop_endpoint
+from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.server_caches import Roots, ServerCaches
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.kv_reports import KvReport
-from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.servers import clear_endpoint, drop_endpoint
-from epp.prefix_index.table import PrefixTable
 from epp.request.rewriting import Rewrites
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 
 
 class FleetNews:

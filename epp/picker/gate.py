@@ -1,6 +1,6 @@
 """Flow control in front of the picker: a request passes at once, or waits here until it is sent or refused.
 
-The gate connects `epp.flow`, which knows no servers, with the picker, which knows no queue. The forecast for
+The gate connects `flow`, which knows no servers, with the picker, which knows no queue. The forecast for
 a request is the picker's own choice, which is committed in the same turn of the event loop. There is one
 queue for each base model, since servers of one model cannot relieve those of another. Everything here is
 synchronous: there is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and
@@ -17,17 +17,17 @@ from typing import Final
 
 from msgspec import Struct
 
+from epp.base.errors import FlowRefusedError, PickError
 from epp.config.flow import Flow
 from epp.config.policy import Policy
-from epp.decision import PickRequest, Queued
-from epp.endpoints.served_models import forget_models
-from epp.errors import FlowRefusedError, PickError
-from epp.flow.control import Decided
-from epp.flow.elsewhere import Reported, Row
-from epp.flow.queues import TenantFlow
-from epp.flow.request import Refusal, RefusedFor
-from epp.flow.status import FlowStatus
+from epp.picker.decision import PickRequest, Queued
+from epp.picker.endpoints.served_models import forget_models
 from epp.picker.events import Ended, Pick, PickerEvent
+from epp.picker.flow.control import Decided
+from epp.picker.flow.elsewhere import Reported, Row
+from epp.picker.flow.queues import TenantFlow
+from epp.picker.flow.request import Refusal, RefusedFor
+from epp.picker.flow.status import FlowStatus
 from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker
 

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from epp.endpoints.adapters import expect_adapter, settle_adapter, use_adapter
-from epp.endpoints.endpoint_state import LOST_BOOKING_S, Booking, EndpointState
-from epp.endpoints.fleet import Fleet
+from epp.base.types import ChunkHash
+from epp.picker.endpoints.adapters import expect_adapter, settle_adapter, use_adapter
+from epp.picker.endpoints.endpoint_state import LOST_BOOKING_S, Booking, EndpointState
+from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
+from epp.picker.prefix_index import guesses
+from epp.picker.prefix_index.table import NOTHING, Recorded
 from epp.picker.server_caches import Prompt, ServerCaches, count_prediction
-from epp.prefix_index import guesses
-from epp.prefix_index.table import NOTHING, Recorded
-from epp.types import ChunkHash
 
 _CERTAINLY: Final = 1.5
 """A prompt is certainly too long if the estimate of its tokens is more than this many times what the server

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 
 from epp.config.policy import Policy
-from epp.decision import SHOWN_CHARS, Decision, PickRequest
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.fleet import Fleet
+from epp.picker.decision import SHOWN_CHARS, Decision, PickRequest
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.fleet import Fleet
 from epp.picker.server_caches import Prompt, ServerCaches
 
 

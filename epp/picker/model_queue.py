@@ -1,6 +1,6 @@
 """The queue of one base model in front of the picker, and the picker's forecasts for it.
 
-`epp.flow` knows no servers and asks `ModelQueue` for forecasts, which are the picker's own choices. `gate`
+`flow` knows no servers and asks `ModelQueue` for forecasts, which are the picker's own choices. `gate`
 owns one `ModelQueue` for each base model.
 """
 
@@ -11,18 +11,18 @@ from heapq import nlargest
 from math import inf
 from typing import Final
 
+from epp.base.errors import PickError
 from epp.config.flow import Flow, Waiting
-from epp.decision import PickRequest
-from epp.errors import PickError
-from epp.flow.control import Decided, FlowControl
-from epp.flow.elsewhere import FlowKey
-from epp.flow.flow_settings import Bound, FlowSettings, Order
-from epp.flow.queues import OTHERS, Load
-from epp.flow.request import Forecast, QueueItem
-from epp.flow.shares import OTHERS_LABEL
-from epp.flow.status import FlowStatus, WaitingTenant
 from epp.picker.commit import Considered
+from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
+from epp.picker.flow.control import Decided, FlowControl
+from epp.picker.flow.elsewhere import FlowKey
+from epp.picker.flow.flow_settings import Bound, FlowSettings, Order
+from epp.picker.flow.queues import OTHERS, Load
+from epp.picker.flow.request import Forecast, QueueItem
+from epp.picker.flow.shares import OTHERS_LABEL
+from epp.picker.flow.status import FlowStatus, WaitingTenant
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
 

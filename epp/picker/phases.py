@@ -1,6 +1,6 @@
 """The phase of one request, from its first message to its end, and which phase may follow which.
 
-A request has one phase. Until the request goes to a server, its stream (`extproc.stream`) keeps the phase.
+A request has one phase. Until the request goes to a server, its stream (`protocol.stream`) keeps the phase.
 From then on the `Pick` keeps the phase: the stream reads it there, and `commit` and the stream change it
 there. Replay, the simulator and tests begin with the pick, so their requests begin with `SENT`.
 

@@ -2,7 +2,7 @@
 
 Owns the rule. `commit` keeps the bookings of chosen requests. Every method is synchronous and runs on one
 thread, so nothing else can happen between reading the state and booking a place. Nothing here waits, logs or
-reads a clock. `extproc` calls it for requests, the composition root for the policy, and the simulator for
+reads a clock. `protocol` calls it for requests, the composition root for the policy, and the simulator for
 both.
 """
 
@@ -12,25 +12,25 @@ import random
 
 from msgspec.structs import replace
 
+from epp.base.errors import NoEndpointError
+from epp.base.types import Address
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
-from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
-from epp.errors import NoEndpointError
 from epp.picker.commit import Commits, Considered
+from epp.picker.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
 from epp.picker.dry_run import DryRun
 from epp.picker.events import Fatal, Hangs, Pick, StreamEvent
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.hurried import choose_hurriedly
+from epp.picker.prefix_index.eviction import evict
+from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
+from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt
-from epp.prefix_index.eviction import evict
-from epp.prefix_index.secret import HashSecret
 from epp.request.response import ResponseFeedback
-from epp.scheduling.candidates import Shown
-from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
-from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snapshot
-from epp.types import Address
 
 _NO_SECRET = HashSecret()
 _LENGTH_MARGIN = 1.125

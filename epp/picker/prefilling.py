@@ -12,19 +12,19 @@ import random
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
+from epp.base.types import PREFILLER, Address, ApiKind, InferenceRequest
 from epp.config.policy import PolicySpec
-from epp.decision import Prefill
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.failures import is_fault
-from epp.endpoints.fleet import Fleet
-from epp.endpoints.marks import Proof
+from epp.picker.decision import Prefill
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.failures import is_fault
+from epp.picker.endpoints.fleet import Fleet
+from epp.picker.endpoints.marks import Proof
 from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
 from epp.picker.guesses import Guesses
+from epp.picker.scheduling.disaggregation import Elsewhere, computed_elsewhere
+from epp.picker.scheduling.schedule import Choice
+from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
-from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
-from epp.scheduling.schedule import Choice
-from epp.scheduling.snapshot import SchedulingRequest, Snapshot
-from epp.types import PREFILLER, Address, ApiKind, InferenceRequest
 
 _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})
 """APIs whose answers are written token by token after the prompt."""

@@ -22,8 +22,9 @@ import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
+from epp.base.types import ChunkHash, EndpointName, InferenceRequest, PromptSize
 from epp.config.policy import PolicySpec
-from epp.endpoints.learned import (
+from epp.picker.endpoints.learned import (
     MOST_BYTES_PER_TOKEN,
     CacheSize,
     HitWindow,
@@ -31,16 +32,15 @@ from epp.endpoints.learned import (
     Staleness,
     TokenEstimate,
 )
-from epp.endpoints.served_models import forget_models
-from epp.prefix_index._chain import chain_of
-from epp.prefix_index.reported import ReportedCaches
-from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
+from epp.picker.endpoints.served_models import forget_models
+from epp.picker.prefix_index._chain import chain_of
+from epp.picker.prefix_index.reported import ReportedCaches
+from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
+from epp.picker.scheduling.least_cost import Demand
+from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.request.canonical import OPAQUE, next_turn_prompt
 from epp.request.jsontext import continued
-from epp.scheduling.least_cost import Demand
-from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
-from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize
 
 _SCHEME = b"prefix-gateway chain 2"
 """Increase this number whenever the canonical form of prompts or any hash of this module changes. Old hashes

@@ -3,7 +3,7 @@ the picker.
 
 This is done only for answers that pass the picker anyway. The search is for `"model":"NAME"` as servers write
 it, with or without a space after the colon, also across the borders of pieces. Quotes inside generated text
-are escaped, so generated text never matches. Pure; `epp.extproc.answer_body` owns one for each such answer.
+are escaped, so generated text never matches. Pure; `epp.protocol.answer_body` owns one for each such answer.
 """
 
 from __future__ import annotations

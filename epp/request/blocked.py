@@ -5,7 +5,7 @@ compared in several readings: percent-encoding undone up to `_DECODINGS` times, 
 alone, slashes merged, backslashes as slashes, parameters (`;a=b`), control characters and spaces taken out,
 in any case. What begins with a blocked path is blocked too: vLLM serves its metrics at `/metricsX`, and every
 route with a line feed at its end. If a path is refused that no server has, nothing is lost, because the model
-server would also answer 404. Pure; called by `extproc.stream`.
+server would also answer 404. Pure; called by `protocol.stream`.
 """
 
 from __future__ import annotations

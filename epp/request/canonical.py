@@ -21,9 +21,9 @@ import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
-from epp.errors import BadRequestError
+from epp.base.errors import BadRequestError
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request.jsontext import first_byte, text_bytes
-from epp.types import ApiKind, InferenceRequest
 
 Piece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are

@@ -3,7 +3,7 @@ when it is read.
 
 Other modules use names as keys and labels, and keep some of them after the request has ended. A client may
 send a name of many megabytes. So no other module ever gets a name of more than `MAX_NAME_CHARS` + 1
-characters. Called by `parse` for the body's fields and by `extproc` for headers.
+characters. Called by `parse` for the body's fields and by `protocol` for headers.
 """
 
 from __future__ import annotations

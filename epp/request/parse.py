@@ -21,7 +21,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.errors import BadRequestError
+from epp.base.errors import BadRequestError
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request import canonical
 from epp.request.api_fields import (
     DECODE_API_FIELDS,
@@ -50,7 +51,6 @@ from epp.request.jsontext import (
 )
 from epp.request.prompts import Prompts, read_prompts, render_messages
 from epp.request.surrogates import replace_lone
-from epp.types import ApiKind, InferenceRequest
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""

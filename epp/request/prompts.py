@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import MsgspecError, Raw, Struct
 
-from epp.errors import BadRequestError
+from epp.base.errors import BadRequestError
 from epp.request import canonical
 from epp.request.api_fields import Message
 from epp.request.canonical import (

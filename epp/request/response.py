@@ -18,10 +18,10 @@ from typing import cast
 
 import msgspec
 
+from epp.base.types import ApiKind
 from epp.request.jsontext import weigh
 from epp.request.sse import EventSplitter
 from epp.request.surrogates import replace_lone
-from epp.types import ApiKind
 
 MAX_EVENT_BYTES = 1 << 20
 """Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""

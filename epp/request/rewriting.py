@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_intdigest
 
+from epp.base.types import InferenceRequest
 from epp.request.canonical import BODY, SECTION
 from epp.request.jsontext import place_of_model
-from epp.types import InferenceRequest
 
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY

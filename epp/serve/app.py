@@ -15,38 +15,38 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
+from epp.base.errors import ConfigError
+from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
-from epp.envoy import eds, sds
-from epp.errors import ConfigError
-from epp.extproc.bodies import BodyRoom
-from epp.extproc.server import ExtProcServer
-from epp.files.endpoints_file import Listed
-from epp.kube.cluster import Cluster, Hooks
-from epp.misses.explaining import Explaining
+from epp.observe.misses.explaining import Explaining
+from epp.observe.recording.tap import Tap
+from epp.observe.telemetry.admin import AdminServer
+from epp.observe.telemetry.board import Board
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.logs import setup_logging
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.observe.tracing import start as tracing
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.recording.tap import Tap
-from epp.scraping.model_lists import ModelLists
-from epp.scraping.probes import Probes
-from epp.scraping.scraper import Scraper
-from epp.scraping.sessions import ApiKey
+from epp.protocol.bodies import BodyRoom
 from epp.serve import parts
+from epp.serve.envoy import eds, sds
 from epp.serve.hash_secret import hash_secret
 from epp.serve.inputs import certificate_watch, load_inputs, watchers
 from epp.serve.state_report import dry_run_of, live_of, status_of
 from epp.serve.upkeep import Upkeep
-from epp.sharing import start as sharing
-from epp.sources import Sources
-from epp.telemetry.admin import AdminServer
-from epp.telemetry.board import Board
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.logs import setup_logging
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.tracing import start as tracing
-from epp.types import Endpoint
+from epp.sources.files.endpoints_file import Listed
+from epp.sources.keep import Sources
+from epp.sources.kube.cluster import Cluster, Hooks
+from epp.sources.scraping.model_lists import ModelLists
+from epp.sources.scraping.probes import Probes
+from epp.sources.scraping.scraper import Scraper
+from epp.sources.scraping.sessions import ApiKey
+from epp.sources.sharing import start as sharing
+from epp.transport.server import ExtProcServer
 
 _log = logging.getLogger("epp")
 

@@ -11,7 +11,7 @@ from typing import Final
 from epp.config.named_files import read_secret
 from epp.config.settings import Config
 from epp.config.sharing import SIGNING_KEY
-from epp.prefix_index.secret import KEY_BYTES, HashSecret, derived
+from epp.picker.prefix_index.secret import KEY_BYTES, HashSecret, derived
 
 BESIDE_HUB: Final = "hash-secret"
 """Name of the file beside the workers' socket. The process that starts the workers writes one secret there

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from epp.base.errors import ConfigError
 from epp.config.named_files import read_file
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.errors import ConfigError
-from epp.files.certificate import CertificateWatch
-from epp.files.endpoints_file import Listed, load_endpoints
-from epp.files.watch import FileWatcher
-from epp.kube.api import require
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.tracing import start as tracing
 from epp.request.rewriting import Rewrites
-from epp.sharing import start as sharing
-from epp.telemetry.metrics import Metrics
-from epp.tracing import start as tracing
+from epp.sources.files.certificate import CertificateWatch
+from epp.sources.files.endpoints_file import Listed, load_endpoints
+from epp.sources.files.watch import FileWatcher
+from epp.sources.kube.api import require
+from epp.sources.sharing import start as sharing
 
 _log = logging.getLogger("epp")
 
@@ -54,7 +54,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         require(config.kubernetes)
     sharing.require(config.sharing)
     if config.exact_mode is not None:
-        from epp.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
+        from epp.sources.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
         exact.require(config.exact_mode)
     tracing.require(config.tracing)

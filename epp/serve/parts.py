@@ -10,22 +10,22 @@ import msgspec
 
 from epp.config.listening import Listen
 from epp.config.settings import Config
-from epp.extproc.bodies import BodyRoom
-from epp.extproc.http_events import BodyMode, Modes
-from epp.extproc.stream_settings import StreamSettings
+from epp.observe.recording import start as recording
+from epp.observe.recording.service import RecordingService
 from epp.picker.picker import Picker
-from epp.recording import start as recording
-from epp.recording.service import RecordingService
+from epp.protocol.bodies import BodyRoom
+from epp.protocol.http_events import BodyMode, Modes
+from epp.protocol.stream_settings import StreamSettings
 from epp.request.blocked import BlockedPaths
 
 if TYPE_CHECKING:
-    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
+    from epp.sources.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
 
 
 def exact_mode(config: Config, picker: Picker) -> ExactService | None:
     if config.exact_mode is None:
         return None
-    from epp.kvevents import start  # noqa: PLC0415 - nothing of exact mode is loaded without it
+    from epp.sources.kvevents import start  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
     return start.make(picker, config.exact_mode)
 

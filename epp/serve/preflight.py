@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from epp.base.errors import ConfigError
 from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy, PolicySpec
 from epp.config.settings import Config
-from epp.errors import ConfigError
-from epp.files.certificate import check_tls, files_of, to_do
-from epp.scraping.sessions import ApiKey
 from epp.serve.hash_secret import hash_secret
+from epp.sources.files.certificate import check_tls, files_of, to_do
+from epp.sources.scraping.sessions import ApiKey
 
 _LONGEST_SOCKET_BYTES: Final = 107
 """The longest path that Linux allows for a unix socket."""

@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from epp.endpoints.adapters import loaded_adapters
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.marks import Verdict
-from epp.flow.status import FlowStatus
-from epp.kube.live import Live, LiveEndpoint
+from epp.base.types import EndpointName
+from epp.observe.telemetry import picker_state as shown
+from epp.observe.telemetry.logs import LogCounts
+from epp.picker.endpoints.adapters import loaded_adapters
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.marks import Verdict
+from epp.picker.flow.status import FlowStatus
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.scraping.scraper import ScrapeAge, Scraper
-from epp.sharing.service import SharingService
-from epp.telemetry import picker_state as shown
-from epp.telemetry.logs import LogCounts
-from epp.types import EndpointName
+from epp.sources.kube.live import Live, LiveEndpoint
+from epp.sources.scraping.scraper import ScrapeAge, Scraper
+from epp.sources.sharing.service import SharingService
 
 if TYPE_CHECKING:
-    from epp.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
+    from epp.sources.kvevents.service import ExactService  # needs ZeroMQ, which is an extra
 
 
 def status_of(

@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.sick_servers import SickServersLog
 from epp.picker.picker import Picker
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.sick_servers import SickServersLog
 
 _log = logging.getLogger("epp")
 _HOUSEKEEPING_S = 1.0

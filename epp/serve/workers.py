@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from epp.serve.hash_secret import write_beside
-from epp.sharing.hub import Hub
+from epp.sources.sharing.hub import Hub
 
 _log = logging.getLogger("epp.serve.workers")
 _BACKOFF_S = (0.2, 1.0, 5.0)

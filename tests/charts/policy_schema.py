@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from epp.config.settings import Config
-from epp.kube.crd import crd
+from epp.sources.kube.crd import crd
 from tests.charts.rendering import GATEWAY
 
 FILE: Final = GATEWAY / "values.schema.json"

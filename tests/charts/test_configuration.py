@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from epp.base.errors import ConfigError
+from epp.base.types import SERVER_HEADERS
 from epp.config.policy import load_policy
 from epp.config.settings import Config, load_config
-from epp.envoy import sds
-from epp.envoy.bootstrap import bootstrap
-from epp.errors import ConfigError
-from epp.types import SERVER_HEADERS
+from epp.serve.envoy import sds
+from epp.serve.envoy.bootstrap import bootstrap
 from model_server import serve_flags
 from model_server.cli import command_line
 from model_server.sync.files import read_adapters

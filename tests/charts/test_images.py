@@ -77,8 +77,8 @@ def test_nothing_of_this_machine_is_in_the_image(built_images: Images, name: str
 def test_the_picker_has_its_c_extensions(built_images: Images) -> None:
     packages = packages_in(built_images["picker"])
     assert list(packages.glob("epp/request/_jsontext.*.so"))
-    assert list(packages.glob("epp/extproc/_wire.*.so"))
-    assert list(packages.glob("epp/prefix_index/_chain.*.so"))
+    assert list(packages.glob("epp/protocol/_wire.*.so"))
+    assert list(packages.glob("epp/picker/prefix_index/_chain.*.so"))
 
 
 @EACH

@@ -21,7 +21,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from epp.telemetry import catalog
+from epp.observe.telemetry import catalog
 from tests.charts.rendering import GATEWAY, Helm, of_kind
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.telemetry import catalog
+from epp.observe.telemetry import catalog
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.kube.crd import crd
+from epp.sources.kube.crd import crd
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 

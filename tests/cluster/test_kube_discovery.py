@@ -15,17 +15,17 @@ import aiohttp
 import grpc
 import pytest
 
+from epp.base.types import ApiKind, EndpointName, InferenceRequest
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY
-from epp.conformance.dataplane import BUFFERED, DESTINATION, exchange
-from epp.decision import PickRequest
-from epp.kube.api import Api, Query
-from epp.kube.objects import Pod
-from epp.kube.pools import Pools
-from epp.kube.reflector import Reflector, Source
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.sources import Sources
-from epp.types import ApiKind, EndpointName, InferenceRequest
+from epp.sources.keep import Sources
+from epp.sources.kube.api import Api, Query
+from epp.sources.kube.objects import Pod
+from epp.sources.kube.pools import Pools
+from epp.sources.kube.reflector import Reflector, Source
+from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.processes import wait_until

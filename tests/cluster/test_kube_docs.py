@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, exchange
+from epp.tools.conformance.dataplane import BUFFERED, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.site import Site, running_site

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from epp.base.types import ApiKind, InferenceRequest
 from epp.config.kubernetes import Kubernetes
-from epp.kube.api import Api
-from epp.kube.objects import ModelRewrite
-from epp.kube.reflector import Reflector, Source
-from epp.kube.rewrites import PATHS, ModelRewrites, all_rewrites
-from epp.sources import Sources
-from epp.types import ApiKind, InferenceRequest
+from epp.sources.keep import Sources
+from epp.sources.kube.api import Api
+from epp.sources.kube.objects import ModelRewrite
+from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, picker_account

@@ -17,7 +17,7 @@ import grpc
 import pytest
 import yaml
 
-from epp.conformance.dataplane import DUPLEX, Exchange, exchange
+from epp.tools.conformance.dataplane import DUPLEX, Exchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL

@@ -17,9 +17,9 @@ import pytest
 
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION
-from epp.conformance.dataplane import BUFFERED, exchange
-from epp.kube.api import Api, ApiError
-from epp.kube.crd import PLURAL
+from epp.sources.kube.api import Api, ApiError
+from epp.sources.kube.crd import PLURAL
+from epp.tools.conformance.dataplane import BUFFERED, exchange
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.harness.gateway import PickerProcess
 from tests.harness.processes import wait_until

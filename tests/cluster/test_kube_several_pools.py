@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, DESTINATION, Exchange, exchange
+from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, Exchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess, running_picker
 from tests.harness.processes import wait_until

@@ -5,7 +5,7 @@ our own picker for the run.
     a running picker    python -m pytest tests/conformance --picker 127.0.0.1:9002
                             --picker-endpoints 127.0.0.1:8000,127.0.0.1:8001
 
-`rows` lists the requirements. `epp.conformance.dataplane` is the data plane's side of the protocol. It was
+`rows` lists the requirements. `tools.conformance.dataplane` is the data plane's side of the protocol. It was
 written from the protocol and knows nothing of any picker. The names of tests contain their row, and the run
 ends with a table of rows.
 """

@@ -17,7 +17,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.conformance.dataplane import DESTINATION, LB, METHOD, SUBSET_HINT
+from epp.tools.conformance.dataplane import DESTINATION, LB, METHOD, SUBSET_HINT
 from tests.conformance.picker import PickerUnderTest
 from tests.harness.ports import free_port
 

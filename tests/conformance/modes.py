@@ -6,7 +6,7 @@ from typing import Final
 
 from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Mode
 
 _BODY: Final = processing_mode_pb2.ProcessingMode.BodySendMode
 

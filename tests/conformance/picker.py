@@ -18,8 +18,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.settings import Config
-from epp.conformance import dataplane
-from epp.conformance.dataplane import BUFFERED, Exchange, Mode
+from epp.tools.conformance import dataplane
+from epp.tools.conformance.dataplane import BUFFERED, Exchange, Mode
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
 from tests.harness.ports import free_port

@@ -1,5 +1,5 @@
-"""`python -m epp.conformance`: our picker passes every row in every dialect, and the command finds a picker
-that does not fit.
+"""`python -m epp.tools.conformance`: our picker passes every row in every dialect, and the command finds
+a picker that does not fit.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from epp.config.dialects import DIALECTS, DialectName
-from epp.conformance.__main__ import run
-from epp.conformance.checks import CHECKS
-from epp.conformance.report import Result, junit, table
-from epp.conformance.target import Target
+from epp.tools.conformance.__main__ import run
+from epp.tools.conformance.checks import CHECKS
+from epp.tools.conformance.report import Result, junit, table
+from epp.tools.conformance.target import Target
 from tests.conformance.picker import ALIAS, own_picker, picker_of_models
 from tests.conformance.rows import ROWS
 
@@ -68,7 +68,7 @@ async def test_a_list_for_a_gateway_that_reads_one_address_is_found_by_the_comma
         command = [
             sys.executable,
             "-m",
-            "epp.conformance",
+            "epp.tools.conformance",
             *(part for pair in options.items() for part in pair),
         ]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, DESTINATION, DUPLEX, LB, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, DUPLEX, LB, Mode
 from tests.conformance.modes import EARLY, MODES, NONE, STREAMED
 from tests.conformance.picker import OwnPicker, PickerUnderTest
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from epp.conformance.dataplane import DESTINATION, SUBSET_HINT
+from epp.tools.conformance.dataplane import DESTINATION, SUBSET_HINT
 from tests.conformance.picker import CALM
 from tests.harness.envoy import connection_manager
 from tests.harness.gateway import Gateway, running_gateway

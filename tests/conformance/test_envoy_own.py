@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from epp.conformance.dataplane import DESTINATION
+from epp.tools.conformance.dataplane import DESTINATION
 from tests.conformance.picker import CALM
 from tests.harness.client import OpenReply, Reply
 from tests.harness.gateway import Gateway, answers_in_flight, running_gateway

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, Mode
-from epp.types import Address
+from epp.base.types import Address
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Mode
 from tests.conformance.picker import CALM, OwnPicker, PickerUnderTest, own_picker
 from tests.harness.backend import Backend
 from tests.harness.ports import free_port

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, Exchange, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Exchange, Mode
 from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES
 from tests.conformance.picker import BODY, PickerUnderTest, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls

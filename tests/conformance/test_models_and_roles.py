@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Mode
 from tests.conformance.modes import MODES, READING_MODES
 from tests.conformance.picker import ALIAS, BODY, OwnPicker, PickerUnderTest, completion, picker_of_models
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES, Mode
 from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES, READING_MODES, SILENT_DUPLEX, STREAMED
 from tests.conformance.picker import PickerUnderTest, completion
 

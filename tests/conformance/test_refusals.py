@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, Immediate, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Immediate, Mode
 from tests.conformance.modes import MODES, READING_MODES
 from tests.conformance.picker import CALM, PickerUnderTest, own_picker
 from tests.harness.backend import running_backends

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES
 from tests.conformance import test_choice as choice
 from tests.conformance import test_health as health
 from tests.conformance import test_modes as modes
@@ -24,7 +24,7 @@ from tests.conformance.rows import ROWS, row_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "protocol.md"
-DRIVER = HERE.parents[1] / "epp" / "conformance" / "dataplane.py"
+DRIVER = HERE.parents[1] / "epp" / "tools" / "conformance" / "dataplane.py"
 Check = Callable[[PickerUnderTest], Awaitable[None]]
 
 

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from epp.scraping.metrics_page import parse_page
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.sources.scraping.metrics_page import parse_page
 from tests.contract.recordings import DATA_FOLDER
 
 PAGES = ("metrics_fresh.txt", "metrics_before_lora.txt", "metrics_after_lora.txt")

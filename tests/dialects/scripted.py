@@ -16,9 +16,9 @@ import grpc
 from aiohttp import web
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 
-from epp.conformance import dataplane
-from epp.conformance.dataplane import DESTINATION, LB, Immediate
-from epp.types import Address
+from epp.base.types import Address
+from epp.tools.conformance import dataplane
+from epp.tools.conformance.dataplane import DESTINATION, LB, Immediate
 from tests.harness.listening import serving
 
 _HOP_BY_HOP: Final = {

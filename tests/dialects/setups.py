@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from epp.config.settings import Config
-from epp.envoy import eds
+from epp.serve.envoy import eds
 from tests.dialects.scripted import AgentGateway, NginxGatewayFabric, running_scripted
 from tests.dialects.shapes import Shape
 from tests.harness.backend import Backend, running_backend

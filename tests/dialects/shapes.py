@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from epp.conformance.dataplane import DESTINATION, LB, SUBSET_HINT
-from epp.envoy.client_listener import EXT_PROC
+from epp.serve.envoy.client_listener import EXT_PROC
+from epp.tools.conformance.dataplane import DESTINATION, LB, SUBSET_HINT
 from tests.harness.envoy import cluster, connection_manager
 
 SUBSET_HEADER: Final = "x-test-subset"

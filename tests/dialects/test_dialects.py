@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from epp.types import PREFILLER, Address
+from epp.base.types import PREFILLER, Address
 from tests.dialects.setups import ADAPTER, ALIAS, Setup, running_setup
 from tests.dialects.shapes import SHAPES, SUBSET_HEADER
 from tests.harness import raw_http

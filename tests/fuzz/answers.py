@@ -8,11 +8,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from epp.misses.command import parsed, table
+from epp.base.types import ApiKind
+from epp.observe.misses.command import parsed, table
+from epp.observe.telemetry.board import COLUMNS, merged, part_of
 from epp.request.answer_names import AnswerNames
 from epp.request.response import ResponseReader
-from epp.telemetry.board import COLUMNS, merged, part_of
-from epp.types import ApiKind
 from tests.fuzz.behind import OfBytes
 from tests.fuzz.trees import as_json
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from epp.base.errors import PickError
+from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.prefix import Table
-from epp.decision import PickRequest
-from epp.errors import PickError
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 
 MOST_ENTRIES = 2_000
 SMALL = msgspec.structs.replace(

@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 
-from epp.kube.api import Query
-from epp.kube.discovery import Discovery, pool_ports, united
-from epp.kube.live import Live
-from epp.kube.objectives import Objectives, merged
-from epp.kube.objects import (
+from epp.base.types import ApiKind, InferenceRequest
+from epp.request.client_names import MAX_NAME_CHARS
+from epp.sources.kube.api import Query
+from epp.sources.kube.discovery import Discovery, pool_ports, united
+from epp.sources.kube.live import Live
+from epp.sources.kube.objectives import Objectives, merged
+from epp.sources.kube.objects import (
     ModelRewrite,
     Objective,
     ObjectiveSpec,
@@ -26,12 +28,10 @@ from epp.kube.objects import (
     Pool,
     PoolRef,
 )
-from epp.kube.policies import PolicySet
-from epp.kube.policy_status import desired
-from epp.kube.reflector import Reflector, Source
-from epp.kube.rewrites import ModelRewrites, all_rewrites
-from epp.request.client_names import MAX_NAME_CHARS
-from epp.types import ApiKind, InferenceRequest
+from epp.sources.kube.policies import PolicySet
+from epp.sources.kube.policy_status import desired
+from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.kube.objects import pod, policy, pool

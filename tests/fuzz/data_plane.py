@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from epp.config.policy import PolicySpec
-from epp.extproc.access_log import AccessLog
-from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, encode
-from epp.extproc.header_names import RESPONSE_NAMES
-from epp.extproc.http_events import StreamProtocolError
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext, StreamSettings
-from epp.http2.frames import Setting, frame, settings
 from epp.picker.events import Began, Ended, PickerEvent
 from epp.picker.phases import OVER
+from epp.protocol.access_log import AccessLog
+from epp.protocol.asking import request_names
+from epp.protocol.codec import decode, encode
+from epp.protocol.header_names import RESPONSE_NAMES
+from epp.protocol.http_events import StreamProtocolError
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
+from epp.transport.http2.frames import Setting, frame, settings
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_protobuf
 from tests.harness.http2_frames import (

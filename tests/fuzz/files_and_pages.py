@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from epp.base.errors import ConfigError
 from epp.config.policy import Policy, load_policy
-from epp.errors import ConfigError
-from epp.files.endpoints_file import load_endpoints
-from epp.scraping.metrics_page import MetricsError, PageReader, parse_page
-from epp.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
+from epp.sources.files.endpoints_file import load_endpoints
+from epp.sources.scraping.metrics_page import MetricsError, PageReader, parse_page
+from epp.sources.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
 from tests.fuzz.behind import SMALL, A, OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_json, as_yaml
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.sequence import Deliver, Forget
-from epp.kvevents.sequence import Sequence as Messages
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.sequence import Deliver, Forget
+from epp.sources.kvevents.sequence import Sequence as Messages
 from tests.fuzz.behind import MOST_ENTRIES, A, one_pick, small_picker
 from tests.fuzz.trees import as_msgpack
 

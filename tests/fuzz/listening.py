@@ -11,18 +11,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+from epp.base.types import Address
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.config.sharing import Redis
-from epp.sharing.batches import MalformedError
-from epp.sharing.hub import Hub, HubLink, frame
-from epp.sharing.link import LinkError
-from epp.sharing.redis_link import RedisLink
-from epp.telemetry.admin import AdminServer
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.types import Address
+from epp.observe.telemetry.admin import AdminServer
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.sources.sharing.batches import MalformedError
+from epp.sources.sharing.hub import Hub, HubLink, frame
+from epp.sources.sharing.link import LinkError
+from epp.sources.sharing.redis_link import RedisLink
 from tests.fuzz.behind import SMALL, OfBytes
 from tests.fuzz.entry import Entry
 from tests.fuzz.peers import StoredTables

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from epp.sharing.batches import (
+from epp.sources.sharing.batches import (
     Batch,
     Began,
     Event,
@@ -20,9 +20,9 @@ from epp.sharing.batches import (
     encode_table,
     pack_hashes,
 )
-from epp.sharing.batches import encode as packed
-from epp.sharing.speaker import identity_of
-from epp.sharing.storing import table_portions
+from epp.sources.sharing.batches import encode as packed
+from epp.sources.sharing.speaker import identity_of
+from epp.sources.sharing.storing import table_portions
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
 from tests.unit.picker_questions import text

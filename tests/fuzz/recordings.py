@@ -14,9 +14,9 @@ from weakref import finalize
 import msgspec
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.replay.reading import read
-from epp.replay.simulate import Setting, run
-from epp.replay.trace import ReplayError, Trace
+from epp.tools.replay.reading import read
+from epp.tools.replay.simulate import Setting, run
+from epp.tools.replay.trace import ReplayError, Trace
 from tests.unit.replay.recordings import record
 
 _RUN = 6

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from epp.types import Address
+from epp.base.types import Address
 
 TURNS = range(6)
 """asyncio needs fewer turns than this to take a connection and to serve it."""

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from aiohttp import web
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.client import SERVED_BY
 from tests.harness.listening import WebServer
 from tests.harness.ports import free_port

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import aiohttp
 
+from epp.base.types import Address
 from epp.config.settings import Config
-from epp.envoy.bootstrap import bootstrap
-from epp.types import Address
+from epp.serve.envoy.bootstrap import bootstrap
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
 ENVOY: Final = Path(sysconfig.get_path("scripts")) / "envoy"

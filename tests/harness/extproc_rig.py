@@ -18,11 +18,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.extproc.server import ExtProcServer
 from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointName
+from epp.transport.server import ExtProcServer
 from tests.harness.listening import WebServer
 from tests.harness.seen import Seen
 

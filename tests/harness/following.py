@@ -10,13 +10,13 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.routed_prompts import RoutedPrompts
-from epp.kvevents.service import ExactService
-from epp.kvevents.sockets import Source
 from epp.picker.picker import Picker
-from epp.types import Endpoint
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.routed_prompts import RoutedPrompts
+from epp.sources.kvevents.service import ExactService
+from epp.sources.kvevents.sockets import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import yaml
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.settings import Config, load_config
-from epp.envoy import eds
-from epp.types import Address, Endpoint, EndpointName
+from epp.serve.envoy import eds
 from tests.harness.backend import Backend, running_backend
 from tests.harness.client import Client, OpenReply, http_client
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, running_envoy

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from epp.types import Address
+from epp.base.types import Address
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

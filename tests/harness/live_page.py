@@ -11,17 +11,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from epp.base.types import Address, ApiKind, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
-from epp.decision import Candidate, Decision, WouldPick
-from epp.flow.status import FlowStatus, WaitingTenant
-from epp.misses.causes import CAUSES
-from epp.telemetry.admin import AdminServer
-from epp.telemetry.board import Board
-from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.types import Address, ApiKind, EndpointName
+from epp.observe.misses.causes import CAUSES
+from epp.observe.telemetry.admin import AdminServer
+from epp.observe.telemetry.board import Board
+from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.picker.decision import Candidate, Decision, WouldPick
+from epp.picker.flow.status import FlowStatus, WaitingTenant
 
 
 def a_board(

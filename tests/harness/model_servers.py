@@ -13,7 +13,7 @@ from typing import Final
 
 import aiohttp
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.processes import ManagedProcess, managed_process
 
 MODEL: Final = "made-up"

@@ -19,8 +19,8 @@ import aiohttp
 import msgspec
 import zmq
 
-from epp.kube.rbac import rules
-from epp.kvevents.block_hashes import BlockHasher
+from epp.sources.kube.rbac import rules
+from epp.sources.kvevents.block_hashes import BlockHasher
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess
 from tests.harness.ports import free_port

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from epp.types import Address
+from epp.base.types import Address
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from epp.errors import PickError
+from epp.base.errors import PickError
 from epp.picker.events import Answered, Began, Ended, Parsed, Pick, PickerEvent, ProtocolFault, Refused
 from epp.picker.picker import Picker
 

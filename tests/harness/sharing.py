@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from epp.base.types import Endpoint
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sharing import Redis, Sharing
 from epp.picker.events import Pick
-from epp.prefix_index.secret import HashSecret
-from epp.sharing.link import Link
-from epp.sharing.redis_link import RedisLink
-from epp.sharing.service import SharingService
-from epp.sources import Sources
-from epp.types import Endpoint
+from epp.picker.prefix_index.secret import HashSecret
+from epp.sources.keep import Sources
+from epp.sources.sharing.link import Link
+from epp.sources.sharing.redis_link import RedisLink
+from epp.sources.sharing.service import SharingService
 from tests.harness.processes import wait_until
 from tests.unit.picker_questions import text
 from tests.unit.sharing.pickers import NO_SECRET, Replica, endpoints

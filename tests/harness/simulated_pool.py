@@ -20,9 +20,9 @@ from aiohttp import web
 
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION, KIND
-from epp.kube.api import Api, ApiError
-from epp.kube.crd import PLURAL, crd_yaml
-from epp.kube.rbac import rules
+from epp.sources.kube.api import Api, ApiError
+from epp.sources.kube.crd import PLURAL, crd_yaml
+from epp.sources.kube.rbac import rules
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.harness.listening import WebServer
 from tests.harness.ports import free_port

@@ -7,12 +7,12 @@ from __future__ import annotations
 import random
 import time
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.flow import Flow
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Cost
 from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 _SERVER = EndpointName("m0")
 

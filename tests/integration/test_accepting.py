@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from epp.accepting import Acceptor
+from epp.transport.accepting import Acceptor
 
 
 async def test_a_connection_that_fails_at_its_beginning_is_closed_and_the_next_one_is_accepted() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
+from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
 from tests.harness.processes import wait_until
 from tests.integration.test_extproc_server import ServerRig, serving_picker
 from tests.unit.extproc.test_extproc_access_log import entry, log_message

@@ -16,18 +16,18 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from epp.base.errors import NoEndpointError
+from epp.base.types import Address, EndpointName
 from epp.config.listening import Admin as AdminConfig
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.errors import NoEndpointError
+from epp.observe.telemetry.admin import AdminServer
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.events import Refused
-from epp.telemetry.admin import AdminServer
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.types import Address, EndpointName
 from tests.harness.live_page import a_board
 from tests.unit.telemetry.records import HERE, THERE, began, decision, pick
 

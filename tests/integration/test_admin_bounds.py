@@ -11,13 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 
+from epp.base.types import Address
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
-from epp.telemetry.admin import AdminServer, BoundedConnections
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.types import Address
+from epp.observe.telemetry.admin import AdminServer, BoundedConnections
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.listening import stop_listening
 from tests.harness.live_page import a_board

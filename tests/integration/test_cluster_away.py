@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.settings import Config
-from epp.envoy import eds
-from epp.types import Address, Endpoint, EndpointName
+from epp.serve.envoy import eds
 from tests.harness.gateway import PickerProcess, config_in
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from bench.demo.address import running as announced_demos
-from epp.replay.reading import read
+from epp.tools.replay.reading import read
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy

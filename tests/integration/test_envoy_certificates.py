@@ -13,12 +13,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from epp.base.types import Address
 from epp.config.envoy import Envoy
 from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.envoy import sds
-from epp.types import Address
+from epp.serve.envoy import sds
 from tests.harness.certificate import CERTIFICATE, write_tls
 from tests.harness.envoy import PICKER
 from tests.harness.gateway import Gateway, running_gateway, running_picker

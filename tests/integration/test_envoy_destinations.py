@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.envoy import MODEL_SERVERS, connection_manager
 from tests.harness.fake_picker import DESTINATION
 from tests.harness.gateway import EnvoyBench, running_bootstrap

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.envoy.eds import render
+from epp.serve.envoy.eds import render
 from tests.harness.backend import running_backend
 from tests.harness.envoy import MODEL_SERVERS
 from tests.harness.gateway import EnvoyBench

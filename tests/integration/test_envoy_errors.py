@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.gateway import EnvoyBench, Gateway, running_bootstrap, running_gateway
 from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
@@ -85,7 +85,7 @@ async def test_an_invalid_request_gets_its_error_in_json(
 
 @pytest.mark.parametrize("rest", [b"5\r\nhello\r\nZZ\r\n", b"ZZ\r\n", b"fffffffffffffffff\r\n"])
 async def test_a_body_whose_chunks_make_no_sense_gets_400(gateway: Gateway, rest: bytes) -> None:
-    """Envoy closes at once, so its 400 must not wait for the picker (`epp.envoy.framing`)."""
+    """Envoy closes at once, so its 400 must not wait for the picker (`epp.serve.envoy.framing`)."""
     before = len(gateway.backends[0].prompts)
     reply = await send_raw(at(gateway), POST + b"transfer-encoding: chunked\r\n\r\n" + rest)
     assert (reply.status, reply.error()["code"]) == (400, "malformed_request")

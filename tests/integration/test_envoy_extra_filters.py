@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.settings import load_config
-from epp.errors import ConfigError
 from tests.harness.gateway import running_gateway
 from tests.harness.processes import wait_until
 

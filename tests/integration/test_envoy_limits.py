@@ -10,7 +10,7 @@ import h2.config
 import h2.connection
 import pytest
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.client import http_client
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port

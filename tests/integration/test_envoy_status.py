@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.client import http_client
 from tests.harness.gateway import running_bootstrap
 from tests.harness.ports import free_port

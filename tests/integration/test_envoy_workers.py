@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.envoy import eds, sds
+from epp.serve.envoy import eds, sds
 from tests.harness.backend import running_backend
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.client import http_client

@@ -17,18 +17,18 @@ from typing import Any
 import aiohttp
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.decision import PickRequest
-from epp.kvevents.decoding import decode
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.mapping import Tokens
-from epp.kvevents.routed_prompts import RoutedPrompts
-from epp.kvevents.sequence import Forget, Step
-from epp.kvevents.service import ExactService
-from epp.kvevents.sockets import Source
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
-from epp.types import Address, Endpoint, EndpointName
+from epp.sources.kvevents.decoding import decode
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.mapping import Tokens
+from epp.sources.kvevents.routed_prompts import RoutedPrompts
+from epp.sources.kvevents.sequence import Forget, Step
+from epp.sources.kvevents.service import ExactService
+from epp.sources.kvevents.sockets import Source
 from model_server.core.cache_options import CacheOptions
 from model_server.core.hashing import BlockHash
 from model_server.core.scheduler import SchedulerLimits

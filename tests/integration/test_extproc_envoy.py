@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.listening import Listen
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.extproc.server import ExtProcServer
-from epp.extproc.stream_settings import StreamSettings
+from epp.protocol.stream_settings import StreamSettings
 from epp.request.rewriting import Rewrites, Rule, Target
-from epp.types import Address, Endpoint, EndpointName
+from epp.transport.server import ExtProcServer
 from tests.harness.extproc_rig import (
     BUFFER_LIMIT_BYTES,
     MAX_BODY_BYTES,

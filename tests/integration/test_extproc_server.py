@@ -21,14 +21,14 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from epp.base.errors import ConfigError
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.tls import Tls
-from epp.errors import ConfigError
-from epp.extproc.server import ExtProcServer
-from epp.extproc.stream_settings import StreamSettings
 from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointName
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
 from tests.harness.seen import Seen
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -10,11 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from epp.base.types import Address
 from epp.config.listening import Listen
-from epp.extproc.server import ExtProcServer
-from epp.extproc.stream_settings import StreamSettings
 from epp.picker.gate import Gate
-from epp.types import Address
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
 from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,
     EnvoyRig,

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
+from epp.base.types import Address
 from epp.config.listening import Listen
-from epp.extproc.server import ExtProcServer
-from epp.extproc.stream_settings import StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
-from epp.types import Address
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
 from tests.harness.slow_server import picker_of_slow_server, say_running
 from tests.integration.test_extproc_server import BODY, Exchange, headers
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from epp.conformance.dataplane import DUPLEX, Exchange, exchange
+from epp.tools.conformance.dataplane import DUPLEX, Exchange, exchange
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
 from tests.harness.processes import wait_until

@@ -11,9 +11,9 @@ import pytest
 
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.server import ExtProcServer
-from epp.extproc.stream_settings import StreamSettings
 from epp.picker.picker import Picker
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
 from tests.harness.h2spec import h2spec_program, read_report
 
 LEFT_OUT = {

@@ -13,10 +13,10 @@ import pytest
 import redis.asyncio as aredis
 
 from epp.config.policy import DEFAULT_POLICY
+from epp.picker.prefix_index.secret import derived
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots
-from epp.prefix_index.secret import derived
-from epp.prefix_index.table import ChunkSchedule
-from epp.sharing.batches import channel_of
+from epp.sources.sharing.batches import channel_of
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints
 from tests.harness.processes import wait_until

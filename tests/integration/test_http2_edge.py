@@ -16,9 +16,9 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.listening import Listen
-from epp.extproc import closing, http2_server
-from epp.extproc import peer as peer_module
-from epp.http2.frames import Code, Kind, frame
+from epp.transport import closing, http2_server
+from epp.transport import peer as peer_module
+from epp.transport.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import (
     block,

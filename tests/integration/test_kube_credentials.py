@@ -17,7 +17,7 @@ import yaml
 from aiohttp import web
 
 from epp.config.kubernetes import Kubernetes
-from epp.kube.api import Api, ApiError
+from epp.sources.kube.api import Api, ApiError
 from tests.harness.listening import serving
 
 pytest.importorskip("kubernetes")

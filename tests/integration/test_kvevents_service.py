@@ -12,18 +12,18 @@ import msgspec
 import pytest
 import zmq
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.decision import PickRequest
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.routed_prompts import RoutedPrompts
-from epp.kvevents.sequence import Step
-from epp.kvevents.service import ExactService
-from epp.kvevents.sockets import MOST_MESSAGE_BYTES, Source
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.prefix_index.kv_reports import KvReport, ServerReport
+from epp.picker.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
-from epp.sources import Sources
-from epp.types import Address, Endpoint, EndpointName
+from epp.sources.keep import Sources
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.routed_prompts import RoutedPrompts
+from epp.sources.kvevents.sequence import Step
+from epp.sources.kvevents.service import ExactService
+from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, Source
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 

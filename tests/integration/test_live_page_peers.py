@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from epp.telemetry.board import COLUMNS, part_of
+from epp.observe.telemetry.board import COLUMNS, part_of
 from tests.harness.listening import serving
 from tests.harness.live_page import Scene, live_page
 from tests.harness.processes import wait_until

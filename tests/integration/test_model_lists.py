@@ -13,10 +13,10 @@ from random import Random
 import pytest
 from aiohttp import web
 
+from epp.base.types import Address, Endpoint, EndpointName, ModelList
 from epp.config.models import Models
-from epp.scraping.model_lists import ModelLists, soon_s
-from epp.scraping.sessions import ApiKey
-from epp.types import Address, Endpoint, EndpointName, ModelList
+from epp.sources.scraping.model_lists import ModelLists, soon_s
+from epp.sources.scraping.sessions import ApiKey
 from tests.harness.listening import Handler, serving_path
 from tests.harness.processes import wait_until
 

@@ -8,12 +8,12 @@ import socket
 import pytest
 from aiohttp import web
 
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.marks import Mark, Probe, Verdict
-from epp.endpoints.prefill_rate import ModelRate
-from epp.scraping.probes import Probes
-from epp.scraping.sessions import ApiKey, session_for_questions
-from epp.types import Address, Endpoint, EndpointName
+from epp.base.types import Address, Endpoint, EndpointName
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.marks import Mark, Probe, Verdict
+from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.sources.scraping.probes import Probes
+from epp.sources.scraping.sessions import ApiKey, session_for_questions
 from tests.harness.listening import Handler, serving_path
 from tests.harness.ports import free_port
 

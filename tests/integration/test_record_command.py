@@ -11,18 +11,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from epp.base.errors import ConfigError
+from epp.base.types import Address
 from epp.config.settings import Config
-from epp.errors import ConfigError
-from epp.misses.command import fetch
+from epp.observe.misses.command import fetch
+from epp.observe.recording.command import Options, record
+from epp.observe.recording.tap import Tap
+from epp.observe.telemetry.admin import AdminServer
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.picker import Picker
-from epp.recording.command import Options, record
-from epp.recording.tap import Tap
-from epp.replay.reading import read
-from epp.telemetry.admin import AdminServer
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.types import Address
+from epp.tools.replay.reading import read
 from tests.harness.live_page import a_board
 from tests.harness.processes import wait_until
 from tests.unit.picker_questions import a_picker, ask, serve, text

@@ -17,10 +17,10 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.observing import Scrape
-from epp.scraping.scraper import Scraper
-from epp.sources import Sources
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.sources.keep import Sources
+from epp.sources.scraping.scraper import Scraper
 from tests.harness.listening import accepting
 from tests.harness.processes import wait_until
 
@@ -236,7 +236,7 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
 async def test_a_server_that_comes_back_is_read_again_and_both_changes_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="epp.scraping.scraper")
+    caplog.set_level(logging.INFO, logger="epp.sources.scraping.scraper")
     async with WatchedScraper().running() as watched:
         async with BareServer(http(PAGE)).running() as server:
             watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])

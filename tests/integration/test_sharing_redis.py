@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from epp.config.sharing import Redis, RedisTls, Sharing
-from epp.prefix_index.secret import HashSecret, derived
+from epp.observe.telemetry.pool_status import PoolStatus, pools_of
+from epp.picker.prefix_index.secret import HashSecret, derived
 from epp.serve.state_report import endpoints_of
-from epp.sharing.redis_link import RedisLink
-from epp.sharing.signed import SignedLink
-from epp.telemetry.pool_status import PoolStatus, pools_of
+from epp.sources.sharing.redis_link import RedisLink
+from epp.sources.sharing.signed import SignedLink
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import (

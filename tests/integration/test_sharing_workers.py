@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from epp.config.sharing import Sharing
-from epp.sharing.hub import Hub, HubLink
+from epp.sources.sharing.hub import Hub, HubLink
 from tests.harness.gateway import PickerProcess, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.sharing import both_ways, met, sharing

@@ -174,7 +174,7 @@ async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
 
 def test_without_tracing_nothing_of_opentelemetry_is_imported() -> None:
     program = (
-        "import sys, epp.serve.app, epp.extproc.over_http2, epp.telemetry.admin\n"
+        "import sys, epp.serve.app, epp.transport.over_http2, epp.observe.telemetry.admin\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from epp.http2.frames import Flag, Kind
+from epp.transport.http2.frames import Flag, Kind
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, hello, ping, reset, window_update
 from tests.harness.http2_frames import headers as headers_frame
 from tests.integration.test_extproc_server import headers
@@ -29,9 +29,9 @@ _MOST_BYTES_A_STREAM = 8
 _SERVER = """
 import asyncio, ctypes, gc, sys, time
 from epp.config.listening import Listen
-from epp.types import EndpointMetrics
-from epp.extproc.stream_settings import StreamSettings
-from epp.extproc.server import ExtProcServer
+from epp.base.types import EndpointMetrics
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
 from tests.harness.seen import Seen
 from tests.integration.test_extproc_server import picker_of_three
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.language import FolderLanguage
-from epp.kvevents.service import ExactService
-from epp.kvevents.template_input import read_conversation
+from epp.base.types import Address, Endpoint, EndpointName
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
-from epp.types import Address, Endpoint, EndpointName
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.language import FolderLanguage
+from epp.sources.kvevents.service import ExactService
+from epp.sources.kvevents.template_input import read_conversation
 from tests.harness.following import following_picker
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment

@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.gateway import config_in, write_endpoints
 from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import msgspec
 
+from epp.base.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
-from epp.decision import Candidate, PickRequest
-from epp.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
+from epp.picker.decision import Candidate, PickRequest
 from epp.picker.events import Pick
 from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
-from epp.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.integrity import check_integrity
 from epp.request.response import ResponseFeedback
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 _BYTES_PER_TOKEN = 4
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.decision import PickRequest
-from epp.endpoints.endpoint_state import EndpointState
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.prefix_index.integrity import check_integrity
-from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+from epp.picker.prefix_index.integrity import check_integrity
 
 A, B, C, D = (Address(f"10.0.0.{i}", 8000) for i in (1, 2, 3, 4))
 ADDRESSES = {"a": A, "b": B, "c": C, "d": D}

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, get_args
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import Failures
-from epp.decision import Outcome, PickRequest
-from epp.endpoints.marks import Probe, Verdict
+from epp.picker.decision import Outcome, PickRequest
+from epp.picker.endpoints.marks import Probe, Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
-from epp.scraping.probes import verdict_of
-from epp.sharing.exchange import Exchange
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.sources.scraping.probes import verdict_of
+from epp.sources.sharing.exchange import Exchange
 from tests.unit.picker_questions import policy_of
 
 SICK: Final = "a"

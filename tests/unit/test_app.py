@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.envoy import Envoy
 from epp.config.listening import Admin, Listen
 from epp.config.settings import Config, Log
-from epp.errors import ConfigError
 from epp.serve.app import App
 from tests.harness.ports import free_ports
 from tests.harness.processes import wait_until

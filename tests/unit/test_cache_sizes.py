@@ -7,9 +7,9 @@ from collections import OrderedDict
 
 import pytest
 
+from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
-from epp.types import EndpointMetrics, EndpointName
 from tests.unit.picker_questions import a_picker, ask, check, endpoints, serve, text
 
 A = EndpointName("a")

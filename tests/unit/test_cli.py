@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epp.cli import main
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import load_config
-from epp.envoy.bootstrap import bootstrap
-from epp.reference import PAGES
+from epp.serve.cli import main
+from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.reference import PAGES
 
 KUBECONFIG = "{current-context: c, contexts: [{name: c, context: {namespace: models}}]}"
 
@@ -104,7 +104,7 @@ def test_a_rate_that_replay_cannot_run_is_refused(rate: str, capsys: pytest.Capt
 def test_without_a_simulator_replay_says_where_it_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "epp.replay.command", None)
+    monkeypatch.setitem(sys.modules, "epp.tools.replay.command", None)
     assert main(["replay", "recording"]) == 2
     assert "this installation has no simulator" in capsys.readouterr().err
 

@@ -9,12 +9,7 @@ from typing import get_args
 
 import pytest
 
-from epp.config.observing import Sampling
-from epp.config.policy import PolicySpec
-from epp.config.prefix import Table
-from epp.decision import Outcome, PickRequest
-from epp.request.response import ResponseFeedback
-from epp.types import (
+from epp.base.types import (
     ApiKind,
     Endpoint,
     EndpointMetrics,
@@ -23,6 +18,11 @@ from epp.types import (
     ModelCard,
     ModelList,
 )
+from epp.config.observing import Sampling
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Table
+from epp.picker.decision import Outcome, PickRequest
+from epp.request.response import ResponseFeedback
 from tests.unit.picker_questions import (
     ELSEWHERE,
     A,

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from epp.base.types import Address, EndpointName
 from epp.config.policy import RuleName
 from epp.config.routing import Failures
 from epp.picker.events import Cut, PickerEvent
-from epp.types import Address, EndpointName
 from tests.unit.endpoints.test_failures import chat_request
 from tests.unit.picker_questions import A, a_picker
 from tests.unit.sick_servers import RULES, SICK, Traffic, begins

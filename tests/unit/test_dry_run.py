@@ -9,14 +9,14 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Load
-from epp.decision import PickRequest
+from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.telemetry.decisions import DecisionRing, as_json, encode
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 NAMES = ("a", "b", "c")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.prefill_rate import ModelRate
-from epp.errors import FatalRequestError
+from epp.base.errors import FatalRequestError
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.fatal import FatalRequests
 from tests.unit.picker_questions import endpoints
 

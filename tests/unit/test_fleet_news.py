@@ -7,12 +7,12 @@ from __future__ import annotations
 import gc
 import sys
 
+from epp.base.types import EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.picker.events import Pick
 from epp.picker.gate import NO_CLAIM, Gate
 from epp.picker.picker import Picker
-from epp.types import EndpointMetrics, EndpointName, ModelCard, ModelList
 from tests.unit.picker_questions import A, B, C, D, a_picker, ask, endpoints, serve, text
 
 

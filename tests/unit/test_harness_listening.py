@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from epp.types import Address
+from epp.base.types import Address
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.backend import Backend
 from tests.harness.listening import stop_listening

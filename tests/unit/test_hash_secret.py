@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.settings import Config
 from epp.config.sharing import Redis, Sharing
-from epp.errors import ConfigError
-from epp.prefix_index.secret import derived
+from epp.picker.prefix_index.secret import derived
 from epp.serve.hash_secret import hash_secret, write_beside
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 import msgspec
 import pytest
 
-from epp.decision import PickRequest
-from epp.errors import NoEndpointError
+from epp.base.errors import NoEndpointError
+from epp.base.types import ApiKind, InferenceRequest
+from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
-from epp.types import ApiKind, InferenceRequest
 from tests.unit.picker_questions import a_picker, ask, check, endpoints, in_flight, serve, text
 
 UNREAD = InferenceRequest(kind=ApiKind.OTHER, unread="overload")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config, load_config
-from epp.errors import ConfigError
-from epp.files.endpoints_file import Listed
+from epp.observe.telemetry.metrics import Metrics
 from epp.serve.inputs import load_inputs, watchers
-from epp.telemetry.metrics import Metrics
+from epp.sources.files.endpoints_file import Listed
 from tests.unit.telemetry.records import new_metrics
 
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, metadata: {name: p}"

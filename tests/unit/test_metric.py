@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from epp.metric import Metric, counter, gauge, histogram
-from epp.telemetry.catalog import METRICS
-from epp.telemetry.counts import Distribution
+from epp.base.metric import Metric, counter, gauge, histogram
+from epp.observe.telemetry.catalog import METRICS
+from epp.observe.telemetry.counts import Distribution
 
 
 @dataclass

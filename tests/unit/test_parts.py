@@ -10,8 +10,8 @@ import pytest
 from epp.config.envoy import Envoy
 from epp.config.listening import Listen
 from epp.config.settings import AssumedModes, Config, Recording, Streams
-from epp.extproc.bodies import BodyRoom
-from epp.extproc.http_events import BodyMode, Modes
+from epp.protocol.bodies import BodyRoom
+from epp.protocol.http_events import BodyMode, Modes
 from epp.request.parse import API_PATHS
 from epp.serve.parts import exact_mode, listen, recording_service, stream_settings
 from tests.unit.picker_questions import a_picker

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.extproc.http_events import RequestBody, ResponseHeaders
 from epp.picker.commit import enter
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.protocol.http_events import RequestBody, ResponseHeaders
 from tests.unit.extproc.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through
 from tests.unit.telemetry.records import pick
 

@@ -9,13 +9,13 @@ from typing import get_args
 
 import pytest
 
+from epp.base.errors import NoEndpointError, SaturatedError
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
-from epp.decision import PickRequest
-from epp.errors import NoEndpointError, SaturatedError
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import (
     ADDRESSES,
     ELSEWHERE,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.errors import NoEndpointError
+from epp.base.errors import NoEndpointError
+from epp.base.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.picker.decision import PickRequest
 from epp.picker.events import (
     Answered,
     Began,
@@ -20,7 +21,6 @@ from epp.picker.events import (
     StreamEvent,
 )
 from epp.picker.picker import Picker
-from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import A, B, a_picker, endpoints
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
+from epp.picker.scheduling.candidates import Shown
 from epp.request.response import ResponseFeedback
-from epp.scheduling.candidates import Shown
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import A, a_picker, ask, check, endpoints, in_flight, policy_of, serve, text
 
 # -- policy --------------------------------------------------------------------------------------------------

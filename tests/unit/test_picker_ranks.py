@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.envoy.eds import render
-from epp.errors import NoEndpointError
-from epp.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
+from epp.base.errors import NoEndpointError
+from epp.base.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
+from epp.picker.decision import PickRequest
+from epp.serve.envoy.eds import render
 from tests.unit.picker_questions import ELSEWHERE, a_picker, ask, in_flight, serve, text
 
 FRONT, OTHER = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)

@@ -8,13 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from epp.config.disaggregation import Disaggregation
-from epp.config.policy import PolicySpec
-from epp.decision import PickRequest
-from epp.errors import NoEndpointError
-from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
-from epp.picker.picker import Picker
-from epp.types import (
+from epp.base.errors import NoEndpointError
+from epp.base.types import (
     PREFILLER,
     Address,
     ApiKind,
@@ -23,6 +18,11 @@ from epp.types import (
     EndpointName,
     Role,
 )
+from epp.config.disaggregation import Disaggregation
+from epp.config.policy import PolicySpec
+from epp.picker.decision import PickRequest
+from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
+from epp.picker.picker import Picker
 from tests.unit.picker_questions import (
     ADDRESSES,
     A,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.cli import main
+from epp.serve.cli import main
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
 
 OTHER_KEY = """\

@@ -102,7 +102,7 @@ def test_a_message_is_not_handed_from_thread_to_thread() -> None:
 
 
 def test_the_command_line_does_not_import_grpc_before_it_is_chosen() -> None:
-    script = "import sys; from epp import cli; print('grpc' in sys.modules)"
+    script = "import sys; from epp.serve import cli; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "False"
 

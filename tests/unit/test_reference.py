@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.reference import PAGES, PLACES
+from epp.serve.reference import PAGES, PLACES
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.base.types import ApiKind, InferenceRequest, PromptSize
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots, hash_chain, prompt_size
-from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.types import ApiKind, InferenceRequest, PromptSize
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from epp.errors import ConfigError
-from epp.sources import Pauses, Sources
+from epp.base.errors import ConfigError
+from epp.sources.keep import Pauses, Sources
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 
@@ -64,7 +64,7 @@ async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_c
         )
         assert not task.done()
     assert kept_by.failures == {"file": len(errors)}
-    logged = [r for r in caplog.records if r.name == "epp.sources"]
+    logged = [r for r in caplog.records if r.name == "epp.sources.keep"]
     assert all(r.getMessage().startswith("watcher of policy.yaml failed") for r in logged)
     reasons = [r.getMessage().partition("stays in use: ")[2] for r in logged]
     assert reasons[0] == "RecursionError: deep"

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from epp.base.types import Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import Metadata, PolicySpec, check_spec
+from epp.observe.telemetry.logs import LogCounts
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.scraping.scraper import Scraper
 from epp.serve.state_report import dry_run_of, endpoints_of, live_of, status_of
-from epp.sources import Sources
-from epp.telemetry.logs import LogCounts
-from epp.types import Endpoint, EndpointMetrics, EndpointName
+from epp.sources.keep import Sources
+from epp.sources.scraping.scraper import Scraper
 from tests.unit.picker_questions import a_picker, ask, endpoints, policy_of, serve, text
 
 PAGE = EndpointMetrics(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.types import Address
+from epp.base.types import Address
 
 
 @pytest.mark.parametrize(

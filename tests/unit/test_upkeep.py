@@ -8,8 +8,8 @@ import time
 import pytest
 
 from epp.config.policy import check_spec
+from epp.observe.telemetry.metrics import Metrics
 from epp.serve.upkeep import Upkeep
-from epp.telemetry.metrics import Metrics
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task
 from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.endpoints.marks import Verdict
+from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.marks import Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request, skim_request
-from epp.scraping.metrics_page import parse_page
-from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
+from epp.sources.scraping.metrics_page import parse_page
 from tests.unit.picker_questions import a_picker, endpoints, state, text
 
 HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=1)

@@ -14,9 +14,9 @@ from typing import Final
 import aiohttp
 
 from bench.routing.live.generator import REQUEST_ID, RunClock
-from epp.envoy import eds
-from epp.scraping.metrics_page import parse_page
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.serve.envoy import eds
+from epp.sources.scraping.metrics_page import parse_page
 from model_server.sim.fleet import Router
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot

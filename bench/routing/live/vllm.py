@@ -29,8 +29,8 @@ from bench.routing.live.run import name_servers, outcome_of
 from bench.routing.live.vllm_fleet import Setting, Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
 from bench.routing.rows import Row, row_of
-from epp.scraping.metrics_page import parse_page
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.sources.scraping.metrics_page import parse_page
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env import environment

@@ -7,9 +7,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.extproc.codec import encode
-from epp.extproc.header_names import DESTINATION, RESERVED
-from epp.extproc.http_events import Answer, Slot
+from epp.protocol.codec import encode
+from epp.protocol.header_names import DESTINATION, RESERVED
+from epp.protocol.http_events import Answer, Slot
 
 _ADDRESSES = st.one_of(
     st.ip_addresses(v=4).map(lambda ip: f"{ip}:8000"), st.ip_addresses(v=6).map(lambda ip: f"[{ip}]:1")

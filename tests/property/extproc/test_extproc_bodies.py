@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.routing import Load
-from epp.extproc.bodies import Body, BodyRoom, JsonEnd
-from epp.extproc.http_events import Refuse, RequestBody, RequestHeaders
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamSettings
+from epp.protocol.bodies import Body, BodyRoom, JsonEnd
+from epp.protocol.http_events import Refuse, RequestBody, RequestHeaders
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamSettings
 from tests.harness.steps import steps
 from tests.unit.extproc.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run
 

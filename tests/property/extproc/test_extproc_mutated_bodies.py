@@ -9,13 +9,13 @@ import random
 
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.http_events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.picker import Picker
-from epp.prefix_index.integrity import check_integrity
-from epp.types import Address, Endpoint, EndpointName
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.protocol.http_events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 from tests.harness.seen import Seen
 
 MUTANTS = 10_000

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.extproc.asking import request_names
-from epp.extproc.bodies import BodyRoom
-from epp.extproc.codec import decode, encode
-from epp.extproc.header_names import RESPONSE_NAMES
-from epp.extproc.http_events import (
+from epp.picker.picker import Picker
+from epp.protocol.asking import request_names
+from epp.protocol.bodies import BodyRoom
+from epp.protocol.codec import decode, encode
+from epp.protocol.header_names import RESPONSE_NAMES
+from epp.protocol.http_events import (
     Answer,
     BodyMode,
     Echo,
@@ -34,10 +36,8 @@ from epp.extproc.http_events import (
     ResponseTrailers,
     StreamProtocolError,
 )
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext, StreamSettings
-from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointName
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 from tests.harness.seen import Seen
 
 

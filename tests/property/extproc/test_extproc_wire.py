@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
-from epp.extproc import _wire
-from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, echo_of, echoes_in, encode
-from epp.extproc.header_names import RESPONSE_NAMES
-from epp.extproc.http_events import (
+from epp.protocol import _wire
+from epp.protocol.asking import request_names
+from epp.protocol.codec import decode, echo_of, echoes_in, encode
+from epp.protocol.header_names import RESPONSE_NAMES
+from epp.protocol.http_events import (
     BodyMode,
     Echo,
     Event,

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.flow.control import HEADROOM_S, FlowControl
-from epp.flow.elsewhere import Row
-from epp.flow.flow_settings import PATIENCE, Bound, FlowSettings
-from epp.flow.queues import TenantFlow
-from epp.flow.request import QueueItem, Refusal
+from epp.picker.flow.control import HEADROOM_S, FlowControl
+from epp.picker.flow.elsewhere import Row
+from epp.picker.flow.flow_settings import PATIENCE, Bound, FlowSettings
+from epp.picker.flow.queues import TenantFlow
+from epp.picker.flow.request import QueueItem, Refusal
 from tests.unit.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MANY = 10**6

@@ -24,17 +24,17 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.health import Health
-from epp.extproc.live_streams import LiveStreams
-from epp.extproc.over_http2 import Http2Transport
-from epp.extproc.peer import Peer
-from epp.extproc.stream_settings import StreamSettings
-from epp.http2.frames import Setting, frame
-from epp.http2.frames import settings as settings_frame
 from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointName
+from epp.protocol.health import Health
+from epp.protocol.live_streams import LiveStreams
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.http2.frames import Setting, frame
+from epp.transport.http2.frames import settings as settings_frame
+from epp.transport.over_http2 import Http2Transport
+from epp.transport.peer import Peer
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, headers, hello, ping, reset, window_update
 from tests.harness.pipe import Pipe
 from tests.harness.seen import Seen
@@ -174,7 +174,7 @@ def _messages() -> list[bytes]:
 
 async def attack(*, frames: int, seed: int, report: Callable[[str], None]) -> Attack:
     """Send at least so many frames."""
-    logger = logging.getLogger("epp.extproc.peer")
+    logger = logging.getLogger("epp.transport.peer")
     loud = _Loud()
     logger.addHandler(loud)
     running, told, objects = Attack(random.Random(seed)), time.monotonic(), 0

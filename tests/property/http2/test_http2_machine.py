@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from epp.http2.call_events import Event, Gone, HalfClosed, Message, Opened
-from epp.http2.frames import DEFAULT_WINDOW, Kind, Setting
-from epp.http2.frames import settings as settings_frame
-from epp.http2.limits import HeldBytes, Limits
+from epp.transport.http2.call_events import Event, Gone, HalfClosed, Message, Opened
+from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Setting
+from epp.transport.http2.frames import settings as settings_frame
+from epp.transport.http2.limits import HeldBytes, Limits
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
 
 LIMITS = Limits(

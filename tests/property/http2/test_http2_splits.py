@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.http2.call_events import Event, Message
-from epp.http2.frames import Setting, frame
-from epp.http2.frames import settings as settings_frame
-from epp.http2.limits import Limits
+from epp.transport.http2.call_events import Event, Message
+from epp.transport.http2.frames import Setting, frame
+from epp.transport.http2.frames import settings as settings_frame
+from epp.transport.http2.limits import Limits
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,

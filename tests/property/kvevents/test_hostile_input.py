@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.errors import BadRequestError
-from epp.kvevents.block_hashes import BlockHasher
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.language import FolderLanguage
-from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.kvevents.sequence import Deliver, Forget, Sequence
+from epp.base.errors import BadRequestError
+from epp.base.types import EndpointName
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain
-from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.types import EndpointName
+from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.language import FolderLanguage
+from epp.sources.kvevents.routed_prompts import RoutedPrompt
+from epp.sources.kvevents.sequence import Deliver, Forget, Sequence
 from tests.unit.kvevents.a_language import write_language
 
 SERVERS = (EndpointName("a"), EndpointName("b"))

@@ -13,18 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
-from epp.kvevents.block_hashes import BlockName
-from epp.kvevents.chunks import MappedPrompt
-from epp.kvevents.decoding import Cleared, Removed, Stored
-from epp.kvevents.knowledge import Knowledge
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.kv_reports import UNDER_WAY_S, Tier
+from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.kv_reports import UNDER_WAY_S, Tier
-from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.servers import add_endpoint
-from epp.types import ChunkHash, EndpointName
+from epp.sources.kvevents.block_hashes import BlockName
+from epp.sources.kvevents.chunks import MappedPrompt
+from epp.sources.kvevents.decoding import Cleared, Removed, Stored
+from epp.sources.kvevents.knowledge import Knowledge
 
 CHUNK, BLOCK = 16, 6
 """Characters, so that a chunk completes two or three blocks, and most blocks straddle a chunk's end."""

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.kvevents.sequence import Deliver, Sequence, Step
+from epp.sources.kvevents.sequence import Deliver, Sequence, Step
 
 
 class SequenceMachine(RuleBasedStateMachine):

@@ -17,16 +17,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from epp.base.errors import NoEndpointError, SaturatedError
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.prefix import Chunks, Table
 from epp.config.routing import Load, Lora
-from epp.decision import Outcome, PickRequest
-from epp.errors import NoEndpointError, SaturatedError
+from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
 
 NAMES = [EndpointName(n) for n in "abcd"]

@@ -19,15 +19,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
 from epp.config.routing import Lora
-from epp.decision import Outcome, PickRequest
-from epp.misses.finding import Misses
+from epp.observe.misses.finding import Misses
+from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
-from epp.prefix_index.table import Mirror, Run
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.picker.prefix_index.table import Mirror, Run
 from tests.unit.picker_questions import A, B, a_picker, ask
 
 SERVERS = {A: EndpointName("a"), B: EndpointName("b")}

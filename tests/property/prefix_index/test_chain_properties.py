@@ -7,10 +7,10 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.base.types import ChunkHash
+from epp.picker.prefix_index._chain import chain_of, sampled
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots, continued_chain, hash_chain
-from epp.prefix_index._chain import chain_of, sampled
-from epp.prefix_index.table import ChunkSchedule
-from epp.types import ChunkHash
 
 schedules = st.builds(
     ChunkSchedule,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.prefix_index.eviction import evict
-from epp.prefix_index.guesses import drop, guess
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.servers import add_endpoint, clear_endpoint
-from epp.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.types import ChunkHash, EndpointName
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.eviction import evict
+from epp.picker.prefix_index.guesses import drop, guess
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=2, later_from_bytes=3)
 NAMES = [EndpointName("a"), EndpointName("b")]

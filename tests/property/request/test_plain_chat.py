@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.base.types import InferenceRequest
 from epp.request._jsontext import weigh as counts_of
 from epp.request.api_fields import Chat
 from epp.request.jsontext import MOST_UNITS, weigh, weighed_chat
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request, plain_chat
-from epp.types import InferenceRequest
 
 PATH = "/v1/chat/completions"
 ANY_COUNT = 2**62

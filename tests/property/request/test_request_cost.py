@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from epp.errors import BadRequestError
+from epp.base.errors import BadRequestError
+from epp.base.types import ApiKind
 from epp.request.jsontext import PLAIN_NS, weigh
 from epp.request.parse import COSTLY, parse_request
 from epp.request.response import ResponseReader
-from epp.types import ApiKind
 from tests.harness.hostile_bodies import (
     CHAT,
     COMPLETIONS,

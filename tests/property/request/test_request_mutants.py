@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.errors import BadRequestError
+from epp.base.errors import BadRequestError
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request.canonical import next_turn_prompt
 from epp.request.parse import parse_request
 from epp.request.response import ResponseFeedback, ResponseReader
-from epp.types import ApiKind, InferenceRequest
 
 BYTE_MUTANTS = 8_000
 HYPOTHESIS_MUTANTS = 2_000

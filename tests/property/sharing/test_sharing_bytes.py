@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.sharing.batches import (
+from epp.sources.sharing.batches import (
     Batch,
     Began,
     Charged,
@@ -55,7 +55,7 @@ def batches(identity: int) -> st.SearchStrategy[Batch]:
 
 
 def _identity() -> int:
-    from epp.sharing.speaker import identity_of  # noqa: PLC0415
+    from epp.sources.sharing.speaker import identity_of  # noqa: PLC0415
 
     return identity_of(next(iter(known_names.picker.fleet.states())))
 

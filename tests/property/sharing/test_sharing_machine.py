@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from epp.base.types import EndpointMetrics, EndpointName
 from epp.picker.events import Pick
-from epp.types import EndpointMetrics, EndpointName
 from tests.unit.picker_questions import text
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.kubernetes import Kubernetes, KubernetesStatus
 from epp.config.settings import load_config
-from epp.errors import ConfigError
 
 
 def test_a_cluster_needs_only_the_name_of_its_pool(file: Path) -> None:

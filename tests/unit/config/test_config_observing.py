@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.policy import check_spec, load_policy
-from epp.errors import ConfigError
 from tests.unit.config.test_policy import HEAD
 
 

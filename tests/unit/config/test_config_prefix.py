@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.policy import check_spec, load_policy
 from epp.config.prefix import Tiers
-from epp.errors import ConfigError
 from tests.unit.config.test_policy import HEAD
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.settings import load_config
 from epp.config.sharing import RedisTarget
-from epp.errors import ConfigError
 
 
 @pytest.mark.parametrize(

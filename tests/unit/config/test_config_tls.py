@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.settings import Config, load_config
 from epp.config.tls import Tls
-from epp.errors import ConfigError
 
 
 def read(folder: Path, text: str) -> Config:

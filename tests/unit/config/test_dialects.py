@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from epp.cli import main
+from epp.base.errors import ConfigError
 from epp.config.dialects import DIALECTS, DialectName, dialect_of
 from epp.config.settings import load_config
-from epp.errors import ConfigError
+from epp.serve.cli import main
 
 
 def config(folder: Path, text: str = "", *, policy: str = "{}") -> Path:

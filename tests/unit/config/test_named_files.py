@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.named_files import read_file, read_secret
-from epp.errors import ConfigError
 
 
 def test_the_error_for_a_missing_relative_path_names_the_folder_that_was_searched(

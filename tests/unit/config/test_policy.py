@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, PolicySpec, check_spec, load_policy, only_set
-from epp.errors import ConfigError
 
 HEAD = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: test}}\n"
 

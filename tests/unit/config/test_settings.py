@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.settings import load_config
-from epp.errors import ConfigError
 
 
 def test_a_configuration_needs_only_the_endpoints_file(file: Path) -> None:

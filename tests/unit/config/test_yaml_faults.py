@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.policy import load_policy
 from epp.config.settings import load_config
-from epp.errors import ConfigError
-from epp.files.endpoints_file import load_endpoints
+from epp.sources.files.endpoints_file import load_endpoints
 
 HEAD = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: d}\n"
 

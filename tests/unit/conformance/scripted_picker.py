@@ -10,7 +10,7 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.conformance.dataplane import DESTINATION, LB
+from epp.tools.conformance.dataplane import DESTINATION, LB
 
 Script = Callable[[Any], Iterable[Any]]
 """Returns the answers to one message."""

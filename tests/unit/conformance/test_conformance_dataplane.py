@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 
-from epp.conformance.dataplane import BARE, BUFFERED, DESTINATION, DUPLEX, exchange
+from epp.tools.conformance.dataplane import BARE, BUFFERED, DESTINATION, DUPLEX, exchange
 from tests.unit.conformance.scripted_picker import buffered, named, plain, refusing, scripted
 
 

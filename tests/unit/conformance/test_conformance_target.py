@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from epp.config.dialects import DIALECTS, DialectName
-from epp.conformance.target import MODES, SENDS_SUBSETS, Target
+from epp.tools.conformance.target import MODES, SENDS_SUBSETS, Target
 from tests.unit.conformance.scripted_picker import Script, buffered, named, refusing, scripted
 
 HERE = "10.0.0.1:80"

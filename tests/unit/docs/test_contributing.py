@@ -24,27 +24,31 @@ Edit = tuple[str, str, str]
 
 RULE: list[Edit] = [
     (
-        "epp/scheduling/rules.py",
+        "epp/picker/scheduling/rules.py",
         "RULES: Mapping[RuleName",
         (
             "class Last(Rule):\n    def __init__(self, spec, rng): ...\n"
             '    def rank(self, asked):\n        return Ranked([len(asked.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
         ),
     ),
-    ("epp/scheduling/rules.py", '    "random": Random,\n', '    "random": Random,\n    "last": Last,\n'),
+    (
+        "epp/picker/scheduling/rules.py",
+        '    "random": Random,\n',
+        '    "random": Random,\n    "last": Last,\n',
+    ),
     ("epp/config/policy.py", '    "random",\n]', '    "random",\n    "last",\n]'),
 ]
 ENGINE: list[Edit] = [
     (
-        "epp/scraping/metric_names.py",
+        "epp/sources/scraping/metric_names.py",
         '    "running": (\n',
         '    "running": (\n        "newengine:running",\n',
     ),
-    ("epp/scraping/metric_names.py", '(b"vllm:", ', '(b"newengine:", b"vllm:", '),
+    ("epp/sources/scraping/metric_names.py", '(b"vllm:", ', '(b"newengine:", b"vllm:", '),
 ]
 METRIC: list[Edit] = [
     (
-        "epp/telemetry/picker_state.py",
+        "epp/observe/telemetry/picker_state.py",
         '    scrape_error: str = ""\n',
         '    scrape_error: str = ""\n    slots: int = gauge("epp_endpoint_slots", "Slots for adapters.", default=0)\n',
     ),
@@ -61,7 +65,7 @@ FIELD: list[Edit] = [
         'class Gain(Strict, frozen=True):\n    new_share: Ratio = 0.5\n    """A share."""\n',
     ),
     (
-        "epp/scheduling/schedule.py",
+        "epp/picker/scheduling/schedule.py",
         "def over_limits(",
         "def new_share(spec):\n    return spec.gain.new_share\n\n\ndef over_limits(",
     ),
@@ -72,8 +76,8 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         3,
         (
             "from epp.config.policy import check_spec\n"
-            "from epp.scheduling.rules import RULES\n"
-            "from epp.scheduling.schedule import Scheduler\n"
+            "from epp.picker.scheduling.rules import RULES\n"
+            "from epp.picker.scheduling.schedule import Scheduler\n"
             "from tests.unit.scheduling.snapshots import SeenEndpoint, request, snapshot\n"
             "spec = check_spec({'rule': 'last'})\n"
             "scheduler = Scheduler(spec, RULES[spec.rule](spec, None))\n"
@@ -87,7 +91,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         ENGINE,
         2,
         (
-            "from epp.scraping.metrics_page import parse_page\n"
+            "from epp.sources.scraping.metrics_page import parse_page\n"
             "assert parse_page(b'newengine:running 3\\n', scraped_at=0.0).running == 3\n"
         ),
     ),
@@ -96,10 +100,10 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         2,
         (
             "import epp.serve.state_report\n"
-            "from epp.telemetry.decisions import DecisionRing\n"
-            "from epp.telemetry.metrics import Metrics\n"
-            "from epp.telemetry.catalog import metrics_reference\n"
-            "from epp.telemetry.picker_state import EndpointStatus, PickerStatus\n"
+            "from epp.observe.telemetry.decisions import DecisionRing\n"
+            "from epp.observe.telemetry.metrics import Metrics\n"
+            "from epp.observe.telemetry.catalog import metrics_reference\n"
+            "from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus\n"
             "status = PickerStatus(endpoints=(EndpointStatus(name='a', address='h:1', slots=7),))\n"
             "metrics = Metrics(decisions=DecisionRing(maxlen=1), state=lambda: status)\n"
             "page = b''.join(metrics.pieces()).decode()\n"
@@ -112,8 +116,8 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         2,
         (
             "from epp.config.policy import check_spec\n"
-            "from epp.reference import PAGES\n"
-            "from epp.scheduling.schedule import new_share\n"
+            "from epp.serve.reference import PAGES\n"
+            "from epp.picker.scheduling.schedule import new_share\n"
             "assert new_share(check_spec({'gain': {'newShare': 0.25}})) == 0.25\n"
             "assert any('gain.newShare' in page() for page in PAGES.values())\n"
         ),

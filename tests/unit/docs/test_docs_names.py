@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import yaml
 
-from epp import cli as picker
 from epp.config.policy import PolicySpec, load_policy
 from epp.config.settings import Config
-from epp.files.endpoints_file import load_endpoints
-from epp.telemetry import catalog
+from epp.observe.telemetry import catalog
+from epp.serve import cli as picker
+from epp.sources.files.endpoints_file import load_endpoints
 from model_server import cli as server
 from model_server.vllm.profile import Profile
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page

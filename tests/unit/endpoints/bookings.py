@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from epp.endpoints.endpoint_state import Backlog, Booking, EndpointState
-from epp.endpoints.prefill_rate import ModelRate
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
+from epp.picker.endpoints.prefill_rate import ModelRate
 
 RATE = 100.0
 

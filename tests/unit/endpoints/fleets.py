@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from epp.base.types import Endpoint, EndpointName
 from epp.config.policy import PolicySpec
-from epp.endpoints.fleet import Fleet
-from epp.types import Endpoint, EndpointName
+from epp.picker.endpoints.fleet import Fleet
 
 SPEC = PolicySpec()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from epp.types import Address, Endpoint, EndpointName
+from epp.base.types import Address, Endpoint, EndpointName
 
 
 def endpoint(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from epp.base.types import EndpointMetrics
 from epp.config.policy import PolicySpec
 from epp.config.routing import Lora
-from epp.endpoints import pages
-from epp.endpoints.adapters import (
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.adapters import (
     expect_adapter,
     has_adapter,
     loaded_adapters,
@@ -13,7 +14,6 @@ from epp.endpoints.adapters import (
     slots,
     use_adapter,
 )
-from epp.types import EndpointMetrics
 from tests.unit.endpoints.bookings import a_state
 
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.base.types import EndpointMetrics
 from epp.config.policy import PolicySpec
 from epp.config.routing import Lora
-from epp.endpoints import pages
-from epp.endpoints.adapters import loaded_adapters, use_adapter
-from epp.endpoints.endpoint_state import Backlog, Booking
-from epp.types import EndpointMetrics
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
+from epp.picker.endpoints.endpoint_state import Backlog, Booking
 from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))

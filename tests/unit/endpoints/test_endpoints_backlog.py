@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.endpoints.endpoint_state import Backlog, Booking
-from epp.endpoints.pages import begun, confirm, settle
+from epp.picker.endpoints.endpoint_state import Backlog, Booking
+from epp.picker.endpoints.pages import begun, confirm, settle
 from tests.unit.endpoints.bookings import RATE
 
 

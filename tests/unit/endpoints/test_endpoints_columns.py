@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints import pages
-from epp.endpoints.adapters import use_adapter
-from epp.endpoints.endpoint_state import Booking, EndpointState
-from epp.endpoints.fleet import Fleet
-from epp.errors import NoEndpointError
-from epp.types import Address, EndpointMetrics, EndpointName, Role
+from epp.base.errors import NoEndpointError
+from epp.base.types import Address, EndpointMetrics, EndpointName, Role
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.adapters import use_adapter
+from epp.picker.endpoints.endpoint_state import Booking, EndpointState
+from epp.picker.endpoints.fleet import Fleet
 from tests.unit.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.endpoints.lettered import endpoint
 

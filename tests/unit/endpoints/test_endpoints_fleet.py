@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.endpoint_state import Booking
-from epp.endpoints.fleet import Fleet
-from epp.types import Endpoint, EndpointName
+from epp.base.types import Endpoint, EndpointName
+from epp.picker.endpoints.endpoint_state import Booking
+from epp.picker.endpoints.fleet import Fleet
 from tests.unit.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.endpoints.lettered import endpoint
 

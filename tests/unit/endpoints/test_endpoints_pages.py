@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
-from epp.endpoints import pages
-from epp.endpoints.adapters import loaded_adapters, use_adapter
-from epp.endpoints.endpoint_state import Backlog, Booking, EndpointState
-from epp.endpoints.pages import baseline, begun, confirm, settle
-from epp.endpoints.prefill_rate import ModelRate
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
+from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
+from epp.picker.endpoints.pages import baseline, begun, confirm, settle
+from epp.picker.endpoints.prefill_rate import ModelRate
 from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 

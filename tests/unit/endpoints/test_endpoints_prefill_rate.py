@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 
 
 class PrefillCounters:

@@ -7,15 +7,15 @@ from collections import Counter
 
 import pytest
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.routing import Failures
-from epp.decision import PickRequest
-from epp.endpoints.endpoint_state import Answers, EndpointState
-from epp.endpoints.marks import Form
-from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.symptoms import suspects
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.endpoint_state import Answers, EndpointState
+from epp.picker.endpoints.marks import Form
+from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.symptoms import suspects
 from epp.picker.picker import Picker
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
 
 

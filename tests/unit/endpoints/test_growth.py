@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.endpoints.growth import computed_growth, growth, restarted
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.growth import computed_growth, growth, restarted
 
 
 def counted_page(at: float, **values: float) -> EndpointMetrics:

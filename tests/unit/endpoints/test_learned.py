@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.learned import CacheSize, CounterWindow, HitWindow, TokenEstimate, sample_of
+from epp.base.types import EndpointMetrics, PromptSize
+from epp.picker.endpoints.learned import CacheSize, CounterWindow, HitWindow, TokenEstimate, sample_of
 from epp.picker.server_caches import count_prediction, estimated_tokens
-from epp.types import EndpointMetrics, PromptSize
 
 
 def one_more_ended(window: CounterWindow, size: PromptSize) -> None:

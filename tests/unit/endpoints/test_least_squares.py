@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.least_squares import Three, ThreeTerms
+from epp.picker.endpoints.least_squares import Three, ThreeTerms
 
 NUMBER = st.integers(-50, 50).map(float)
 SAMPLE = st.tuples(st.tuples(NUMBER, NUMBER, NUMBER), NUMBER, st.integers(1, 5).map(float))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Proof
+from epp.picker.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Proof
 from tests.unit.endpoints.bookings import a_state
 
 

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
 from epp.config.prefix import Chunks
-from epp.decision import PickRequest
-from epp.endpoints.recently_left import KEPT_S, MOST_KEPT, RecentlyLeft
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.recently_left import KEPT_S, MOST_KEPT, RecentlyLeft
 from epp.picker.picker import Picker
-from epp.prefix_index.integrity import check_integrity
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.picker.prefix_index.integrity import check_integrity
 
 A = EndpointName("a:8000")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from epp.base.errors import NoEndpointError, UnknownModelError
+from epp.base.types import Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.policy import PolicySpec
-from epp.endpoints import pages
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.fleet import Fleet
-from epp.endpoints.served_models import union
-from epp.errors import NoEndpointError, UnknownModelError
-from epp.types import Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.fleet import Fleet
+from epp.picker.endpoints.served_models import union
 from tests.unit.endpoints.lettered import endpoint
 
 SPEC = PolicySpec()

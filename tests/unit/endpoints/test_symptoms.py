@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.endpoints.endpoint_state import EndpointState
-from epp.endpoints.symptoms import Seen, Stalls
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.symptoms import Seen, Stalls
 from tests.unit.endpoints.bookings import a_state, book
 
 HANG_S = 2.0

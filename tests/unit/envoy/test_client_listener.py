@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from epp.base.types import SERVER_HEADERS
 from epp.config.envoy import EnvoyTracing
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.envoy.client_listener import ACCESS_LOG_FIELDS, EXT_PROC, gateway
-from epp.envoy.names import DESTINATION
-from epp.types import SERVER_HEADERS
+from epp.serve.envoy.client_listener import ACCESS_LOG_FIELDS, EXT_PROC, gateway
+from epp.serve.envoy.names import DESTINATION
 from tests.unit.envoy.configs import a_config
 
 LAST = "envoy.filters.http.router"

@@ -17,13 +17,13 @@ import pytest
 import yaml
 from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
+from epp.base.errors import ConfigError
 from epp.config.envoy import Envoy, EnvoyTracing
 from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.envoy import sds
-from epp.envoy.bootstrap import bootstrap
-from epp.errors import ConfigError
+from epp.serve.envoy import sds
+from epp.serve.envoy.bootstrap import bootstrap
 from tests.harness.certificate import write_tls
 
 GOLDEN = Path(__file__).parent / "golden" / "bootstrap.yaml"

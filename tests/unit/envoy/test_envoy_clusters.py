@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epp.config.listening import Listen
-from epp.envoy import clusters
+from epp.serve.envoy import clusters
 from tests.unit.envoy.configs import a_config
 
 HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"

@@ -14,8 +14,8 @@ from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.envoy.eds import render, write
-from epp.types import Address, Endpoint, EndpointName, Role
+from epp.base.types import Address, Endpoint, EndpointName, Role
+from epp.serve.envoy.eds import render, write
 
 
 def endpoint_at(text: str, *, name: str = "") -> Endpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from epp.envoy import error_replies, framing
+from epp.serve.envoy import error_replies, framing
 
 
 def predicates() -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.envoy.messages import absolute, address, directory_of, extension, seconds
+from epp.serve.envoy.messages import absolute, address, directory_of, extension, seconds
 
 
 @pytest.mark.parametrize(

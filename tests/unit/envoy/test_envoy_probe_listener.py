@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.envoy import probe_listener
+from epp.serve.envoy import probe_listener
 from tests.unit.envoy.configs import a_config
 
 CONFIG = a_config(status="0.0.0.0:9902", admin="127.0.0.1:9901")

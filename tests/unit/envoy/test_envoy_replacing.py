@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.envoy.replacing import write_if_changed
+from epp.serve.envoy.replacing import write_if_changed
 
 
 def test_an_equal_text_does_not_rewrite_the_file(tmp_path: Path) -> None:

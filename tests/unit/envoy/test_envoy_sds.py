@@ -10,7 +10,7 @@ import pytest
 
 from epp.config.listening import Listen
 from epp.config.tls import Tls
-from epp.envoy import sds
+from epp.serve.envoy import sds
 from tests.unit.envoy.configs import a_config
 
 PAIR = Tls(cert_file="/tls/tls.crt", key_file="/tls/tls.key")

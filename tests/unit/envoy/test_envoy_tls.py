@@ -6,7 +6,7 @@ import pytest
 
 from epp.config.listening import Listen
 from epp.config.tls import Tls
-from epp.envoy import sds, tls
+from epp.serve.envoy import sds, tls
 from tests.unit.envoy.configs import a_config
 
 PAIR = Tls(cert_file="/tls/tls.crt", key_file="/tls/tls.key")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from epp.envoy.error_replies import as_json
-from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError
+from epp.base.errors import DETAILS, BlockedPathError, BodyTooLargeError
+from epp.serve.envoy.error_replies import as_json
 
 MAPPERS: list[Mapping[str, Any]] = as_json()["mappers"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from epp.config.envoy import Envoy
-from epp.envoy.overload_manager import manager
+from epp.serve.envoy.overload_manager import manager
 
 
 def test_memory_is_freed_before_streams_end_and_new_requests_are_refused_last() -> None:

@@ -11,11 +11,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.flow import Flow
 from epp.config.routing import Cost
-from epp.extproc.conversation import Conversation
-from epp.extproc.live_streams import LiveStreams
-from epp.extproc.stream_settings import StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
+from epp.protocol.conversation import Conversation
+from epp.protocol.live_streams import LiveStreams
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.callers import NotingCaller
 from tests.unit.extproc.stream_bench import BODY, HEADERS, OK, Bench
 

@@ -8,9 +8,11 @@ import json
 import random
 from collections.abc import Sequence
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.extproc.http_events import (
+from epp.picker.picker import Picker
+from epp.protocol.http_events import (
     Action,
     Answer,
     BodyMode,
@@ -22,11 +24,9 @@ from epp.extproc.http_events import (
     RequestHeaders,
     Slot,
 )
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext, StreamSettings
-from epp.picker.picker import Picker
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 from epp.request.rewriting import Rewrites, Rule, Target
-from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
 
 BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()

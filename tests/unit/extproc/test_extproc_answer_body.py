@@ -9,7 +9,7 @@ import json
 import pytest
 
 from epp.config.observing import Sampling
-from epp.extproc.http_events import (
+from epp.protocol.http_events import (
     Answer,
     BodyMode,
     Echo,
@@ -21,7 +21,7 @@ from epp.extproc.http_events import (
     ResponseTrailers,
     Slot,
 )
-from epp.extproc.stream_settings import StreamSettings
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 
-from epp.extproc.codec import encode
-from epp.extproc.http_events import Answer, Estimate, Modes, RequestBody, RequestHeaders
-from epp.extproc.stream_settings import StreamSettings
-from epp.types import SERVER_HEADERS, Endpoint, EndpointName
+from epp.base.types import SERVER_HEADERS, Endpoint, EndpointName
+from epp.protocol.codec import encode
+from epp.protocol.http_events import Answer, Estimate, Modes, RequestBody, RequestHeaders
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

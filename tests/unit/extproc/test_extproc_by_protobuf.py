@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.extproc.by_protobuf import around, decode, encode
-from epp.extproc.header_names import DESTINATION
-from epp.extproc.http_events import (
+from epp.protocol.by_protobuf import around, decode, encode
+from epp.protocol.header_names import DESTINATION
+from epp.protocol.http_events import (
     Answer,
     BodyMode,
     Delay,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from epp.extproc.closing import Closing
+from epp.transport.closing import Closing
 
 
 class Side(asyncio.Transport):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.extproc import _wire
-from epp.extproc.codec import MOST_BYTES, MOST_FIELDS, decode, echo_of
-from epp.extproc.header_names import DESTINATION
-from epp.extproc.http_events import (
+from epp.protocol import _wire
+from epp.protocol.codec import MOST_BYTES, MOST_FIELDS, decode, echo_of
+from epp.protocol.header_names import DESTINATION
+from epp.protocol.http_events import (
     BodyMode,
     Event,
     Modes,

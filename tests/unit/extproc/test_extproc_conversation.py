@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from epp.http2.grpc_messages import OK
+from epp.transport.http2.grpc_messages import OK
 from tests.unit.extproc.calls_bench import Calls, answer, body, head
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from epp.config.flow import Waiting
-from epp.extproc.http_events import Action
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext
 from epp.picker.model_queue import WaitingRequest
+from epp.protocol.http_events import Action
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext
 from tests.unit.extproc.stream_bench import BUFFERED, Bench, head
 from tests.unit.extproc.waiting_bench import END, Held
 

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from epp.extproc.calls import Handler
-from epp.extproc.http2_server import Http2Server
-from epp.extproc.peer import Peer
-from epp.http2.limits import Limits
-from epp.types import Address
+from epp.base.types import Address
+from epp.protocol.calls import Handler
+from epp.transport.http2.limits import Limits
+from epp.transport.http2_server import Http2Server
+from epp.transport.peer import Peer
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.http2_frames import PATH, headers, hello, reset, window_update
 from tests.harness.pipe import Pipe

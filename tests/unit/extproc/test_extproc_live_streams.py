@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from epp.config.flow import Flow
-from epp.http2.grpc_messages import OK
+from epp.transport.http2.grpc_messages import OK
 from tests.unit.extproc.calls_bench import Calls, answer, body, head
 
 

@@ -14,14 +14,14 @@ from grpc_health.v1 import health_pb2
 from hpack import Decoder
 
 from epp.config.listening import Listen
-from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
-from epp.extproc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health
-from epp.extproc.live_streams import LiveStreams
-from epp.extproc.over_http2 import Http2Transport
-from epp.extproc.peer import Peer
-from epp.extproc.stream_settings import StreamSettings
-from epp.http2.frames import Kind
-from epp.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
+from epp.protocol.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health
+from epp.protocol.live_streams import LiveStreams
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.http2.frames import Kind
+from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.transport.over_http2 import Http2Transport
+from epp.transport.peer import Peer
 from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split
 from tests.harness.pipe import Pipe
 from tests.unit.extproc.stream_bench import Bench

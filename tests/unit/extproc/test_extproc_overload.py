@@ -10,10 +10,10 @@ from typing import Literal
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.extproc.conversation import Conversation
-from epp.extproc.live_streams import LiveStreams
-from epp.extproc.overload import TARGET_S, Overload
-from epp.http2.grpc_messages import OK
+from epp.protocol.conversation import Conversation
+from epp.protocol.live_streams import LiveStreams
+from epp.protocol.overload import TARGET_S, Overload
+from epp.transport.http2.grpc_messages import OK
 from tests.unit.extproc.callers import NotingCaller
 from tests.unit.extproc.calls_bench import fill
 from tests.unit.extproc.stream_bench import HEADERS, Bench

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from epp.extproc import peer as peer_module
-from epp.extproc.calls import Handler
-from epp.extproc.peer import Call, Peer, Service
-from epp.extproc.turns import Source, Turns
-from epp.http2.frames import PREFACE
-from epp.http2.limits import HeldBytes, Limits
+from epp.protocol.calls import Handler
+from epp.transport import peer as peer_module
+from epp.transport.http2.frames import PREFACE
+from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.peer import Call, Peer, Service
+from epp.transport.turns import Source, Turns
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 from tests.harness.pipe import Pipe
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from epp.decision import PickRequest
-from epp.extproc.pump import Pump
+from epp.base.types import ApiKind, InferenceRequest
+from epp.picker.decision import PickRequest
 from epp.picker.gate import NO_CLAIM
-from epp.types import ApiKind, InferenceRequest
+from epp.protocol.pump import Pump
 from tests.unit.extproc.stream_bench import DUPLEX, refused
 from tests.unit.extproc.waiting_bench import Held
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from epp.config.routing import Cost, Load
-from epp.extproc.http_events import (
+from epp.protocol.http_events import (
     Event,
     Modes,
     Refuse,
@@ -15,7 +15,7 @@ from epp.extproc.http_events import (
     RequestHeaders,
     RequestTrailers,
 )
-from epp.extproc.stream_settings import StreamSettings
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

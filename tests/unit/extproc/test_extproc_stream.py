@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from epp.extproc.http_events import (
+from epp.protocol.http_events import (
     Answer,
     Echo,
     Event,
@@ -21,7 +21,7 @@ from epp.extproc.http_events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.stream_settings import StreamSettings
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

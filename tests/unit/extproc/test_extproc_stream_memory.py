@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.observing import Sampling
-from epp.extproc.http_events import RequestBody, RequestHeaders, ResponseHeaders
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.types import Address, Endpoint, EndpointName
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.protocol.http_events import RequestBody, RequestHeaders, ResponseHeaders
 from tests.unit.extproc.stream_bench import BODY, BUFFERED, HEADERS, Bench
 
 _LONG = 400_000

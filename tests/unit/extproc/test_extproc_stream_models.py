@@ -8,8 +8,9 @@ import json
 
 import pytest
 
-from epp.extproc.codec import encode
-from epp.extproc.http_events import (
+from epp.base.types import EndpointName, ModelCard, ModelList
+from epp.protocol.codec import encode
+from epp.protocol.http_events import (
     Answer,
     Echo,
     Modes,
@@ -17,8 +18,7 @@ from epp.extproc.http_events import (
     RequestBody,
     RequestHeaders,
 )
-from epp.extproc.stream_settings import StreamSettings
-from epp.types import EndpointName, ModelCard, ModelList
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

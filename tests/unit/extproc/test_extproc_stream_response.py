@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from epp.config.observing import Sampling
-from epp.extproc.http_events import (
+from epp.protocol.http_events import (
     Answer,
     Event,
     Modes,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from epp.config.flow import Waiting
-from epp.extproc.http_events import (
+from epp.picker.phases import Phase
+from epp.protocol.http_events import (
     Delay,
     Modes,
     Refuse,
@@ -20,7 +21,6 @@ from epp.extproc.http_events import (
     Slot,
     StreamProtocolError,
 )
-from epp.picker.phases import Phase
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

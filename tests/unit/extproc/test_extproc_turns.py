@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from epp.extproc.turns import AT_ONCE_S, Source, Turns
+from epp.transport.turns import AT_ONCE_S, Source, Turns
 
 
 @dataclass(eq=False)

@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
-from epp.extproc.header_names import read_address, read_addresses, read_prescribed
-from epp.extproc.http_events import Modes, RequestBody, RequestHeaders
-from epp.extproc.stream_settings import StreamSettings
-from epp.types import Address
+from epp.base.types import Address
+from epp.protocol.header_names import read_address, read_addresses, read_prescribed
+from epp.protocol.http_events import Modes, RequestBody, RequestHeaders
+from epp.protocol.stream_settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from epp.extproc.listening_socket import max_peers
+from epp.transport.listening_socket import max_peers
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from epp.config.flow import Flow
 from epp.config.routing import Cost
-from epp.extproc.http_events import Action, Modes, RequestBody
-from epp.extproc.stream import HttpStream
-from epp.extproc.stream_settings import StreamContext, StreamSettings
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
+from epp.protocol.http_events import Action, Modes, RequestBody
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 from tests.unit.extproc.stream_bench import BODY, BUFFERED, Bench, head
 
 END = RequestBody(BODY, end_of_stream=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from epp.errors import ConfigError
-from epp.files.certificate import CertificateWatch, check_tls, expiry
+from epp.base.errors import ConfigError
+from epp.sources.files.certificate import CertificateWatch, check_tls, expiry
 from tests.harness.certificate import CERTIFICATE, write_tls
 
 IN_2026 = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.errors import ConfigError
-from epp.files.endpoints_file import load_endpoints
-from epp.types import Address, Role
+from epp.base.errors import ConfigError
+from epp.base.types import Address, Role
+from epp.sources.files.endpoints_file import load_endpoints
 
 
 def test_every_field_is_read() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from epp.errors import ConfigError
-from epp.files.watch import FileWatcher
+from epp.base.errors import ConfigError
+from epp.sources.files.watch import FileWatcher
 
 
 class PickyFollower:

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from epp.flow.control import Decided, FlowControl
-from epp.flow.flow_settings import FlowSettings
-from epp.flow.queues import TenantFlow
-from epp.flow.request import Forecast, QueueItem, Refusal
+from epp.picker.flow.control import Decided, FlowControl
+from epp.picker.flow.flow_settings import FlowSettings
+from epp.picker.flow.queues import TenantFlow
+from epp.picker.flow.request import Forecast, QueueItem, Refusal
 
 RATE = 1000.0
 

@@ -7,8 +7,8 @@ from weakref import ref
 
 import pytest
 
-from epp.flow.alarms import Alarms
-from epp.flow.flow_settings import Bound, FlowSettings
+from epp.picker.flow.alarms import Alarms
+from epp.picker.flow.flow_settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-from epp.flow.answer_lengths import AnswerLengths
-from epp.flow.control import FlowControl
-from epp.flow.flow_settings import FlowSettings
-from epp.flow.request import Forecast
+from epp.picker.flow.answer_lengths import AnswerLengths
+from epp.picker.flow.control import FlowControl
+from epp.picker.flow.flow_settings import FlowSettings
+from epp.picker.flow.request import Forecast
 from tests.unit.flow.a_fleet import AFleet, Ask
 
 

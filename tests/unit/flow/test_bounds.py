@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.flow.flow_settings import Bound, FlowSettings
+from epp.picker.flow.flow_settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import SECOND, gateway, reasons
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from epp.flow.flow_settings import FlowSettings
+from epp.picker.flow.flow_settings import FlowSettings
 from tests.unit.flow.a_fleet import SECOND, Ask, gateway, reasons
 
 

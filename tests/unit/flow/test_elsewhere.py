@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.flow.control import FlowControl
-from epp.flow.elsewhere import Elsewhere, Reported, Row
-from epp.flow.flow_settings import Bound, FlowSettings
-from epp.flow.queues import Load
+from epp.picker.flow.control import FlowControl
+from epp.picker.flow.elsewhere import Elsewhere, Reported, Row
+from epp.picker.flow.flow_settings import Bound, FlowSettings
+from epp.picker.flow.queues import Load
 from tests.unit.flow.a_fleet import AFleet, Ask, FlowGateway
 
 PICKERS = 4

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from epp.config.flow import Flow
-from epp.extproc.asking import read_head, request_names
-from epp.extproc.header_names import TTFT_MS
+from epp.protocol.asking import read_head, request_names
+from epp.protocol.header_names import TTFT_MS
 from tests.unit.extproc.stream_bench import Bench
 
 NAMES = ("x-llm-d-inference-objective", "x-gateway-inference-objective", TTFT_MS, "who")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import get_args
 
-from epp.flow.control import FlowControl
-from epp.flow.flow_settings import Bound, FlowSettings
-from epp.flow.queues import TenantFlow
-from epp.flow.request import Forecast, QueueItem, RefusedFor
+from epp.picker.flow.control import FlowControl
+from epp.picker.flow.flow_settings import Bound, FlowSettings
+from epp.picker.flow.queues import TenantFlow
+from epp.picker.flow.request import Forecast, QueueItem, RefusedFor
 from tests.unit.flow.a_fleet import SECOND, gateway, reasons
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from epp.flow.flow_settings import FlowSettings
+from epp.picker.flow.flow_settings import FlowSettings
 
 
 def test_an_error_of_settings_names_the_field() -> None:

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from epp.base.errors import PickError
+from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.decision import PickRequest
-from epp.errors import PickError
+from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
 from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
-from epp.types import ApiKind, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints
 
 MANY = 300

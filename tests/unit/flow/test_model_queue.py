@@ -9,9 +9,9 @@ import pytest
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.decision import DIRECT
-from epp.flow.flow_settings import FlowSettings
-from epp.flow.request import Forecast
+from epp.picker.decision import DIRECT
+from epp.picker.flow.flow_settings import FlowSettings
+from epp.picker.flow.request import Forecast
 from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker.picker import Picker

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.flow.flow_settings import Bound, FlowSettings
-from epp.flow.pace import Rate
+from epp.picker.flow.flow_settings import Bound, FlowSettings
+from epp.picker.flow.pace import Rate
 from tests.unit.flow.a_fleet import SECOND, Ask, gateway
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from epp.flow.control import FlowControl
-from epp.flow.flow_settings import PATIENCE, FlowSettings
-from epp.flow.queues import OTHERS
+from epp.picker.flow.control import FlowControl
+from epp.picker.flow.flow_settings import PATIENCE, FlowSettings
+from epp.picker.flow.queues import OTHERS
 from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway
 
 

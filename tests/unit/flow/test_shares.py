@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from epp.flow.queues import OTHERS
-from epp.flow.shares import OTHERS_LABEL, Shares
+from epp.picker.flow.queues import OTHERS
+from epp.picker.flow.shares import OTHERS_LABEL, Shares
 from tests.unit.flow.a_fleet import SECOND, gateway
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.http2 import grpc_messages
-from epp.http2.grpc_messages import Assembly, BadMessageError, message_bytes
-from epp.http2.limits import HeldBytes
+from epp.transport.http2 import grpc_messages
+from epp.transport.http2.grpc_messages import Assembly, BadMessageError, message_bytes
+from epp.transport.http2.limits import HeldBytes
 
 MESSAGE = b"\0\0\0\0\x06abcdef"
 

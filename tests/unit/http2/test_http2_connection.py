@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.http2.call_events import Fault, Gone, HalfClosed, Message, Opened, Over
-from epp.http2.frames import Code, Kind, frame
-from epp.http2.limits import Limits
+from epp.transport.http2.call_events import Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.transport.http2.frames import Code, Kind, frame
+from epp.transport.http2.limits import Limits
 from tests.harness.http2_frames import (
     PATH,
     CallerSide,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from epp.http2.call_events import Fault, Gone, Opened
-from epp.http2.frames import Code, Flag, Kind, Setting, settings
+from epp.transport.http2.call_events import Fault, Gone, Opened
+from epp.transport.http2.frames import Code, Flag, Kind, Setting, settings
 from tests.harness.http2_frames import CallerSide, bodies, headers, ping, reset, window_update
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.http2.call_events import Fault, Gone, Message
-from epp.http2.limits import HeldBytes
+from epp.transport.http2.call_events import Fault, Gone, Message
+from epp.transport.http2.limits import HeldBytes
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.http2.call_events import Fault, Gone, Over
-from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, settings
-from epp.http2.limits import Limits
+from epp.transport.http2.call_events import Fault, Gone, Over
+from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, settings
+from epp.transport.http2.limits import Limits
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,

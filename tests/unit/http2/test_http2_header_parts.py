@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.http2.call_events import Opened, Over
+from epp.transport.http2.call_events import Opened, Over
 from tests.harness.http2_frames import CallerSide, block, continuation, headers
 
 

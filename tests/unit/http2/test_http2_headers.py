@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.http2.call_events import Fault, Gone
-from epp.http2.headers import HeaderReader
+from epp.transport.http2.call_events import Fault, Gone
+from epp.transport.http2.headers import HeaderReader
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, data, headers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.http2.frames import Kind, Setting
+from epp.transport.http2.frames import Kind, Setting
 from tests.harness.http2_frames import CallerSide, hello
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.http2.call_events import Fault, Gone, Over
-from epp.http2.frames import PREFACE, Code, Kind
+from epp.transport.http2.call_events import Fault, Gone, Over
+from epp.transport.http2.frames import PREFACE, Code, Kind
 from tests.harness.http2_frames import CallerSide, block, data, grpc, headers, hello, ping
 
 

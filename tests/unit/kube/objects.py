@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import API_VERSION, KIND
-from epp.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
-from epp.kube.rewrites import ModelRewrites
+from epp.sources.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
+from epp.sources.kube.rewrites import ModelRewrites
 
 
 def pod(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epp.kube.account import owner
+from epp.sources.kube.account import owner
 
 
 def token(folder: Path, claims: Any) -> Path:

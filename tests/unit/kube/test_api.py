@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.kubernetes import Kubernetes
-from epp.errors import ConfigError
-from epp.kube.api import ApiError, lines_of, namespace_of, read, require
-from epp.kube.objects import Lease
+from epp.sources.kube.api import ApiError, lines_of, namespace_of, read, require
+from epp.sources.kube.objects import Lease
 
 MIB = 2**20
 

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from aiohttp import web
 
+from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Metadata, Policy
-from epp.kube.cluster import Cluster, Hooks
-from epp.kube.live import Live
 from epp.request.rewriting import Rewrites
-from epp.sources import Sources
-from epp.types import Endpoint
+from epp.sources.keep import Sources
+from epp.sources.kube.cluster import Cluster, Hooks
+from epp.sources.kube.live import Live
 from tests.harness.listening import serving
 from tests.harness.processes import wait_until
 from tests.unit.kube.objects import pod, policy, rewrite, rule

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from epp.config.policy import PolicySpec
-from epp.kube.crd import crd, crd_yaml
+from epp.sources.kube.crd import crd, crd_yaml
 
 
 def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

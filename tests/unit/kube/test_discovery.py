@@ -8,8 +8,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from epp.kube.discovery import AddressFamily, Discovery, in_several, label_selector, pool_ports, united
-from epp.types import Address, Endpoint, Role
+from epp.base.types import Address, Endpoint, Role
+from epp.sources.kube.discovery import (
+    AddressFamily,
+    Discovery,
+    in_several,
+    label_selector,
+    pool_ports,
+    united,
+)
 from tests.unit.kube.objects import pod, pool
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.kube.event_budget import EndpointChanges, EventBudget, EventText
+from epp.sources.kube.event_budget import EndpointChanges, EventBudget, EventText
 
 NOBODY = EventText("NoEndpoints", "none")
 

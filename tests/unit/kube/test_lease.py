@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from epp.kube.lease import Election
-from epp.kube.objects import Lease, LeaseSpec, ObjectMeta
+from epp.sources.kube.lease import Election
+from epp.sources.kube.objects import Lease, LeaseSpec, ObjectMeta
 
 
 class Candidates:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from epp.kube.api import Api, ApiError, Query
-from epp.kube.lease_holder import LeaseHolder
+from epp.sources.kube.api import Api, ApiError, Query
+from epp.sources.kube.lease_holder import LeaseHolder
 from tests.harness.clock import Clock
 from tests.harness.processes import wait_until
 from tests.harness.tasks import running_task

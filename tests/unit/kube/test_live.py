@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.kube.live import HitRatio, LiveEndpoint, ratio_text
+from epp.sources.kube.live import HitRatio, LiveEndpoint, ratio_text
 
 
 def counters(**names: tuple[float, float] | None) -> list[LiveEndpoint]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.kube.objectives import PATHS, Objectives, merged
-from epp.kube.objects import Objective
-from epp.kube.rbac import rules
+from epp.sources.kube.objectives import PATHS, Objectives, merged
+from epp.sources.kube.objects import Objective
+from epp.sources.kube.rbac import rules
 
 
 def objective(name: str, priority: object, *, pool: str = "vllm") -> Objective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.kube.objects import Condition, DryRun, Lease, Pod, PolicyObject, PolicyStatus, Pool
+from epp.sources.kube.objects import Condition, DryRun, Lease, Pod, PolicyObject, PolicyStatus, Pool
 
 POD = b"""{
   "apiVersion": "v1", "kind": "Pod",

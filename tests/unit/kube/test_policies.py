@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.kube.objects import PolicyObject
-from epp.kube.policies import PolicySet, ResolvedPolicies
+from epp.sources.kube.objects import PolicyObject
+from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from tests.unit.kube.objects import policy
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.kube.live import Live, LiveEndpoint
-from epp.kube.objects import PolicyStatus
-from epp.kube.policies import PolicySet, Verdict
-from epp.kube.policy_status import WriteTimes, desired, patch
+from epp.sources.kube.live import Live, LiveEndpoint
+from epp.sources.kube.objects import PolicyStatus
+from epp.sources.kube.policies import PolicySet, Verdict
+from epp.sources.kube.policy_status import WriteTimes, desired, patch
 from tests.unit.kube.objects import policy
 
 NOTHING = PolicyStatus()

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
-from epp.kube.api import ApiError, Query
-from epp.kube.objects import Pod, Pool
-from epp.kube.pools import Pools
-from epp.sources import Sources
-from epp.types import Endpoint
+from epp.sources.keep import Sources
+from epp.sources.kube.api import ApiError, Query
+from epp.sources.kube.objects import Pod, Pool
+from epp.sources.kube.pools import Pools
 from tests.harness.processes import wait_until
 from tests.unit.kube.objects import pod, pool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from epp.kube.rbac import LEASE, POOL, RULES, rules, rules_yaml
+from epp.sources.kube.rbac import LEASE, POOL, RULES, rules, rules_yaml
 
 
 def test_placeholders_are_replaced_by_names_of_the_installation() -> None:

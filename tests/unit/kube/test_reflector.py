@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from epp.kube.api import ApiError, Query
-from epp.kube.objects import Pod
-from epp.kube.reflector import Reflector, Source
+from epp.sources.kube.api import ApiError, Query
+from epp.sources.kube.objects import Pod
+from epp.sources.kube.reflector import Reflector, Source
 
 
 def raw(name: str, version: int) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from epp.kube.objects import Condition
-from epp.kube.rewrite_status import judge
-from epp.kube.rewrites import ModelRewrites
+from epp.sources.kube.objects import Condition
+from epp.sources.kube.rewrite_status import judge
+from epp.sources.kube.rewrites import ModelRewrites
 from tests.unit.kube.objects import rewrite, rewrites_of, rule
 
 OLDER = "inference.networking.x-k8s.io"

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.kube.api import Api, ApiError, Query
-from epp.kube.objects import Condition
-from epp.kube.rewrite_writing import RewriteWriter
-from epp.kube.rewrites import ModelRewrites
+from epp.sources.kube.api import Api, ApiError, Query
+from epp.sources.kube.objects import Condition
+from epp.sources.kube.rewrite_writing import RewriteWriter
+from epp.sources.kube.rewrites import ModelRewrites
 from tests.unit.kube.objects import rewrite, rewrites_of, rule
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from epp.kube.objects import ModelRewrite
-from epp.kube.rbac import rules
-from epp.kube.rewrites import PATHS, ModelRewrites, all_rewrites
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request.rewriting import Rewrites
-from epp.types import ApiKind, InferenceRequest
+from epp.sources.kube.objects import ModelRewrite
+from epp.sources.kube.rbac import rules
+from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites
 from tests.unit.kube.objects import rewrites_of
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.kube.api import Api, Query, read
-from epp.kube.objects import PolicyObject
-from epp.kube.policies import PolicySet
-from epp.kube.reflector import Reflector, Source
-from epp.kube.writing import Writer
+from epp.sources.kube.api import Api, Query, read
+from epp.sources.kube.objects import PolicyObject
+from epp.sources.kube.policies import PolicySet
+from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.writing import Writer
 from tests.unit.kube.test_writing import LIVE
 
 Json = dict[str, Any]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.kube.api import Api, Query
-from epp.kube.live import Live, LiveEndpoint
-from epp.kube.objects import Condition, PolicyStatus
-from epp.kube.policies import PolicySet, ResolvedPolicies
-from epp.kube.policy_status import desired
-from epp.kube.writing import Writer
+from epp.sources.kube.api import Api, Query
+from epp.sources.kube.live import Live, LiveEndpoint
+from epp.sources.kube.objects import Condition, PolicyStatus
+from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from epp.sources.kube.policy_status import desired
+from epp.sources.kube.writing import Writer
 from tests.unit.kube.objects import policy
 
 LIVE = Live([LiveEndpoint("a:1", "vllm")])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.kvevents.language import FolderLanguage
+from epp.sources.kvevents.language import FolderLanguage
 from tests.unit.kvevents.a_language import write_language
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from epp.kvevents.routed_prompts import RoutedPrompt
+from epp.base.types import EndpointName
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain
-from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.types import EndpointName
+from epp.sources.kvevents.routed_prompts import RoutedPrompt
 
 SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=32, later_from_bytes=0)
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from epp.kvevents.block_hashes import BlockName
-from epp.kvevents.blocks import ByBlock, ServerBlocks
-from epp.kvevents.decoding import Cleared, Stored
-from epp.prefix_index.kv_reports import Tier
+from epp.picker.prefix_index.kv_reports import Tier
+from epp.sources.kvevents.block_hashes import BlockName
+from epp.sources.kvevents.blocks import ByBlock, ServerBlocks
+from epp.sources.kvevents.decoding import Cleared, Stored
 
 
 def blocks_of_server(count: int) -> ServerBlocks:

@@ -8,8 +8,8 @@ import tracemalloc
 import msgspec
 import pytest
 
-from epp.kvevents.decoding import Cleared, MalformedError, Removed, Stored, decode
-from epp.prefix_index.kv_reports import Tier
+from epp.picker.prefix_index.kv_reports import Tier
+from epp.sources.kvevents.decoding import Cleared, MalformedError, Removed, Stored, decode
 from tests.contract.recordings import read_kv_events
 
 

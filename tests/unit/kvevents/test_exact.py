@@ -12,18 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
-from epp.kvevents.block_hashes import Algorithm, BlockHasher
-from epp.kvevents.exact import Exact, ModelSettings
-from epp.kvevents.mapping import Tokens
-from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.kvevents.sequence import Deliver, Forget
+from epp.picker.prefix_index.kv_reports import ServerReport
+from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.prefix_index.servers import add_endpoint
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import ServerCaches, hash_chain
-from epp.prefix_index.kv_reports import ServerReport
-from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.servers import add_endpoint
-from epp.prefix_index.table import ChunkSchedule
-from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
+from epp.sources.kvevents.block_hashes import Algorithm, BlockHasher
+from epp.sources.kvevents.exact import Exact, ModelSettings
+from epp.sources.kvevents.mapping import Tokens
+from epp.sources.kvevents.routed_prompts import RoutedPrompt
+from epp.sources.kvevents.sequence import Deliver, Forget
 
 A, B = EndpointName("a"), EndpointName("b")
 BLOCK = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from epp.kvevents.block_hashes import BlockName
-from epp.kvevents.chunks import ChunkTree, MappedPrompt
-from epp.types import ChunkHash
+from epp.base.types import ChunkHash
+from epp.sources.kvevents.block_hashes import BlockName
+from epp.sources.kvevents.chunks import ChunkTree, MappedPrompt
 
 
 def mapped(chain: Sequence[int], blocks: Sequence[int], ends: Sequence[int]) -> MappedPrompt:

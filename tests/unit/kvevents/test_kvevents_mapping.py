@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from epp.kvevents.block_hashes import BlockHasher
-from epp.kvevents.language import FolderLanguage
-from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
-from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.kvevents.template_input import Text, UnmappedError, read_conversation
+from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.language import FolderLanguage
+from epp.sources.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
+from epp.sources.kvevents.routed_prompts import RoutedPrompt
+from epp.sources.kvevents.template_input import Text, UnmappedError, read_conversation
 from tests.unit.kvevents.a_language import write_language
 from tests.unit.kvevents.routed import SCHEDULE, TALK, THINKS_LAST, message, routed_chat, routed_to_path
 

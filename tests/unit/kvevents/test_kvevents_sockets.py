@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from epp.kvevents import sockets
-from epp.kvevents.sequence import Sequence
-from epp.kvevents.sockets import MOST_MESSAGE_BYTES, Context, Followed, Socket, Source, Subscription
-from epp.types import EndpointName
+from epp.base.types import EndpointName
+from epp.sources.kvevents import sockets
+from epp.sources.kvevents.sequence import Sequence
+from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, Context, Followed, Socket, Source, Subscription
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.errors import ConfigError
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import load_config
-from epp.errors import ConfigError
-from epp.files.endpoints_file import load_endpoints
-from epp.kvevents import start
-from epp.kvevents.sockets import Source
 from epp.picker.picker import Picker
-from epp.types import Address, Endpoint, EndpointName
+from epp.sources.files.endpoints_file import load_endpoints
+from epp.sources.kvevents import start
+from epp.sources.kvevents.sockets import Source
 from tests.unit.kvevents.a_language import write_language
 
 
@@ -70,7 +70,7 @@ def test_without_the_section_no_module_of_exact_mode_is_loaded(tmp_path: Path) -
     loaded = (
         "import asyncio, sys; from pathlib import Path; from epp.serve.app import App; from epp.config.settings import load_config\n"
         "async def make(): App(load_config(Path(sys.argv[1])))\n"
-        "asyncio.run(make()); print(*[m for m in sys.modules if m.startswith('epp.kvevents') or m in ('zmq', 'tokenizers')])"
+        "asyncio.run(make()); print(*[m for m in sys.modules if m.startswith('epp.sources.kvevents') or m in ('zmq', 'tokenizers')])"
     )
     command = [sys.executable, "-c", loaded, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from epp.errors import ConfigError
-from epp.kvevents.block_hashes import BlockHasher
-from epp.kvevents.language import FolderLanguage
-from epp.kvevents.mapping import map_prompt
-from epp.kvevents.template_input import UnmappedError
+from epp.base.errors import ConfigError
+from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.language import FolderLanguage
+from epp.sources.kvevents.mapping import map_prompt
+from epp.sources.kvevents.template_input import UnmappedError
 from tests.unit.kvevents.a_language import write_language
 from tests.unit.kvevents.routed import TALK, THINKS_LAST, message, routed_chat
 

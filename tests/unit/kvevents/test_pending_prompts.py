@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from epp.kvevents.chunks import Node
-from epp.kvevents.pending_prompts import PendingPrompts
-from epp.types import ChunkHash
+from epp.base.types import ChunkHash
+from epp.sources.kvevents.chunks import Node
+from epp.sources.kvevents.pending_prompts import PendingPrompts
 
 
 def nodes(count: int, *, first: int = 0) -> list[Node]:

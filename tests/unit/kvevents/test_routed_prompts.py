@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
-from epp.decision import PickRequest
-from epp.kvevents.routed_prompts import RoutedPrompts
+from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.prefix_index.kv_reports import ServerReport, Tier
-from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+from epp.picker.prefix_index.kv_reports import ServerReport, Tier
+from epp.sources.kvevents.routed_prompts import RoutedPrompts
 
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.kvevents.sequence import Deliver, Forget, Sequence
+from epp.sources.kvevents.sequence import Deliver, Forget, Sequence
 
 
 @pytest.mark.parametrize(("size_bytes", "held_back"), [(0, 10_000), (8 << 20, 8)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epp.kvevents.template_input import UnmappedError, read_conversation, read_shaping
+from epp.sources.kvevents.template_input import UnmappedError, read_conversation, read_shaping
 from tests.unit.kvevents.routed import CALL, message, routed_chat
 
 

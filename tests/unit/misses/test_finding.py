@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from epp.base.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
 from epp.config.routing import Gain
-from epp.misses.finding import Misses
+from epp.observe.misses.finding import Misses
 from epp.picker.picker import Picker
-from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
 from tests.harness.steps import steps
 from tests.unit.misses.answered import served
 from tests.unit.picker_questions import A, B, a_picker, ask, endpoints, text

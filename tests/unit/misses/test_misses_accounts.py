@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.misses.accounts import Accounts
-from epp.misses.causes import CAUSES, EVICTED, NEW, TAIL
-from epp.types import EndpointName
+from epp.base.types import EndpointName
+from epp.observe.misses.accounts import Accounts
+from epp.observe.misses.causes import CAUSES, EVICTED, NEW, TAIL
 
 A, B = EndpointName("a"), EndpointName("b")
 

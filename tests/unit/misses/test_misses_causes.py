@@ -9,8 +9,8 @@ import msgspec
 
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.misses.causes import CAUSES
-from epp.telemetry.catalog import METRICS
+from epp.observe.misses.causes import CAUSES
+from epp.observe.telemetry.catalog import METRICS
 
 ADVICE = " ".join(cause.advice for cause in CAUSES)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from epp.config.policy import PolicySpec
-from epp.misses.command import table
-from epp.misses.explaining import Explaining
+from epp.observe.misses.command import table
+from epp.observe.misses.explaining import Explaining
 from epp.picker.picker import Picker
 from tests.unit.misses.answered import served
 from tests.unit.picker_questions import a_picker, endpoints, text

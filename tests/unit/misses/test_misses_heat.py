@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from epp.misses.heat import Heat
-from epp.types import ChunkHash, EndpointName
+from epp.base.types import ChunkHash, EndpointName
+from epp.observe.misses.heat import Heat
 
 
 def test_the_hottest_of_too_many_beginnings_are_kept() -> None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from epp.misses.seen import Seen, Sent
-from epp.types import ChunkHash, EndpointName
+from epp.base.types import ChunkHash, EndpointName
+from epp.observe.misses.seen import Seen, Sent
 
 A = EndpointName("a")
 MOST = 32_768

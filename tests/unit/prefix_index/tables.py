@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.servers import add_endpoint
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.server_caches import hash_chain
-from epp.prefix_index.servers import add_endpoint
-from epp.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
 A, B, C = EndpointName("a"), EndpointName("b"), EndpointName("c")

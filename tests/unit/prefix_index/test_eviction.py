@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from epp.picker.prefix_index.eviction import charge, evict
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.servers import add_endpoint, resize
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.server_caches import hash_chain
-from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.servers import add_endpoint, resize
-from epp.prefix_index.table import ChunkSchedule, PrefixTable
 from tests.unit.prefix_index.tables import A, B, chain, new_table
 
 

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.metric import Metric
-from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus, ModelState
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.types import Address, EndpointName
+from epp.base.metric import Metric
+from epp.base.types import Address, EndpointName
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus, ModelState
 
 A = EndpointName("a")
 SERVER = ExactServerStatus(state="following", reason="", blocks=70, chunks=20, events=300)

@@ -15,9 +15,9 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from epp.picker.prefix_index import table
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots, hash_chain
-from epp.prefix_index import table
-from epp.prefix_index.table import ChunkSchedule
 
 SOURCE = (Path(table.__file__).parent / "_chain.c").read_text()
 KEYS = bytes.fromhex(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.servers import clear_endpoint
-from epp.prefix_index.table import PrefixTable, Run, Use
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.servers import clear_endpoint
+from epp.picker.prefix_index.table import PrefixTable, Run, Use
 from tests.unit.prefix_index.tables import A, B, chain, new_table
 
 

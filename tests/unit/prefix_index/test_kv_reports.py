@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.config.prefix import Tiers
-from epp.prefix_index.kv_reports import UNDER_WAY_S, LookupReport, ServerReport, Tier
-from epp.prefix_index.reported import ReportedCaches
+from epp.picker.prefix_index.kv_reports import UNDER_WAY_S, LookupReport, ServerReport, Tier
+from epp.picker.prefix_index.reported import ReportedCaches
 from tests.unit.prefix_index.tables import SCHEDULE, A, chain, new_table
 
 

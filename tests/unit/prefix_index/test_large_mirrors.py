@@ -8,16 +8,16 @@ import random
 
 import pytest
 
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.eviction import charge, evict
+from epp.picker.prefix_index.guesses import drop, guess
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.removal import forget
+from epp.picker.prefix_index.reported import credit
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.server_caches import hash_chain
-from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.guesses import drop, guess
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import forget
-from epp.prefix_index.reported import credit
-from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
-from epp.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.sharing.storing import uses_of
-from epp.types import ChunkHash, EndpointName
+from epp.sources.sharing.storing import uses_of
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
 A, B = EndpointName("a"), EndpointName("b")

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from epp.prefix_index.eviction import evict
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport, Tier
-from epp.prefix_index.reported import ReportedCaches, credit
-from epp.prefix_index.servers import drop_endpoint
-from epp.prefix_index.table import PrefixTable
-from epp.types import EndpointName
+from epp.base.types import EndpointName
+from epp.picker.prefix_index.eviction import evict
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport, Tier
+from epp.picker.prefix_index.reported import ReportedCaches, credit
+from epp.picker.prefix_index.servers import drop_endpoint
+from epp.picker.prefix_index.table import PrefixTable
 from tests.unit.prefix_index.tables import SCHEDULE, A, B, chain, new_table
 
 SHARES = (1.0, 0.5, 0.25)

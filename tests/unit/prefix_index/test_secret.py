@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from epp.picker.prefix_index.secret import HashSecret, derived
+from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import Roots
-from epp.prefix_index.secret import HashSecret, derived
-from epp.prefix_index.table import ChunkSchedule
 
 ONE, OTHER = HashSecret(b"1" * 32, made_here=True), HashSecret(b"2" * 32, made_here=True)
 

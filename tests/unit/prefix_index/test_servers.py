@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
+from epp.picker.prefix_index.eviction import charge, evict
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
 from tests.unit.prefix_index.tables import A, B, C, chain, new_table
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.servers import drop_endpoint, resize
-from epp.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
-from epp.types import ChunkHash, EndpointName
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.eviction import charge, evict
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.servers import drop_endpoint, resize
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
 from tests.unit.prefix_index.tables import A, B, C, chain, new_table
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from epp.observe.recording.file import RecordingFile
+from epp.observe.recording.lines import Line, RecordedRequest, decode
+from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.start import opening_of, servers_of
 from epp.picker.picker import Picker
-from epp.recording.file import RecordingFile
-from epp.recording.lines import Line, RecordedRequest, decode
-from epp.recording.recorder import Recorder
-from epp.recording.start import opening_of, servers_of
 from epp.request.response import ResponseFeedback
 from tests.unit.picker_questions import ask
 

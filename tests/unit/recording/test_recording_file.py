@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from epp.recording.lines import Opening, RecordedRequest, Servers
-from epp.recording.recorder import Recorder
+from epp.observe.recording.lines import Opening, RecordedRequest, Servers
+from epp.observe.recording.recorder import Recorder
 from tests.unit.picker_questions import a_picker, text
 from tests.unit.recording.recorded import read, record_request, written
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from epp.recording.lines import Opening, RecordedRequest, Server, Servers, decode, encode, packed, unpacked
+from epp.observe.recording.lines import (
+    Opening,
+    RecordedRequest,
+    Server,
+    Servers,
+    decode,
+    encode,
+    packed,
+    unpacked,
+)
 
 REQUEST: dict[str, Any] = {
     "line": "request",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.recording.lines import RecordedRequest, unpacked
-from epp.recording.recorder import Recorder
+from epp.observe.recording.lines import RecordedRequest, unpacked
+from epp.observe.recording.recorder import Recorder
 from tests.unit.picker_questions import a_picker, ask, text
 from tests.unit.recording.recorded import record_request
 

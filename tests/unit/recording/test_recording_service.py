@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from epp.recording.file import RecordingFile
-from epp.recording.lines import RecordedRequest
-from epp.recording.recorder import Recorder
-from epp.recording.service import RecordingService
-from epp.recording.start import opening_of, servers_of
+from epp.observe.recording.file import RecordingFile
+from epp.observe.recording.lines import RecordedRequest
+from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.service import RecordingService
+from epp.observe.recording.start import opening_of, servers_of
 from tests.unit.picker_questions import a_picker, text
 from tests.unit.recording.recorded import read, record_request
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Recording
+from epp.observe.recording import start
 from epp.picker.picker import Picker
-from epp.prefix_index.secret import HashSecret
-from epp.recording import start
-from epp.types import EndpointMetrics, EndpointName
+from epp.picker.prefix_index.secret import HashSecret
 from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
 
 

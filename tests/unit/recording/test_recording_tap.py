@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from epp.errors import RecordingTakenError
-from epp.extproc.asking import read_head, request_names
+from epp.base.errors import RecordingTakenError
+from epp.observe.recording.lines import Opening, RecordedRequest, Servers, decode
+from epp.observe.recording.tap import GONE_AFTER_S, Tap
 from epp.picker.gate import Gate
-from epp.recording.lines import Opening, RecordedRequest, Servers, decode
-from epp.recording.tap import GONE_AFTER_S, Tap
+from epp.protocol.asking import read_head, request_names
 from tests.harness.clock import Clock
 from tests.unit.picker_questions import a_picker, ask, serve, text
 

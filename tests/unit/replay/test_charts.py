@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from epp.replay.charts import Bars, bar_chart
+from epp.tools.replay.charts import Bars, bar_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

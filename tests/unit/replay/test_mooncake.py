@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from epp.replay import mooncake
-from epp.replay.reading import read
-from epp.replay.trace import ReplayError
+from epp.tools.replay import mooncake
+from epp.tools.replay.reading import read
+from epp.tools.replay.trace import ReplayError
 from tests.unit.replay.recordings import json_lines
 
 ROW = {"timestamp": 2000, "input_length": 700, "output_length": 9, "hash_ids": [1, 7]}

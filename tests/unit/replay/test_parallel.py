@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.replay.parallel import Candidate, run_all
-from epp.replay.simulate import Setting, run
-from epp.replay.trace import Call, Piece, ReplayError, Server, Trace
+from epp.tools.replay.parallel import Candidate, run_all
+from epp.tools.replay.simulate import Setting, run
+from epp.tools.replay.trace import Call, Piece, ReplayError, Server, Trace
 
 SERVER = Server(name="a", capacity_tokens=10**5, prefill_tokens_per_s=8000.0)
 TRACE = Trace(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from epp.replay.reading import read
-from epp.replay.trace import ReplayError
+from epp.tools.replay.reading import read
+from epp.tools.replay.trace import ReplayError
 from tests.unit.replay.recordings import json_lines, record
 
 MOONCAKE = [

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from epp import cli
+from epp.serve import cli
 from tests.unit.replay.recordings import recording_file
 
 

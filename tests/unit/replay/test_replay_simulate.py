@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.replay.reading import read
-from epp.replay.simulate import Setting, fleet_of, run
-from epp.replay.trace import Call, Piece, Server, Trace
+from epp.tools.replay.reading import read
+from epp.tools.replay.simulate import Setting, fleet_of, run
+from epp.tools.replay.trace import Call, Piece, Server, Trace
 from tests.unit.replay.recordings import record_simulation, recording_file
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from epp.recording.lines import RecordedRequest
-from epp.replay.tempo import MOST_RECORDED_TOKENS, Tempo, tpots_s
-from epp.replay.trace import Server
+from epp.observe.recording.lines import RecordedRequest
+from epp.tools.replay.tempo import MOST_RECORDED_TOKENS, Tempo, tpots_s
+from epp.tools.replay.trace import Server
 
 SERVERS = [Server(name="a", capacity_tokens=10**5, prefill_tokens_per_s=8000.0)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from epp.base.types import InferenceRequest
 from epp.request.parse import parse_request
-from epp.types import InferenceRequest
 
 CHAT = "/v1/chat/completions"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from epp.config.policy import PolicySpec
-from epp.extproc.asking import read_head
+from epp.protocol.asking import read_head
 from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_digest
 from epp.request.parse import parse_request
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epp.types import ApiKind
+from epp.base.types import ApiKind
 from tests.unit.request.asked import CHAT, chat_prompt, parse
 
 RESPONSES = "/v1/responses"

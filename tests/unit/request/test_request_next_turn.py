@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request.canonical import next_turn_prompt
-from epp.types import ApiKind, InferenceRequest
 
 
 @pytest.mark.parametrize("kind", [ApiKind.CHAT, ApiKind.MESSAGES])

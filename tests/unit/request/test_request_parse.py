@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from epp.errors import BadRequestError
+from epp.base.errors import BadRequestError
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request, skim_request
-from epp.types import ApiKind, InferenceRequest
 from tests.unit.request.asked import CHAT, chat_prompt, parse
 
 COMPLETIONS = "/v1/completions"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from epp.base.types import ApiKind
 from epp.request.response import MAX_EVENT_BYTES, ResponseFeedback, ResponseReader
 from epp.request.sse import MOST_LINES, EventSplitter
-from epp.types import ApiKind
 
 SSE = "text/event-stream; charset=utf-8"
 EMPTY = ResponseFeedback()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request
 from epp.request.rewriting import Rewrites, Rule, Target, with_model
-from epp.types import ApiKind, InferenceRequest
 
 SPLIT = Rewrites([Rule(("gpt",), (Target("llama", 90), Target("canary", 10)))])
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost, Lora
-from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import Rule
-from epp.scheduling.snapshot import Earlier
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import Rule
+from epp.picker.scheduling.snapshot import Earlier
 from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 
 SPEC = PolicySpec(

@@ -9,9 +9,9 @@ from math import nan
 import numpy as np
 from msgspec.structs import replace
 
-from epp.scheduling.schedule import Weighed, loading_s
-from epp.scheduling.snapshot import Earlier, Roster, SchedulingRequest, Snapshot
-from epp.types import Address, Endpoint, EndpointName
+from epp.base.types import Address, Endpoint, EndpointName
+from epp.picker.scheduling.schedule import Weighed, loading_s
+from epp.picker.scheduling.snapshot import Earlier, Roster, SchedulingRequest, Snapshot
 
 
 @dataclass

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
+from epp.base.types import Address
 from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
-from epp.scheduling.candidates import Shown
-from epp.scheduling.least_cost import Demand
-from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import Scheduler, only_ranked
-from epp.scheduling.snapshot import Earlier, Snapshot
-from epp.types import Address
+from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.least_cost import Demand
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import Scheduler, only_ranked
+from epp.picker.scheduling.snapshot import Earlier, Snapshot
 from tests.unit.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.scheduling.least_cost import Demand, cost_parts_s
-from epp.scheduling.schedule import MOST
-from epp.scheduling.snapshot import Earlier
+from epp.picker.scheduling.least_cost import Demand, cost_parts_s
+from epp.picker.scheduling.schedule import MOST
+from epp.picker.scheduling.snapshot import Earlier
 from tests.unit.scheduling.orders import SPEC, order, rule_of
 from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.policy import RuleName
-from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import MOST
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import MOST
 from tests.unit.scheduling.orders import firsts, order, rule_of
 from tests.unit.scheduling.snapshots import SeenEndpoint, weighed
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
-from epp.errors import NoEndpointError, SaturatedError
-from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import (
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import (
     MOST,
     Choice,
     Scheduler,
@@ -24,7 +24,7 @@ from epp.scheduling.schedule import (
     over_limits,
     uncached_tokens,
 )
-from epp.scheduling.snapshot import SchedulingRequest
+from epp.picker.scheduling.snapshot import SchedulingRequest
 from tests.unit.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)

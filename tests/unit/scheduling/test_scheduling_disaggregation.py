@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost, Load
-from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere, transfer_s
-from epp.scheduling.schedule import Choice
-from epp.scheduling.snapshot import Roster, Snapshot
-from epp.types import Address, Endpoint, EndpointName, Role
+from epp.picker.scheduling.disaggregation import Elsewhere, computed_elsewhere, transfer_s
+from epp.picker.scheduling.schedule import Choice
+from epp.picker.scheduling.snapshot import Roster, Snapshot
 from tests.unit.scheduling.snapshots import SeenEndpoint, request, snapshot
 
 SETTINGS = Disaggregation(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from epp.scheduling.snapshot import Roster
-from epp.types import Address, Endpoint, EndpointName, Role
+from epp.base.types import Address, Endpoint, EndpointName, Role
+from epp.picker.scheduling.snapshot import Roster
 from tests.unit.scheduling.snapshots import SeenEndpoint, snapshot
 
 FOUR = [SeenEndpoint(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]

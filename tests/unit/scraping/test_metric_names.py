@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from epp.scraping.metric_names import FAMILIES, KNOWN, NAMES, NAMESPACES
-from epp.scraping.metrics_page import parse_page
+from epp.sources.scraping.metric_names import FAMILIES, KNOWN, NAMES, NAMESPACES
+from epp.sources.scraping.metrics_page import parse_page
 
 
 def test_a_name_stands_for_one_number_only() -> None:

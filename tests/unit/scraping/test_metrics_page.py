@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from epp.scraping.metrics_page import MetricsError, PageReader, parse_page
-from epp.types import EndpointMetrics
+from epp.base.types import EndpointMetrics
+from epp.sources.scraping.metrics_page import MetricsError, PageReader, parse_page
 from tests.unit.scraping.metric_pages import MODEL, EngineState, LoraSeries, vllm_page, without_metadata
 
 BUSY = EngineState(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.scraping.metrics_page import MetricsError
-from epp.scraping.page_client import PageAnswer
+from epp.sources.scraping.metrics_page import MetricsError
+from epp.sources.scraping.page_client import PageAnswer
 from tests.harness.steps import steps
 
 PAGE = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
+from epp.sources.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
 
 
 def list_page(*cards: object) -> bytes:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.decision import Outcome, PickRequest
+from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.secret import HashSecret
-from epp.sharing.exchange import Exchange
-from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.secret import HashSecret
+from epp.sources.sharing.exchange import Exchange
 
 TIMEOUT_S = 5.0
 NO_SECRET = HashSecret()

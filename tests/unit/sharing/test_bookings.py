@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from epp.endpoints import pages
-from epp.endpoints.endpoint_state import Booking, EndpointState
-from epp.sharing import bookings
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.endpoint_state import Booking, EndpointState
+from epp.sources.sharing import bookings
 from tests.unit.endpoints.bookings import a_state, page
 
 

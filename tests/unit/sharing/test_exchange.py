@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from epp.base.errors import FatalRequestError
+from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
-from epp.endpoints.adapters import loaded_adapters
-from epp.errors import FatalRequestError
-from epp.sharing.batches import Flag, decode_batch
-from epp.types import Address, EndpointName
+from epp.picker.endpoints.adapters import loaded_adapters
+from epp.sources.sharing.batches import Flag, decode_batch
 from tests.unit.picker_questions import policy_of, text
 from tests.unit.sharing.pickers import Replica, endpoints, meet, two
 

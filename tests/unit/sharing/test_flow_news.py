@@ -10,19 +10,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from epp.base.errors import FlowRefusedError
+from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow, Waiting
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Cost
-from epp.decision import PickRequest
-from epp.errors import FlowRefusedError
-from epp.extproc.asking import read_head
-from epp.flow.elsewhere import Row
+from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
+from epp.picker.flow.elsewhere import Row
 from epp.picker.gate import Claim, Gate
+from epp.protocol.asking import read_head
 from epp.request.parse import parse_request
-from epp.sharing.batches import decode_batch
-from epp.sharing.speaker import Speaker
-from epp.types import ApiKind, InferenceRequest
+from epp.sources.sharing.batches import decode_batch
+from epp.sources.sharing.speaker import Speaker
 from tests.unit.picker_questions import text
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet
 

@@ -10,7 +10,7 @@ from array import array
 import msgspec
 import pytest
 
-from epp.sharing.batches import (
+from epp.sources.sharing.batches import (
     MOST_EVENTS,
     Batch,
     Began,
@@ -22,8 +22,8 @@ from epp.sharing.batches import (
     encode_table,
     pack_hashes,
 )
-from epp.sharing.dictionary import MOST_CHUNKS
-from epp.sharing.speaker import identity_of
+from epp.sources.sharing.dictionary import MOST_CHUNKS
+from epp.sources.sharing.speaker import identity_of
 from tests.unit.sharing.pickers import Replica
 
 CHAIN = array("Q", range(1, MOST_CHUNKS + 1))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from epp.decision import Outcome
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
+from epp.picker.decision import Outcome
 from epp.picker.events import Pick
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
 from tests.unit.picker_questions import text
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from epp.config.sharing import Redis
-from epp.sharing.batches import MOST_TABLE_BYTES
-from epp.sharing.link import LinkError, Received
-from epp.sharing.redis_link import MOST_PIECE_BYTES, RedisLink
+from epp.sources.sharing.batches import MOST_TABLE_BYTES
+from epp.sources.sharing.link import LinkError, Received
+from epp.sources.sharing.redis_link import MOST_PIECE_BYTES, RedisLink
 from tests.harness.fake_redis import FakeRedis
 
 

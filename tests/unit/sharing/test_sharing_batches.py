@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.prefix import Chunks
-from epp.sharing.batches import MalformedError, decode_batch, decode_table, encode
+from epp.sources.sharing.batches import MalformedError, decode_batch, decode_table, encode
 from tests.unit.sharing.pickers import Replica, two
 
 

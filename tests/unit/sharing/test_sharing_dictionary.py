@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.sharing.batches import HASH_BYTES, MOST_NAMES, MalformedError, pack_hashes
-from epp.sharing.dictionary import MOST_CHUNKS, MOST_HASHES, ListenerDictionary, SpeakerDictionary
+from epp.sources.sharing.batches import HASH_BYTES, MOST_NAMES, MalformedError, pack_hashes
+from epp.sources.sharing.dictionary import MOST_CHUNKS, MOST_HASHES, ListenerDictionary, SpeakerDictionary
 
 CHAINS = st.lists(st.lists(st.integers(0, 3), max_size=8).map(tuple), max_size=12)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
-from epp.sharing.batches import Began, MalformedError, decode_batch, encode
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.sources.sharing.batches import Began, MalformedError, decode_batch, encode
 from tests.unit.picker_questions import policy_of, text
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
 

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from epp.config.sharing import Sharing
-from epp.prefix_index.secret import derived
-from epp.sharing.link import LinkError, Received
+from epp.picker.prefix_index.secret import derived
+from epp.sources.sharing.link import LinkError, Received
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
 from tests.unit.picker_questions import text
@@ -80,7 +80,7 @@ class MemoryLink:
 async def test_a_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.WARNING, "epp.sharing")
+    caplog.set_level(logging.WARNING, "epp.sources.sharing")
     channel = Channel()
     async with (
         sharing(MemoryLink(channel), settings=SETTINGS) as one,

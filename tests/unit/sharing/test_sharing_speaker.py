@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.sharing.batches import Flag, Kept, Over, decode_batch
+from epp.sources.sharing.batches import Flag, Kept, Over, decode_batch
 from tests.unit.picker_questions import text
 from tests.unit.sharing.pickers import Replica, meet, two
 

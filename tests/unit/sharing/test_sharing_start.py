@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from epp.base.errors import ConfigError
 from epp.config.sharing import Redis, RedisTls, Sharing
-from epp.errors import ConfigError
-from epp.sharing.service import SharingService
-from epp.sharing.start import make, require
-from epp.sources import Sources
+from epp.sources.keep import Sources
+from epp.sources.sharing.service import SharingService
+from epp.sources.sharing.start import make, require
 from tests.unit.sharing.pickers import Replica
 
 HUB = Path("/run/hub.sock")
@@ -68,6 +68,6 @@ def test_a_short_signing_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_error_without_the_redis_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "epp.sharing.redis_link", None)
+    monkeypatch.setitem(sys.modules, "epp.sources.sharing.redis_link", None)
     with pytest.raises(ConfigError, match=r"pip install 'prefix-gateway\[redis\]'"):
         require(Sharing(redis=Redis(url="redis://h")))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.sharing.link import Received
-from epp.sharing.signed import SIGNATURE_BYTES, SignedLink
+from epp.sources.sharing.link import Received
+from epp.sources.sharing.signed import SIGNATURE_BYTES, SignedLink
 
 KEY = b"a key that nobody guesses"
 

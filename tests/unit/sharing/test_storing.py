@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from epp.sharing.batches import MalformedError, encode_table
-from epp.sharing.exchange import Exchange
-from epp.sharing.storing import table_portions, uses_of
-from epp.types import EndpointMetrics, EndpointName
+from epp.base.types import EndpointMetrics, EndpointName
+from epp.sources.sharing.batches import MalformedError, encode_table
+from epp.sources.sharing.exchange import Exchange
+from epp.sources.sharing.storing import table_portions, uses_of
 from tests.unit.picker_questions import text
 from tests.unit.sharing.pickers import Replica, endpoints
 

@@ -12,7 +12,7 @@ from bench.routing.bench import shape_of
 from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY
-from epp.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.integrity import check_integrity
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from epp.decision import Candidate, Decision, PickRequest
+from epp.base.types import Address, ApiKind, EndpointName, InferenceRequest
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.picker.decision import Candidate, Decision, PickRequest
 from epp.picker.events import Answered, Began, Ended, Pick
 from epp.picker.phases import Phase
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
-from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)
 THERE = Address("fd00::2", 8000)

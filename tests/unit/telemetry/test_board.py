@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from epp.flow.status import FlowStatus, WaitingTenant
-from epp.telemetry.board import COLUMNS, Board, merged, part_of
-from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.types import EndpointName
+from epp.base.types import EndpointName
+from epp.observe.telemetry.board import COLUMNS, Board, merged, part_of
+from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.picker.flow.status import FlowStatus, WaitingTenant
 from tests.harness.clock import Clock
 from tests.unit.telemetry.records import HERE, decision
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.telemetry.catalog import GROUPS, METRICS, Shown, metrics_reference
-from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
-from epp.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.types import EndpointName
+from epp.base.types import EndpointName
+from epp.observe.telemetry.catalog import GROUPS, METRICS, Shown, metrics_reference
+from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from tests.unit.telemetry.records import HERE
 
 A = EndpointName("a")

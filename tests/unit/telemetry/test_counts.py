@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from epp.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
-from epp.telemetry.metrics import observe
+from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.metrics import observe
 
 
 def test_a_value_counts_in_the_bucket_of_the_first_bound_that_is_not_below_it() -> None:

@@ -8,7 +8,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.telemetry.decisions import DecisionRing, Refusal, as_json, encode
+from epp.observe.telemetry.decisions import DecisionRing, Refusal, as_json, encode
 from tests.unit.telemetry.records import HERE, decision
 
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from epp.metric import Metric, counter, gauge, histogram
-from epp.telemetry.counts import Distribution
-from epp.telemetry.exposition import Exposition, Group
-from epp.telemetry.metrics import observe
+from epp.base.metric import Metric, counter, gauge, histogram
+from epp.observe.telemetry.counts import Distribution
+from epp.observe.telemetry.exposition import Exposition, Group
+from epp.observe.telemetry.metrics import observe
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)
 BOUNDS = st.sampled_from(BUCKETS)

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from epp.config.settings import Log
-from epp.telemetry.logs import setup_logging
+from epp.observe.telemetry.logs import setup_logging
 
 pytestmark = pytest.mark.usefixtures("restored_root")
 

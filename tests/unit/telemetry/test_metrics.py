@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.decision import Prefill
-from epp.errors import BadRequestError, NoEndpointError
-from epp.flow.status import FlowStatus
-from epp.picker.events import Parsed, ProtocolFault, Proved, Refused
-from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.prefix_index.table import NOTHING
-from epp.telemetry import catalog
-from epp.telemetry.catalog import metrics_reference
-from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import (
+from epp.base.errors import BadRequestError, NoEndpointError
+from epp.base.types import EndpointName
+from epp.observe.telemetry import catalog
+from epp.observe.telemetry.catalog import metrics_reference
+from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import (
     EndpointStatus,
     PickerStatus,
     SharingStatus,
 )
-from epp.types import EndpointName
+from epp.picker.decision import Prefill
+from epp.picker.events import Parsed, ProtocolFault, Proved, Refused
+from epp.picker.flow.status import FlowStatus
+from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
+from epp.picker.prefix_index.table import NOTHING
 from tests.unit.telemetry.records import HERE, answered, began, decision, ended, pick
 
 SHARING = SharingStatus(

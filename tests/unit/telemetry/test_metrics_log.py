@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from epp.errors import BadRequestError, NoEndpointError
+from epp.base.errors import BadRequestError, NoEndpointError
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.events import Refused
-from epp.telemetry.decisions import DecisionRing
-from epp.telemetry.metrics import Metrics
-from epp.telemetry.picker_state import PickerStatus
 
 
 def test_a_refusal_is_logged_with_its_request_id_and_its_level_depends_on_the_fault(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from epp.flow.status import FlowStatus
-from epp.telemetry.picker_state import EndpointStatus
-from epp.telemetry.pool_status import pools_of
-from epp.types import EndpointName
+from epp.base.types import EndpointName
+from epp.observe.telemetry.picker_state import EndpointStatus
+from epp.observe.telemetry.pool_status import pools_of
+from epp.picker.flow.status import FlowStatus
 from tests.unit.telemetry.records import HERE
 
 

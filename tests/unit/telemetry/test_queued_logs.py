@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from epp.telemetry.logs import QueuedHandler, Repeats
+from epp.observe.telemetry.logs import QueuedHandler, Repeats
 
 
 def record(text: str, *args: object, line: int = 1, level: int = logging.INFO) -> logging.LogRecord:
@@ -97,7 +97,7 @@ def test_a_closed_stream_and_a_value_without_text_raise_nothing(tmp_path: Path) 
 STALLED = """
 import logging
 from epp.config.settings import Log
-from epp.telemetry.logs import setup_logging
+from epp.observe.telemetry.logs import setup_logging
 setup_logging(Log())
 for n in range(5000):
     logging.getLogger("epp").error("%d %s", n, "x" * 1000)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from epp.telemetry.sick_servers import SickServersLog
+from epp.observe.telemetry.sick_servers import SickServersLog
 
 
 def test_a_server_is_named_once_when_it_is_left_out_and_once_when_it_is_back(

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 
-from epp.errors import FlowRefusedError
+from epp.base.errors import FlowRefusedError
+from epp.observe.tracing.start import processor_of
+from epp.observe.tracing.tracer import Tracer
 from epp.picker.events import Pick, Refused
-from epp.tracing.start import processor_of
-from epp.tracing.tracer import Tracer
 from tests.unit.telemetry.records import THERE, began, decision, ended, pick
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from epp.errors import NoEndpointError
-from epp.tracing.attributes import attributes_of, attributes_of_refusal, error_of
-from epp.types import EndpointName
+from epp.base.errors import NoEndpointError
+from epp.base.types import EndpointName
+from epp.observe.tracing.attributes import attributes_of, attributes_of_refusal, error_of
 from tests.unit.telemetry.records import HERE, THERE, decision
 
 REFUSAL = NoEndpointError("nobody", reason="no_endpoint")

@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from epp.errors import ConfigError
-from epp.tracing import start
-from epp.tracing.tracer import Tracer
+from epp.base.errors import ConfigError
+from epp.observe.tracing import start
+from epp.observe.tracing.tracer import Tracer
 from tests.unit.telemetry.records import began, ended, pick
 
 
@@ -82,7 +82,7 @@ async def test_a_tracer_is_made_for_each_protocol(monkeypatch: pytest.MonkeyPatc
 
 
 def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
-    code = "import epp.tracing.start, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    code = "import epp.observe.tracing.start, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

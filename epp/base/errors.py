@@ -1,0 +1,134 @@
+"""Defines the errors that a client sees. Each has an HTTP status and a short label for metrics.
+
+A module raises the error where it finds the fault. Only `protocol` turns errors into answers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+DETAILS: Final = "picker_"
+"""Prefix of the response details that the data plane writes into its access log when the picker answered with
+an error. `PickError.reason` follows the prefix.
+"""
+_MOST_NAME_CHARS: Final = 200
+"""The answer repeats at most this many characters of a name that a client sent."""
+
+
+class PickError(Exception):
+    """The request gets no endpoint. The client sees the message, so the message says what to do next."""
+
+    status = 500
+    reason = "internal"
+    """Label of the metric. It is short and comes from a fixed set."""
+    error_type = "internal_server_error"
+    """`error.type` in the OpenAI-shaped body."""
+
+
+class BadRequestError(PickError):
+    """The body does not fit its API."""
+
+    status = 400
+    error_type = "invalid_request_error"
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class BlockedPathError(PickError):
+    """The path is one that the model servers have for their operators only."""
+
+    status = 404
+    reason = "path_not_served"
+    error_type = "not_found_error"
+
+
+class BodyTooLargeError(PickError):
+    status = 413
+    reason = "body_too_large"
+    error_type = "invalid_request_error"
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The request body is over the limit of {limit_bytes} bytes; send a shorter one.")
+
+
+class NoEndpointError(PickError):
+    """No endpoint is ready, or none in the subset that the data plane allows."""
+
+    status = 503
+    error_type = "service_unavailable"
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UnknownModelError(PickError):
+    """No server has the model. The list of models of every server is known."""
+
+    status = 404
+    reason = "model_not_found"
+    error_type = "invalid_request_error"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {model[:_MOST_NAME_CHARS]!r} does not exist; GET /v1/models lists the models that exist."
+        )
+
+
+class SaturatedError(PickError):
+    """Every endpoint is over its limit, and the policy says to refuse."""
+
+    status = 429
+    reason = "saturated"
+    error_type = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoRoomError(SaturatedError):
+    """All unfinished bodies together are over their bound, and the policy says to refuse at overload."""
+
+    reason = "no_room"
+
+    def __init__(self, *, retry_after_s: int) -> None:
+        message = f"the gateway holds too many unfinished bodies; try again in {retry_after_s} s"
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class FlowRefusedError(SaturatedError):
+    """Flow control refuses the request: because of its deadline, a long wait, or too many waiting
+    requests.
+    """
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
+        """`waited_s` is how long flow control held the request."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason
+        self.waited_s = waited_s
+
+
+class FatalRequestError(SaturatedError):
+    """The same request has just ended the servers that took it."""
+
+    status = 503
+    reason = "fatal_request"
+    error_type = "service_unavailable"
+
+    def __init__(self, *, retry_after_s: int) -> None:
+        message = (
+            "model servers ended while they read this same request, so it is not sent to another one; "
+            f"change it, or try again in {retry_after_s} s"
+        )
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class ConfigError(Exception):
+    """A configuration, policy or endpoints file cannot be used. The message names the file and the field."""
+
+
+class RecordingTakenError(Exception):
+    """Another reader already records this picker. The picker hands out each request once."""

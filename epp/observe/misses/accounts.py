@@ -1,0 +1,96 @@
+"""Adds up prompt tokens, matched tokens, and missed tokens by cause and server over the last minutes, in
+buckets of ten seconds. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from epp.base.types import EndpointName
+from epp.observe.misses.causes import CAUSES, Cause
+
+_BUCKET_S: Final = 10.0
+_BUCKETS: Final = 90
+_MOST_SERVERS: Final = 2000
+"""Most pairs of a cause and a server in a bucket. Tokens of further pairs count without their server."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    began_at: float
+    requests: int = 0
+    prompt_tokens: float = 0.0
+    matched_tokens: float = 0.0
+    missed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    by_server: defaultdict[tuple[str, EndpointName], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
+
+    def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
+        """Add missed tokens of a cause. server: the server that is named with them."""
+        if tokens <= 0:
+            return
+        self.missed[cause.name] += tokens
+        if server is not None and (
+            len(self.by_server) < _MOST_SERVERS or (cause.name, server) in self.by_server
+        ):
+            self.by_server[cause.name, server] += tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """The missed tokens of one cause."""
+
+    cause: Cause
+    tokens: float
+    servers: Mapping[EndpointName, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The sums over a window. Causes are ordered by size."""
+
+    window_s: float
+    requests: int
+    prompt_tokens: float
+    matched_tokens: float
+    missed: tuple[Missed, ...]
+
+
+class Accounts:
+    def __init__(self) -> None:
+        self._buckets: deque[Bucket] = deque(maxlen=_BUCKETS)
+
+    def bucket(self, *, now: float) -> Bucket:
+        if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
+            self._buckets.append(Bucket(began_at=now))
+        return self._buckets[-1]
+
+    def over(self, window_s: float, *, now: float) -> Account:
+        """Return the sums over the buckets that began within the window."""
+        kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
+        missed: defaultdict[str, float] = defaultdict(float)
+        servers: dict[str, defaultdict[EndpointName, float]] = {c.name: defaultdict(float) for c in CAUSES}
+        for bucket in kept:
+            for name, tokens in bucket.missed.items():
+                missed[name] += tokens
+            for (name, server), tokens in bucket.by_server.items():
+                servers[name][server] += tokens
+        parts = [
+            Missed(
+                cause=cause,
+                tokens=missed[cause.name],
+                servers=dict(sorted(servers[cause.name].items(), key=lambda item: -item[1])),
+            )
+            for cause in CAUSES
+        ]
+        return Account(
+            window_s=min(window_s, now - kept[0].began_at) if kept else 0.0,
+            requests=sum(bucket.requests for bucket in kept),
+            prompt_tokens=sum(bucket.prompt_tokens for bucket in kept),
+            matched_tokens=sum(bucket.matched_tokens for bucket in kept),
+            missed=tuple(sorted(parts, key=lambda part: -part.tokens)),
+        )

@@ -1,0 +1,89 @@
+"""`epp explain`: asks a running picker why prompt tokens were not cached, and prints the answer."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.request
+from typing import Any, Final, TypedDict
+
+import msgspec
+
+from epp.base.errors import ConfigError
+from epp.request import bounded_json
+
+_WITHIN_S: Final = 10.0
+_MOST_BYTES: Final = 2**20
+_SHOWN_SERVERS: Final = 4
+
+
+class _Server(TypedDict):
+    name: str
+    tokens: int
+    full: float | None
+
+
+class _Cause(TypedDict):
+    title: str
+    tokens: int
+    share_of_missed: float
+    share_of_prompt: float
+    servers: list[_Server]
+    advice: str
+
+
+class _Explained(TypedDict):
+    """The fields of a picker's answer that are shown."""
+
+    window_s: float
+    requests: int
+    prompt_tokens: int
+    hit_ratio: float
+    causes: list[_Cause]
+    cost_us: float | None
+
+
+def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
+    """Ask the picker. Raises ConfigError if nothing answers, or if the answer is not from a picker."""
+    url = f"{admin.rstrip('/')}/explain?window={window_s}"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
+    try:
+        with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
+            return parsed(answer.read(_MOST_BYTES))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "reason", error)
+        raise ConfigError(f"--admin {admin}: {why}; name the admin.address of a running picker") from error
+
+
+def parsed(answer: bytes) -> dict[str, Any]:
+    """Decode the answer. Raises ValueError if it is not a picker's account."""
+    found: dict[str, Any] = bounded_json.decode(answer)
+    msgspec.convert(found, _Explained)
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a table for people: the causes by size, what to change, and the CPU cost of this account."""
+    lines = [
+        f"{found['requests']:,} requests in the last {found['window_s']:,.0f} s, {found['prompt_tokens']:,} prompt tokens",
+        f"{found['hit_ratio']:.1%} of these tokens were expected in the cache of the server that got them",
+        "",
+        f"{'share of missed':>15}  {'of all':>6}  {'tokens':>12}  why",
+    ]
+    for cause in found["causes"]:
+        if not cause["tokens"]:
+            continue
+        lines.append(
+            f"{cause['share_of_missed']:>15.1%}  {cause['share_of_prompt']:>6.1%}  {cause['tokens']:>12,}  {cause['title']}"
+        )
+        indent = " " * 39
+        lines += [f"{indent}{_server(s)}" for s in cause["servers"][:_SHOWN_SERVERS]]
+        lines.append(f"{indent}-> {cause['advice']}")
+    if found["cost_us"] is not None:
+        lines += ["", f"This account costs {found['cost_us']} us of CPU for each request, after the pick."]
+    return "\n".join(lines)
+
+
+def _server(server: dict[str, Any]) -> str:
+    full = "" if server["full"] is None else f", its cache {server['full']:.0%} full"
+    return f"{server['name']}: {server['tokens']:,} tokens{full}"

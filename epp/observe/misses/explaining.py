@@ -1,0 +1,104 @@
+"""Runs `Misses` beside the requests, and reports its findings as JSON values. `app` keeps it running.
+
+The loop handles some requests at a time, a few times a second. It measures its own CPU time, and reports this
+time with the findings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from epp.observe.misses.accounts import Account, Missed
+from epp.observe.misses.finding import Misses
+from epp.picker.picker import Picker
+
+_LOOK_S: Final = 0.2
+_PORTION: Final = 25
+_PORTIONS: Final = 4
+"""Most portions in one look. Other work runs between two portions."""
+_MOST_SERVERS: Final = 10
+"""Most servers that are named for each cause."""
+_HOTTEST: Final = 12
+_MOST_HOLDERS: Final = 64
+_PERCENT_DIGITS: Final = 4
+
+
+class Explaining:
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._misses = Misses(picker)
+        self._spent_s = 0.0
+        picker.subscribe(self._misses.on_event)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for _ in range(_PORTIONS):
+                began = time.thread_time()
+                done = self._misses.work(limit=_PORTION)
+                self._spent_s += time.thread_time() - began
+                if done < _PORTION:
+                    break
+                await asyncio.sleep(0)
+
+    def account(self, window_s: float) -> dict[str, Any]:
+        """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
+        misses = self._misses
+        account = misses.accounts.over(window_s, now=time.monotonic())
+        return {
+            "window_s": round(account.window_s, 1),
+            "requests": account.requests,
+            "prompt_tokens": round(account.prompt_tokens),
+            "matched_tokens": round(account.matched_tokens),
+            "hit_ratio": _ratio(account.matched_tokens, account.prompt_tokens),
+            "causes": [self._cause(part, account) for part in account.missed],
+            "chunks_followed": f"1 in {misses.seen.one_in}",
+            "requests_skipped": misses.skipped,
+            "cost_us": round(1e6 * self._spent_s / misses.looked_at, 1) if misses.looked_at else None,
+        }
+
+    def hot_prefixes(self) -> list[dict[str, Any]]:
+        """Return the hottest beginnings of prompts: which servers hold these beginnings, by the
+        prefix table, and which servers got requests with them in the last minutes.
+        """
+        table = self._picker.table
+        found = []
+        for group in self._misses.heat.hottest(_HOTTEST):
+            held = table.match(group.chain)
+            whole = sorted(name for name, chunks in held.items() if chunks == len(group.chain))
+            found.append(
+                {
+                    "prefix": f"{group.chain[-1]:016x}"[:8],
+                    "requests": round(group.requests, 1),
+                    "hit_ratio": _ratio(group.matched_tokens, group.prompt_tokens),
+                    "copies": len(whole),
+                    "holders": whole[:_MOST_HOLDERS],
+                    "sent": {name: round(count, 1) for name, count in group.sent.items()},
+                }
+            )
+        return found
+
+    def _cause(self, part: Missed, account: Account) -> dict[str, Any]:
+        total = sum(missed.tokens for missed in account.missed)
+        servers = []
+        for name, tokens in list(part.servers.items())[:_MOST_SERVERS]:
+            mirror = self._picker.table.mirrors.get(name)
+            full = None
+            if mirror is not None and mirror.capacity_bytes:
+                full = _ratio(mirror.used_bytes, mirror.capacity_bytes)
+            servers.append({"name": name, "tokens": round(tokens), "full": full})
+        return {
+            "cause": part.cause.name,
+            "title": part.cause.title,
+            "tokens": round(part.tokens),
+            "share_of_missed": _ratio(part.tokens, total),
+            "share_of_prompt": _ratio(part.tokens, account.prompt_tokens),
+            "servers": servers,
+            "advice": part.cause.advice,
+        }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, _PERCENT_DIGITS) if whole else 0.0

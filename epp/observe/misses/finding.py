@@ -1,0 +1,247 @@
+"""Finds out why prompt tokens were not in the cache of the server that got them.
+
+A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
+tenths of a second after a server has computed the prompt, when other pickers' events of the same moment have
+arrived. Prompts that no server computed do not count. The decision says what the picker believed at the pick,
+and `Seen` knows what happened to a chunk before. Pure, on one thread with
+the picker; `explaining` calls `work` and `account`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from epp.base.types import ChunkHash, EndpointName, InferenceRequest
+from epp.config.policy import PolicySpec
+from epp.observe.misses import causes
+from epp.observe.misses.accounts import Accounts, Bucket
+from epp.observe.misses.causes import Cause
+from epp.observe.misses.heat import Heat
+from epp.observe.misses.seen import Seen, Sent
+from epp.picker.events import Began, Ended, Pick, PickerEvent, Proved
+from epp.picker.picker import Picker
+from epp.picker.prefix_index.table import ChunkSchedule
+from epp.picker.scheduling.candidates import Shown
+
+_MOST_WAITING: Final = 1000
+_MOST_ASKED: Final = 10_000
+_PROBES_BYTES: Final = (256, 1024, 4096, 16_384, 65_536)
+"""Lengths of the beginnings that are compared over models, adapters and salts."""
+_MOST_PROBES: Final = 16_384
+
+Probe = tuple[int, int]
+"""A number of bytes, and the hash of this beginning without model and salt."""
+
+
+class Misses:
+    def __init__(self, picker: Picker) -> None:
+        self._picker = picker
+        self._asked: dict[Pick, tuple[Probe, ...]] = {}
+        """The probes of requests that no server has computed yet, if they have any."""
+        self._waiting: deque[tuple[Proved, Pick, tuple[Probe, ...]]] = deque()
+        self.accounts = Accounts()
+        self.seen = Seen()
+        self.heat = Heat()
+        self._roots: dict[int, ChunkHash] = {}
+        """By the hash of a beginning without model and salt: the hash of the first chunk of the prompt that
+        had it last. That hash depends on model and salt."""
+        self._several_roots = False
+        self._model = ""
+        self.skipped = 0
+        """Requests that were skipped because too many waited."""
+        self.looked_at = 0
+
+    def on_event(self, event: PickerEvent) -> None:
+        if isinstance(event, Began):
+            probes = self._probes(event.asked.inference)
+            if probes and len(self._asked) < _MOST_ASKED:
+                self._asked[event.request] = probes
+        elif isinstance(event, Proved) and isinstance(event.work, Pick):
+            probes = self._asked.pop(event.work, ())
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting.append((event, event.work, probes))
+            else:
+                self.skipped += 1
+        elif isinstance(event, Ended):
+            self._asked.pop(event.request, None)
+
+    def work(self, *, limit: int) -> int:
+        """Process up to `limit` waiting requests, and return their number."""
+        done = 0
+        while self._waiting and done < limit:
+            proved, request, probes = self._waiting.popleft()
+            self._look_at(proved, request, probes)
+            done += 1
+        self.looked_at += done
+        return done
+
+    def check_integrity(self) -> None:
+        self.seen.check_integrity()
+        self.heat.check_integrity()
+        assert len(self._waiting) <= _MOST_WAITING
+        assert len(self._asked) <= _MOST_ASKED
+        assert len(self._roots) <= _MOST_PROBES
+
+    # -- one request -----------------------------------------------------------------------------------------
+
+    def _look_at(self, proved: Proved, request: Pick, probes: Sequence[Probe]) -> None:
+        decision, chain, guess = request.decision, request.chain, request.guess
+        bucket = self.accounts.bucket(now=proved.at)
+        bucket.requests += 1
+        bucket.prompt_tokens += decision.prompt_tokens
+        bucket.matched_tokens += decision.matched_tokens
+        self.heat.note(
+            chain,
+            request.state.endpoint.name,
+            prompt_tokens=decision.prompt_tokens,
+            matched_tokens=decision.matched_tokens,
+            now=proved.at,
+        )
+        missed = decision.prompt_tokens - decision.matched_tokens
+        if not isinstance(decision.candidates, Shown) or decision.unread:
+            bucket.miss(causes.UNREAD, missed)
+            return
+        best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
+        held_elsewhere = best - decision.matched_tokens
+        if held_elsewhere > 0:
+            low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
+            holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
+            bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
+        if guess.table is self._picker.table:
+            self._split(bucket, request, probes, best=best)
+        else:
+            bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
+        if proved.recorded.added:
+            sent = Sent(request.state.endpoint.name, guess.process, request.wait.sent_at)
+            self.seen.note(chain[proved.recorded.held :], sent)
+        for _, probe in probes:
+            self._remember(probe, chain)
+
+    def _split(self, bucket: Bucket, request: Pick, probes: Sequence[Probe], *, best: int) -> None:
+        """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
+        decision, chain, schedule = request.decision, request.chain, request.guess.table.schedule
+        tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
+        first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))
+        unknown = chain[first:]
+        end_bytes = schedule.end_bytes
+        whole = (end_bytes(len(chain)) - end_bytes(first)) * tokens_per_byte if unknown else 0.0
+        bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
+        if not unknown:
+            return
+        shared_bytes = self._shared_bytes(probes, chain) if not first else 0
+        late, held = self._holder_now(request, first)
+        if late is None and not shared_bytes and self.seen.none_of(unknown):
+            bucket.miss(causes.NEW, whole)
+            return
+        one_in, followed = self.seen.one_in, self.seen.get
+        ours = 0 if late is None else self._ours(chain)
+        parts: dict[tuple[Cause, EndpointName | None], float] = {}
+        for n, chunk in enumerate(unknown, first):
+            if chunk & (one_in - 1):
+                continue
+            begin, covered, sent = end_bytes(n), end_bytes(n + 1), followed(chunk)
+            holder = late if n < held else None
+            if sent is not None and sent.at > request.wait.sent_at:
+                sent = None  # that was after this pick
+            if sent is None and late is None:
+                part: tuple[Cause, EndpointName | None] = (
+                    causes.OTHER_ROOT if covered <= shared_bytes else causes.NEW,
+                    None,
+                )
+            elif sent is None:
+                part = (causes.NEW, None) if n < ours or holder is None else (causes.LATE, holder)
+            else:
+                part = self._cause_of(sent, request, holder)
+            parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
+        for (cause, server), tokens in parts.items():
+            bucket.miss(cause, tokens, server=server)
+
+    def _cause_of(
+        self, sent: Sent, request: Pick, late: EndpointName | None
+    ) -> tuple[Cause, EndpointName | None]:
+        """Return the cause for a chunk that was sent somewhere before."""
+        state = self._picker.fleet.get(sent.server)
+        if state is None or state.process != sent.process:
+            return causes.RESTARTED, sent.server
+        if late == sent.server and sent.server != request.state.endpoint.name:
+            return causes.UNAVAILABLE, sent.server
+        return causes.EVICTED, sent.server
+
+    def _holder_now(self, request: Pick, first: int) -> tuple[EndpointName | None, int]:
+        """Return another server that now holds more of the prompt than any candidate was known to hold at the
+        pick, and how many chunks.
+        """
+        own, table = request.state.endpoint.name, self._picker.table
+        if not any(
+            held > first and name != own for name, held in table.match(request.chain[: first + 1]).items()
+        ):
+            return None, 0
+        others = [(held, name) for name, held in table.match(request.chain).items() if name != own]
+        held, name = max(others)
+        return name, held
+
+    def _ours(self, chain: Sequence[ChunkHash]) -> int:
+        """Return the number of these chunks that a later request of this picker, which still waits here, sent
+        to some server.
+
+        A hash names the whole prompt before it, so equal hashes stand at equal places, and two chains are
+        equal up to the place where they diverge.
+        """
+        most = 0
+        for _, request, _ in self._waiting:
+            other = request.chain
+            if most < min(len(other), len(chain)) and other[most] == chain[most]:
+                most += bisect_left(
+                    range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]
+                )
+        return most
+
+    # -- beginnings over models and salts --------------------------------------------------------------------
+
+    def _probes(self, inference: InferenceRequest) -> tuple[Probe, ...]:
+        """Return the beginnings to compare. Empty as long as all prompts have one model and no salt."""
+        prompt = inference.prompt
+        if not self._several_roots:
+            self._several_roots = bool(inference.cache_salt) or inference.model != (
+                self._model or inference.model
+            )
+            self._model = self._model or inference.model
+            if not self._several_roots:
+                return ()
+        view = memoryview(prompt)
+        return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
+
+    def _shared_bytes(self, probes: Sequence[Probe], chain: Sequence[ChunkHash]) -> int:
+        """Return the number of bytes of the beginning that were last seen with another model, adapter or
+        salt.
+        """
+        return max(
+            (size for size, probe in probes if self._roots.get(probe, chain[0]) != chain[0]), default=0
+        )
+
+    def _remember(self, probe: int, chain: Sequence[ChunkHash]) -> None:
+        if not chain:
+            return
+        self._roots.pop(probe, None)
+        self._roots[probe] = chain[0]
+        if len(self._roots) > _MOST_PROBES:
+            del self._roots[next(iter(self._roots))]
+
+
+def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
+    return max(spec.gain.min_match_tokens, spec.gain.min_match_ratio * prompt_tokens)
+
+
+def _block_tokens(request: Pick) -> int:
+    metrics = request.state.metrics
+    return (metrics.block_size if metrics is not None else None) or 16
+
+
+def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
+    """Return the number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
+    return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0

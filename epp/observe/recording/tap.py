@@ -1,0 +1,73 @@
+"""Serves the lines of a recording over the admin address, for `epp record`. This module writes no file.
+
+It listens to the picker only while a reader asks for lines: the first request of a reader begins the
+recording, and a pause without requests ends it. There is one reader at a time, until it says that it is done
+or stops asking, because each line is handed out once. The recorder bounds the waiting lines. Called by `app`
+and, through it, by the admin address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from epp.base.errors import RecordingTakenError
+from epp.observe.recording.lines import Line, encode
+from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.start import opening_of, recorder_of, servers_of
+from epp.picker.events import Ended, PickerEvent
+from epp.picker.picker import Picker
+
+GONE_AFTER_S: Final = 15.0
+"""A reader that has not asked for this long is gone."""
+
+
+class Tap:
+    def __init__(self, picker: Picker, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._picker = picker
+        self._clock = clock
+        self._recorder: Recorder | None = None
+        """None: no reader is recording."""
+        self._reader = ""
+        self._asked_at = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self._recorder is not None
+
+    def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
+        """Return the lines since this reader's last question, and the number of requests that were left out
+        so far. The opening line and the line of the servers come first, as in a file.
+
+        last: the reader is done, and another one may begin. RecordingTakenError: another reader is recording.
+        """
+        now = self._clock()
+        if self.on and now - self._asked_at > GONE_AFTER_S:
+            self._end()
+        if self._recorder is None:
+            self._recorder = recorder_of(self._picker)
+            self._reader = reader
+            self._picker.subscribe(self.on_event)
+            self._picker.add_recorders(1)
+        elif self._reader != reader:
+            raise RecordingTakenError
+        self._asked_at = now
+        lines: list[Line] = [opening_of(self._picker), servers_of(self._picker), *self._recorder.take()]
+        dropped = self._recorder.dropped
+        if last:
+            self._end()
+        return b"".join(map(encode, lines)), dropped
+
+    def on_event(self, event: PickerEvent) -> None:
+        if not isinstance(event, Ended) or self._recorder is None:
+            return
+        if self._clock() - self._asked_at > GONE_AFTER_S:
+            self._end()
+        else:
+            self._recorder.ended(event.request, unix_now_s=time.time())
+
+    def _end(self) -> None:
+        self._picker.unsubscribe(self.on_event)
+        self._picker.add_recorders(-1)
+        self._recorder = None

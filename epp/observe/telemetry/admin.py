@@ -1,0 +1,372 @@
+"""Serves the admin address: metrics, health, decisions, state, and a page for a browser. Clients of the
+gateway must never reach this address.
+
+These pages only read; they change nothing. All answers are JSON, including errors, except the page and the
+metrics. Connections are few and short, and no answer holds the event loop for long. A browser must use an
+address or a name that the configuration knows. So no other web page can read these pages through the browser
+(DNS rebinding). Started and stopped by `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Any, Final, cast
+
+import msgspec
+from aiohttp import web
+from multidict import MultiMapping
+
+from epp.base.errors import RecordingTakenError
+from epp.base.types import Address
+from epp.config.policy import Policy
+from epp.config.settings import Config
+from epp.observe.telemetry.board import Board
+from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, StatusSource
+from epp.transport.accepting import Acceptor
+
+_SHOWN: Final = 50
+_MAX_SHOWN: Final = 1000
+_WINDOW_S: Final = 600
+_MOST_WINDOW_S: Final = 900
+_PORTION: Final = 20
+"""Decisions that are encoded in one turn of the loop. Each lists every endpoint."""
+_MAX_CONNECTIONS: Final = 64
+_BACKLOG: Final = 100
+_LIFETIME_S: Final = 10.0
+_SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
+_READER: Final = re.compile(r"[0-9a-f]{16}")
+_USERINFO: Final = re.compile(r"(?<=://)[^/@\s]*@")
+_FILES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
+"""The live page, served as it is: the script fills it from `live`."""
+_CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+"""Allows only what this address serves: no other host, no inline script, no styles except those of the file.
+"""
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class AdminServer:
+    """Serves on `address`. Port 0 takes a free port. `not_ready` says why the picker is not ready. Empty: the
+    picker is ready.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: Address,
+        metrics: Metrics,
+        decisions: DecisionRing,
+        state: StatusSource,
+        not_ready: Callable[[], str],
+        explain: Callable[[float], dict[str, Any]],
+        board: Board,
+        recording: Callable[[str, bool], tuple[bytes, int]],
+        config: Config,
+        policy: Callable[[], Policy],
+    ) -> None:
+        self._address = address
+        self._metrics = metrics
+        self._decisions = decisions
+        self._state = state
+        self._not_ready = not_ready
+        self._explain = explain
+        self._board = board
+        self._recording = recording
+        folder = resources.files("epp.observe.telemetry") / "live"
+        self._files = {name: (folder / name).read_bytes() for name in _FILES}
+        self._config = config
+        self._policy = policy
+        self._runner: web.AppRunner | None = None
+        self._acceptor: Acceptor | None = None
+
+    async def start(self) -> Address:
+        """Listen. Returns the address. OSError: the address cannot be used."""
+        assert self._runner is None, "already started"
+        application = web.Application(
+            middlewares=[_last_of_its_connection, _errors_as_json, self._known_host]
+        )
+        application.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/live", self._live),
+                *(web.get(f"/{name}", self._page) for name in self._files),
+                web.get("/metrics", self._prometheus),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                web.get("/decisions", self._recent),
+                web.get("/decisions/{request_id:.+}", self._decision),
+                web.get("/endpoints", self._endpoints),
+                web.get("/explain", self._explained),
+                web.get("/recording", self._recorded),
+                web.get("/config", self._configuration),
+                web.get("/policy", self._policy_in_use),
+            ]
+        )
+        host = self._address.host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, self._address.port), family=family, backlog=_BACKLOG)
+        runner = self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        assert runner.server is not None
+        protocols = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
+
+        async def welcome(sock: socket.socket) -> None:
+            await asyncio.get_running_loop().connect_accepted_socket(protocols, sock)
+
+        self._acceptor = Acceptor(welcome)
+        self._acceptor.start(listener)
+        host, port, *_ = listener.getsockname()
+        return Address(host=host, port=port)
+
+    async def stop(self) -> None:
+        if self._acceptor is not None:
+            await self._acceptor.stop()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @web.middleware
+    async def _known_host(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if not _is_known(request.headers.get("Host", ""), names=self._config.admin.hosts):
+            raise web.HTTPMisdirectedRequest(
+                text="ask by an IP address, as localhost, or by a name in admin.hosts"
+            )
+        return await handler(request)
+
+    async def _page(self, request: web.Request) -> web.Response:
+        name = request.path.lstrip("/") or "index.html"
+        headers = {
+            "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        return web.Response(
+            body=self._files[name], content_type=_FILES[name], charset="utf-8", headers=headers
+        )
+
+    async def _live(self, request: web.Request) -> web.Response:
+        if "own" in request.query:
+            return _answer(msgspec.json.encode(self._board.part()))
+        answer = _answer(await self._board.packed())
+        answer.headers["Content-Encoding"] = "gzip"
+        return answer
+
+    async def _prometheus(self, _: web.Request) -> web.Response:
+        pieces = []
+        for piece in self._metrics.pieces():
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        return web.Response(
+            body=b"".join(pieces), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        reason = self._not_ready()
+        if reason:
+            return _json({"status": "not ready", "reason": reason}, status=503)
+        return _json({"status": "ready"})
+
+    async def _recent(self, request: web.Request) -> web.Response:
+        limit = _whole(request.query, "limit", usual=_SHOWN, most=_MAX_SHOWN)
+        records = self._decisions.last(limit, endpoint=request.query.get("endpoint", ""))
+        shown = []
+        for n, record in enumerate(records, 1):
+            shown.append(encode(as_json(record)))
+            if n % _PORTION == 0:
+                await asyncio.sleep(0)
+        return _answer(b'{"decisions": [\n' + b",\n".join(shown) + b"]}\n")
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        record = self._decisions.get(request.match_info["request_id"])
+        if record is None:
+            kept = len(self._decisions)
+            raise web.HTTPNotFound(text=f"no decision of that request id among the last {kept}")
+        return _json(as_json(record))
+
+    async def _endpoints(self, _: web.Request) -> web.Response:
+        return _json(_status_json(self._state()))
+
+    async def _explained(self, request: web.Request) -> web.Response:
+        return _json(
+            self._explain(float(_whole(request.query, "window", usual=_WINDOW_S, most=_MOST_WINDOW_S)))
+        )
+
+    async def _recorded(self, request: web.Request) -> web.Response:
+        """Return the requests since the last question of `epp record`."""
+        reader = request.query.get("reader", "")
+        if not _READER.fullmatch(reader):
+            raise web.HTTPBadRequest(text="reader: 16 hexadecimal digits, the same in every question")
+        try:
+            lines, left_out = self._recording(reader, "last" in request.query)
+        except RecordingTakenError as error:
+            raise web.HTTPConflict(text="another reader is reading the recording") from error
+        return web.Response(
+            body=lines, content_type="application/x-ndjson", headers={"Left-Out": str(left_out)}
+        )
+
+    async def _configuration(self, _: web.Request) -> web.Response:
+        return _json(_without_secrets(msgspec.to_builtins(self._config)))
+
+    async def _policy_in_use(self, _: web.Request) -> web.Response:
+        return _json(msgspec.to_builtins(self._policy()))
+
+
+@web.middleware
+async def _last_of_its_connection(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Close each connection after its answer, since an idle connection would take a place."""
+    answer = await handler(request)
+    answer.force_close()
+    return answer
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        message = error.text if error.text and not error.text.startswith(f"{error.status}:") else error.reason
+        answer = _json({"error": message}, status=error.status)
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+
+
+def _is_known(host: str, *, names: tuple[str, ...]) -> bool:
+    """Return whether a Host field names this address in a way that the configuration knows."""
+    name = re.sub(r":[0-9]*$", "", host).strip("[]").lower().rstrip(".")
+    if name in ("", "localhost", *names):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    return _answer(encode(value), status=status)
+
+
+def _answer(body: bytes, *, status: int = 200) -> web.Response:
+    return web.Response(
+        body=body,
+        status=status,
+        content_type="application/json",
+        headers={"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"},
+    )
+
+
+def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int:
+    text = query.get(name, str(usual))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise web.HTTPBadRequest(text=f"{name}: expected a whole number above 0")
+    return min(int(text), most)
+
+
+def _status_json(status: PickerStatus) -> dict[str, Any]:
+    shown: dict[str, Any] = {name: getattr(status, name) for name in PickerStatus.__dataclass_fields__}
+    shown["endpoints"] = [
+        {name: getattr(e, name) for name in EndpointStatus.__dataclass_fields__} | {"address": str(e.address)}
+        for e in status.endpoints
+    ]
+    return shown
+
+
+def _without_secrets(value: Any) -> Any:
+    """Return settings to show: without values of secret fields, and without users and passwords in URLs."""
+    if isinstance(value, dict):
+        return {
+            k: "(hidden)" if v and _SECRET.search(str(k)) else _without_secrets(v) for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_secrets(v) for v in value]
+    return _USERINFO.sub("(hidden)@", value) if isinstance(value, str) else value
+
+
+# -- connections ---------------------------------------------------------------------------------------------
+
+
+class BoundedConnections:
+    """A protocol factory around `accept`, which makes the protocol of one connection.
+
+    Each connection takes a file descriptor, and a client that never finishes its request would keep it. Here
+    a new connection replaces the oldest one, so a probe always gets in. Each connection ends after
+    `lifetime_s`.
+    """
+
+    def __init__(self, accept: Callable[[], asyncio.Protocol], *, limit: int, lifetime_s: float) -> None:
+        self._accept = accept
+        self._limit = limit
+        self._lifetime_s = lifetime_s
+        self._open: dict[_Bounded, None] = {}
+
+    def __call__(self) -> asyncio.Protocol:
+        return _Bounded(self, self._accept())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, connection: _Bounded) -> asyncio.TimerHandle:
+        """Make room for a new connection. Returns the timer that ends it."""
+        if len(self._open) >= self._limit:
+            oldest = next(iter(self._open))
+            self.closed(oldest)
+            oldest.end()
+        self._open[connection] = None
+        return asyncio.get_running_loop().call_later(self._lifetime_s, connection.end)
+
+    def closed(self, connection: _Bounded) -> None:
+        self._open.pop(connection, None)
+
+
+class _Bounded(asyncio.Protocol):
+    """Passes every event of the transport on to `inner`."""
+
+    def __init__(self, bound: BoundedConnections, inner: asyncio.Protocol) -> None:
+        self._bound = bound
+        self._inner = inner
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        """Close without waiting until the other side has read everything."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
+        self._timer = self._bound.opened(self)
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._bound.closed(self)
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

@@ -1,0 +1,236 @@
+"""Declares the counters of events. Each is a plain number with a metric at its field. `metrics` adds to them.
+
+prometheus_client is made for any program, so each addition there takes a lock, checks labels and walks the
+buckets. Here one thread counts, and the same thread answers Prometheus, so a plain addition is enough.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Final
+
+from epp.base.metric import counter, gauge, histogram
+
+
+class Distribution:
+    """The values of a histogram. A value that equals a bound counts in the bucket of this bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """For each bucket the number of its values. The last bucket has no bound."""
+        self.total = 0.0
+
+    def cumulative(self) -> list[int]:
+        """Return for each bound the number of values up to the bound. The last number counts all values."""
+        return list(accumulate(self.counts))
+
+
+ByLabel = defaultdict[str, float]
+ByLabels = defaultdict[tuple[str, ...], float]
+_by_label: Final = partial(ByLabel, float)
+_by_labels: Final = partial(ByLabels, float)
+_fine: Final = partial(
+    Distribution, (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+)
+_ttft: Final = partial(Distribution, (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0))
+_lag: Final = partial(Distribution, (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0))
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Counts of requests and their answers."""
+
+    requests: ByLabels = counter(
+        "epp_requests_total",
+        "Requests that have finished, by outcome: ended, aborted (the client left), failed, detached (the "
+        "picker let the stream go early) or refused. A refused request has no API kind.",
+        "outcome",
+        "kind",
+        default_factory=_by_labels,
+    )
+    in_flight: int = gauge(
+        "epp_in_flight", "Requests that have an endpoint and whose streams are still open.", default=0
+    )
+    pick_seconds: Distribution = histogram(
+        "epp_pick_seconds",
+        "Time to choose an endpoint, from the parsed request to the answer.",
+        default_factory=_fine,
+    )
+    parse_seconds: Distribution = histogram(
+        "epp_parse_seconds", "Time to read a request body.", default_factory=_fine
+    )
+    parsed_bytes: int = counter("epp_parsed_bytes_total", "Bytes of request bodies read.", default=0)
+    flow_waited: Distribution = histogram(
+        "epp_flow_waited_seconds",
+        "How long flow control held requests before it let them go. Requests that were not held do not "
+        "count.",
+        default_factory=_ttft,
+    )
+    unread: ByLabel = counter(
+        "epp_unread_bodies_total",
+        "Requests that were routed by load because the picker did not read their body, by reason: "
+        "costly_body (reading the body would hold up all other requests), encoded_body (the body is "
+        "compressed), partial_body and body_not_seen (the data plane did not send all of the body), "
+        "no_room (unfinished bodies together are over streams.maxHeldBodyBytes).",
+        "reason",
+        default_factory=_by_label,
+    )
+    prompt_tokens: int = counter(
+        "epp_prompt_tokens_total",
+        "Estimated prompt tokens of the requests that servers have computed.",
+        default=0,
+    )
+    matched_tokens: int = counter(
+        "epp_matched_tokens_total",
+        "Tokens of epp_prompt_tokens_total that the picker expected in the prefix cache of the chosen "
+        "endpoint.",
+        default=0,
+    )
+    sampled_predicted: int = counter(
+        "epp_sampled_predicted_tokens_total",
+        "Tokens that the picker expected in the cache, for sampled answers in which the server reported "
+        "its cached tokens.",
+        default=0,
+    )
+    sampled_cached: int = counter(
+        "epp_sampled_cached_tokens_total",
+        "Tokens that the servers reported as cached, for the same answers as "
+        "epp_sampled_predicted_tokens_total. Divide one by the other to see how good the prediction is.",
+        default=0,
+    )
+    sampled_true: int = counter(
+        "epp_sampled_true_tokens_total",
+        "The smaller of the predicted and the reported tokens of each sampled answer, added up. Divided by "
+        "epp_sampled_predicted_tokens_total this is the precision of the prediction. Divided by "
+        "epp_sampled_cached_tokens_total this is its recall.",
+        default=0,
+    )
+    sampled_ttft: Distribution = histogram(
+        "epp_sampled_ttft_seconds",
+        "Time from the pick to the first token, for sampled streamed answers.",
+        default_factory=_ttft,
+    )
+    refused: ByLabel = counter(
+        "epp_refused_total",
+        "Requests that the picker answered itself with an error.",
+        "reason",
+        default_factory=_by_label,
+    )
+    mismatches: int = counter(
+        "epp_served_mismatch_total",
+        "Answers that came from another endpoint than the first choice, because the data plane retried or "
+        "skipped the first choice.",
+        default=0,
+    )
+    protocol_errors: ByLabel = counter(
+        "epp_protocol_errors_total",
+        "Messages from the data plane that break the protocol.",
+        "reason",
+        default_factory=_by_label,
+    )
+    dry_run: ByLabels = counter(
+        "epp_dry_run_picks_total",
+        "Picks that a policy in dry run scored too. agrees says whether this policy would have picked the "
+        "same endpoint.",
+        "policy",
+        "agrees",
+        default_factory=_by_labels,
+    )
+
+
+@dataclass(slots=True)
+class ServerCounts:
+    """Counts of the requests of one endpoint. They are removed with the endpoint."""
+
+    picks: ByLabel = counter(
+        "epp_picks_total",
+        "Picks, by the first endpoint of the answer and the reason of the choice. The count starts again "
+        "from 0 when an endpoint leaves and comes back.",
+        "reason",
+        default_factory=_by_label,
+    )
+    prefill_picks: int = counter(
+        "epp_prefill_picks_total",
+        "Picks in which a second endpoint was asked to compute the prompt, by this prefill endpoint. The "
+        "count starts again from 0 when an endpoint leaves and comes back.",
+        default=0,
+    )
+    prefill_tokens: int = counter(
+        "epp_prefill_tokens_total",
+        "Prompt tokens that prefill endpoints were asked to compute in the picks of epp_prefill_picks_total.",
+        default=0,
+    )
+    answers: ByLabel = counter(
+        "epp_answers_total",
+        "Answers that have begun, by the endpoint that served and the class of the status: 2xx, 3xx, 4xx, "
+        "404, 429 or 5xx. The count starts again from 0 when an endpoint leaves and comes back.",
+        "class",
+        default_factory=_by_label,
+    )
+    cut: int = counter(
+        "epp_cut_answers_total",
+        "Answers of an endpoint that began with a 2xx status and that the endpoint broke off midway, as "
+        "the data plane's access log says. The count starts again from 0 when an endpoint leaves and comes "
+        "back.",
+        default=0,
+    )
+    headers_s: float = counter(
+        "epp_time_to_headers_seconds_total",
+        "Seconds from the pick to the headers of the answer, added up over the answers of an endpoint. "
+        "Divide by epp_answers_total for the mean.",
+        default=0.0,
+    )
+
+
+@dataclass(slots=True)
+class ProcessCounts:
+    """Counts of what this process reads besides requests, and of its event loop."""
+
+    reloads: ByLabels = counter(
+        "epp_reloads_total",
+        "Changes of watched files, by file and by result (accepted or refused).",
+        "source",
+        "result",
+        default_factory=_by_labels,
+    )
+    reload_ok: ByLabel = gauge(
+        "epp_reload_ok",
+        "1 while the newest content of a watched file is in use, 0 while the picker refuses this content.",
+        "source",
+        default_factory=_by_label,
+    )
+    followed: ByLabel = gauge(
+        "epp_kubernetes_followed",
+        "1 while the picker can watch this resource on the API server, 0 while it works with the last "
+        "known state.",
+        "resource",
+        default_factory=_by_label,
+    )
+    policies: ByLabel = gauge(
+        "epp_kubernetes_policies",
+        "PrefixRoutingPolicies for the pool, by state (accepted or refused).",
+        "state",
+        default_factory=_by_label,
+    )
+    lease_held: bool = gauge(
+        "epp_kubernetes_lease_held",
+        "1 in the process that holds the Lease and writes the status of policies.",
+        default=False,
+    )
+    loop_lag: Distribution = histogram(
+        "epp_loop_lag_seconds",
+        "Delay of the event loop: how late the loop runs a task that is due, measured ten times a second. "
+        "Requests wait this long before the picker reads them.",
+        default_factory=_lag,
+    )
+    tasks: int = gauge(
+        "epp_tasks",
+        "Tasks of the event loop: one for each open stream, scrape and connection, and a few more.",
+        default=0,
+    )

@@ -1,0 +1,233 @@
+"""Counts what happens, for Prometheus: listens to the picker's events.
+
+Owns the counts (`counts`) and a registry of its own, nothing global. State that the picker already holds is
+not counted a second time but read when Prometheus asks, through the callable given by the composition root.
+Also logs the requests that an operator should see, by request id and never with text of a prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from epp.base.errors import PickError
+from epp.base.types import EndpointName
+from epp.observe.telemetry.catalog import GROUPS, Shown
+from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.exposition import Exposition
+from epp.observe.telemetry.picker_state import StatusSource
+from epp.picker.decision import Decision
+from epp.picker.events import (
+    Answered,
+    Began,
+    Cut,
+    Ended,
+    Parsed,
+    Pick,
+    PickerEvent,
+    PrefillJob,
+    ProtocolFault,
+    Proved,
+    Refused,
+)
+
+_log = logging.getLogger("epp.requests")
+
+
+class Metrics:
+    """Listens with `on_event`. Decisions also go to `decisions`."""
+
+    def __init__(
+        self,
+        *,
+        decisions: DecisionRing,
+        state: StatusSource,
+        unix_clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """timer: the same timer as the streams'."""
+        self._decisions = decisions
+        self._state = state
+        self._unix_clock = unix_clock
+        self._timer = timer
+        self._requests = RequestCounts()
+        self._servers: defaultdict[EndpointName, ServerCounts] = defaultdict(ServerCounts)
+        self._process = ProcessCounts()
+        self.registry = CollectorRegistry()
+        self.registry.register(Exposition(GROUPS, self._shown, created_unix_s=unix_clock()))
+        ProcessCollector(registry=self.registry)
+
+    def on_event(self, event: PickerEvent) -> None:
+        if isinstance(event, Began):
+            self._began(event)
+        elif isinstance(event, Proved):
+            self._proved(event.work)
+        elif isinstance(event, Answered):
+            self._answered(event.request.decision, mismatch=event.mismatch)
+        elif isinstance(event, Ended):
+            self._ended(event.request.decision)
+        elif isinstance(event, Parsed):
+            observe(self._requests.parse_seconds, event.seconds)
+            self._requests.parsed_bytes += event.size_bytes
+        elif isinstance(event, Refused):
+            self._refused(event.request_id, event.error)
+        elif isinstance(event, Cut):
+            self._servers[event.server.endpoint.name].cut += 1
+        elif isinstance(event, ProtocolFault):
+            self._requests.protocol_errors[event.reason] += 1
+
+    def _began(self, event: Began) -> None:
+        decision, counts = event.request.decision, self._requests
+        counts.in_flight += 1
+        observe(counts.pick_seconds, event.picked_in_s(timer_s=self._timer()))
+        self._servers[decision.chosen].picks[decision.reason] += 1
+        if decision.prefill is not None:
+            helper = self._servers[decision.prefill.name]
+            helper.prefill_picks += 1
+            helper.prefill_tokens += decision.prefill.uncached_tokens
+        if decision.waited_s:
+            observe(counts.flow_waited, decision.waited_s)
+        if decision.unread:
+            counts.unread[decision.unread] += 1
+        if decision.dry_run is not None:
+            counts.dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()] += 1
+        self._decisions.append(decision)
+        if _log.isEnabledFor(logging.DEBUG):
+            extra = {
+                "request_id": decision.request_id,
+                "endpoint": decision.chosen,
+                "reason": decision.reason,
+            }
+            _log.debug("picked", extra=extra)
+
+    def _proved(self, work: Pick | PrefillJob) -> None:
+        """Count the tokens of a prompt only if its server has computed it."""
+        if isinstance(work, Pick):
+            self._requests.prompt_tokens += work.decision.prompt_tokens
+            self._requests.matched_tokens += work.decision.matched_tokens
+
+    def _answered(self, decision: Decision, *, mismatch: bool) -> None:
+        server = self._servers[decision.served_by]
+        server.answers[_class_of(decision.status)] += 1
+        if decision.headers_s is not None:
+            server.headers_s += decision.headers_s
+        if mismatch:
+            self._requests.mismatches += 1
+            extra = {
+                "request_id": decision.request_id,
+                "endpoint": decision.chosen,
+                "served": str(decision.served),
+            }
+            _log.info("served by another endpoint than the first choice", extra=extra)
+
+    def _ended(self, decision: Decision) -> None:
+        if decision.outcome == "failed":
+            extra = {
+                "request_id": decision.request_id,
+                "served": str(decision.served),
+                "status": decision.status,
+            }
+            _log.warning("the model server failed", extra=extra)
+        counts = self._requests
+        counts.in_flight -= 1
+        counts.requests[decision.outcome or "ended", decision.kind] += 1
+        if decision.cached_tokens is not None:
+            counts.sampled_predicted += decision.matched_tokens
+            counts.sampled_cached += decision.cached_tokens
+            counts.sampled_true += min(decision.matched_tokens, decision.cached_tokens)
+        if decision.ttft_s is not None:
+            observe(counts.sampled_ttft, decision.ttft_s)
+
+    def _refused(self, request_id: str, error: PickError) -> None:
+        level = logging.WARNING if error.status >= 500 else logging.INFO
+        extra = {"request_id": request_id, "status": error.status, "reason": error.reason}
+        _log.log(level, "refused: %s", error, extra=extra)
+        self._requests.requests["refused", "unknown"] += 1
+        self._requests.refused[error.reason] += 1
+        self._decisions.append(
+            Refusal(
+                request_id=request_id,
+                at_unix_s=self._unix_clock(),
+                status=error.status,
+                reason=error.reason,
+                message=str(error),
+            )
+        )
+
+    def has_tasks(self, count: int) -> None:
+        """Record the number of tasks on the event loop."""
+        self._process.tasks = count
+
+    def lagged(self, seconds: float) -> None:
+        """Record how late the event loop was."""
+        observe(self._process.loop_lag, seconds)
+
+    def keep(self, present: AbstractSet[EndpointName]) -> None:
+        """Forget the counts of all other endpoints, because they are gone."""
+        for name in self._servers.keys() - present:
+            del self._servers[name]
+
+    def watching(self, source: str) -> None:
+        """Called when a file was read at start and is watched from now on."""
+        self._process.reload_ok[source] = 1
+
+    def reloaded(self, source: str, *, ok: bool) -> None:
+        """Called when a watched file changed. `source` says which one: policy or endpoints."""
+        self._process.reloads[source, "accepted" if ok else "refused"] += 1
+        self._process.reload_ok[source] = ok
+
+    def followed(self, resource: str, answers: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
+        """Record whether the API server lets us follow pods, pool or policies."""
+        self._process.followed[resource] = answers
+
+    def judged(self, accepted: int, refused: int) -> None:
+        """Record how many of the pool's policies are accepted and refused."""
+        self._process.policies["accepted"] = accepted
+        self._process.policies["refused"] = refused
+
+    def lease_held(self, held: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
+        """Record whether this process writes the status of policies."""
+        self._process.lease_held = held
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
+        too long for one turn of the event loop.
+        """
+        for family in self.registry.collect():
+            yield generate_latest(_Only(family))
+
+    def _shown(self) -> Shown:
+        status = self._state()
+        self.keep({endpoint.name for endpoint in status.endpoints})
+        return Shown(self._requests, self._servers, self._process, status)
+
+
+class _Only(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._family
+
+
+def observe(distribution: Distribution, value: float) -> None:
+    distribution.counts[bisect_left(distribution.bounds, value)] += 1
+    distribution.total += value
+
+
+def _class_of(status: int | None) -> str:
+    """Return 404 or 429 for these statuses, and else the class of the first digit. The data plane makes sure
+    that there are only a few first digits.
+    """
+    if status in (404, 429):
+        return str(status)
+    return f"{(status or 0) // 100}xx"

@@ -1,0 +1,304 @@
+"""Defines the state of the picker as people and Prometheus see it: plain values, made again for each report.
+
+`state_report` fills these classes from the picker and the scraper. The admin pages show them, and Prometheus
+reads the fields that declare a metric. None in any field means that the server does not state the
+value, or that no fresh value is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from epp.base.metric import Metric, counter, gauge
+from epp.base.types import Address, EndpointName
+from epp.picker.endpoints.marks import Verdict
+from epp.picker.flow.status import FlowStatus
+from epp.picker.prefix_index.exact_status import ExactStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatus:
+    """The current state of one endpoint."""
+
+    name: EndpointName
+    address: Address
+    model: str = ""
+    pool: str = ""
+    """The InferencePool of the endpoint. Empty: endpoints come from a file."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that the picker believes to be loaded there."""
+    ready: bool = gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.", default=True)
+    in_flight: int = gauge(
+        "epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint.", default=0
+    )
+    peers_in_flight: int = gauge(
+        "epp_endpoint_peers_in_flight",
+        "Requests that other pickers report in flight on the endpoint.",
+        default=0,
+    )
+    backlog_tokens: float = gauge(
+        "epp_endpoint_backlog_tokens",
+        "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
+        default=0.0,
+    )
+    computed_tokens_per_s: float = 0.0
+    """Prompt tokens per second that the endpoint computed recently."""
+    prefill_tokens_per_s: float | None = gauge(
+        "epp_endpoint_prefill_tokens_per_second",
+        "Prefill rate of the endpoint, learned from its own timing metrics.",
+        default=None,
+    )
+    running: int | None = gauge(
+        "epp_endpoint_running", "Requests running on the endpoint, from its metrics.", default=None
+    )
+    waiting: int | None = gauge(
+        "epp_endpoint_waiting",
+        "Requests waiting in the queue of the endpoint, from its metrics.",
+        default=None,
+    )
+    kv_usage: float | None = gauge(
+        "epp_endpoint_kv_usage_ratio",
+        "Share of the KV cache in use on the endpoint, from its metrics.",
+        default=None,
+    )
+    prefix_queries_tokens: float | None = counter(
+        "epp_endpoint_prefix_queries_tokens_total",
+        "Prompt tokens that the server looked up in its prefix cache, from its metrics.",
+        default=None,
+    )
+    prefix_hits_tokens: float | None = counter(
+        "epp_endpoint_prefix_hits_tokens_total",
+        "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
+        "epp_endpoint_prefix_queries_tokens_total this is the real hit rate. The predicted hit rate is "
+        "epp_matched_tokens_total / epp_prompt_tokens_total.",
+        default=None,
+    )
+    predicted_tokens: int = counter(
+        "epp_endpoint_predicted_tokens_total",
+        "Prompt tokens sent to the endpoint that the picker expected in its cache. Compare with "
+        "epp_endpoint_prefix_hits_tokens_total, which also counts requests of other pickers.",
+        default=0,
+    )
+    capacity_tokens: int | None = gauge(
+        "epp_endpoint_capacity_tokens",
+        "Size of the KV cache of the endpoint, from its metrics.",
+        default=None,
+    )
+    cache_size_ratio: float = gauge(
+        "epp_endpoint_cache_size_ratio",
+        "Cache size that the picker has learned, divided by the size that the metrics state or the policy "
+        "assumes. The picker learns this ratio for each model.",
+        default=1.0,
+    )
+    bytes_per_token: float | None = gauge(
+        "epp_endpoint_bytes_per_token",
+        "Bytes of prompt text for each token. The picker learns this number for each model.",
+        default=None,
+    )
+    table_entries: int = gauge(
+        "epp_table_entries", "Entries of the prefix table for the endpoint.", default=0
+    )
+    table_bytes: int = gauge(
+        "epp_table_bytes",
+        "Bytes of prompt text that the picker expects in the cache of the endpoint.",
+        default=0,
+    )
+    table_capacity_bytes: int = gauge(
+        "epp_table_capacity_bytes", "Upper bound of epp_table_bytes.", default=0
+    )
+    table_evictions: int = counter(
+        "epp_table_evictions_total", "Table entries of the endpoint that were evicted.", default=0
+    )
+    scrape_age_s: float | None = gauge(
+        "epp_endpoint_scrape_age_seconds",
+        "Age of the last successful scrape of the endpoint. The series is absent before the first "
+        "successful scrape.",
+        default=None,
+    )
+    scrape_error: str = ""
+    failure_share: float = gauge(
+        "epp_endpoint_failure_share",
+        "Share of the endpoint's recent answers that failed, as a moving average. Failures are 5xx, 429, "
+        "connections that broke before the answer, and answers that broke off midway. The share is 1 for "
+        "an endpoint whose requests hang.",
+        default=0.0,
+    )
+    left_out: str = ""
+    """Why the endpoint gets only trial requests. Empty: it is not left out."""
+
+    @property
+    def scrape_ok(
+        self,
+    ) -> Annotated[
+        bool, Metric("epp_endpoint_scrape_ok", "gauge", "1 if the last scrape of the endpoint succeeded.")
+    ]:
+        return self.scrape_age_s is not None and not self.scrape_error
+
+    @property
+    def is_left_out(
+        self,
+    ) -> Annotated[
+        bool,
+        Metric(
+            "epp_endpoint_left_out",
+            "gauge",
+            "1 while the endpoint gets only trial requests, because its answers fail or break off, or its "
+            "requests get no answer.",
+        ),
+    ]:
+        return bool(self.left_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingStatus:
+    """What this picker sends to other pickers and receives from them. All but the first three are totals
+    since the picker started.
+    """
+
+    connected: bool = gauge(
+        "epp_sharing_connected", "1 while the picker can send and receive over Redis or the workers' socket."
+    )
+    peers: int = gauge(
+        "epp_sharing_peers", "Other pickers from which this picker has received something lately."
+    )
+    waiting_bytes: int = gauge(
+        "epp_sharing_waiting_bytes",
+        "Bytes of events that wait to be sent to other pickers. sharing.outboxBytes is the upper bound.",
+    )
+    sent_batches: int = counter(
+        "epp_sharing_sent_batches_total",
+        "Batches sent to other pickers, including empty ones that only say that this picker is alive.",
+    )
+    sent_bytes: int = counter("epp_sharing_sent_bytes_total", "Bytes of batches sent to other pickers.")
+    sent_events: int = counter(
+        "epp_sharing_sent_events_total",
+        "Events sent to other pickers. Each request sends two: one when it starts and one when it ends.",
+    )
+    dropped_events: int = counter(
+        "epp_sharing_dropped_events_total",
+        "Events dropped because the outbox was full. Other pickers never see these events.",
+    )
+    read_bytes: int = counter(
+        "epp_sharing_read_bytes_total",
+        "Bytes of batches read. From Redis a picker reads its own batches too.",
+    )
+    applied_events: int = counter(
+        "epp_sharing_applied_events_total", "Events of other pickers that were applied."
+    )
+    skipped: Mapping[str, int] = counter(
+        "epp_sharing_skipped_events_total",
+        "Events of other pickers that were ignored, by reason: unresolved (the event refers to a batch "
+        "that was missed), stale (the event is from before the endpoint lost its cache, or about an "
+        "earlier process of the same name), stranger (this picker does not know the endpoint), excessive "
+        "(the batch names more chunks than allowed) and malformed (the batch could not be read, or was not "
+        "signed with the pool's key).",
+        "reason",
+    )
+    gaps: int = counter("epp_sharing_gaps_total", "How often batches of another picker were missing.")
+    errors: Mapping[str, int] = counter(
+        "epp_sharing_errors_total",
+        "Failed calls to Redis or to the workers' socket, by reason. secret: this picker's hash secret "
+        "differs from that of another picker.",
+        "reason",
+    )
+    tables: Mapping[str, int] = counter(
+        "epp_sharing_tables_total",
+        "Prefix tables that were stored for new pickers, or loaded at start.",
+        "what",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerStatus:
+    """The current state of the whole picker."""
+
+    endpoints: tuple[EndpointStatus, ...] = ()
+    table_entries: int = gauge(
+        "epp_table_size_entries", "Entries of the prefix table for all endpoints.", default=0
+    )
+    """A chunk that several endpoints hold counts once for each of them."""
+    policy: str = ""
+    rule: str = ""
+    draining: bool = gauge("epp_draining", "1 while the picker drains after SIGTERM.", default=False)
+    without_model_list: int = gauge(
+        "epp_endpoints_without_model_list",
+        "Endpoints whose list of models (`/v1/models`) the picker has not read yet. While there are any, "
+        "the picker refuses no model as unknown (docs/models.md).",
+        default=0,
+    )
+    held_body_bytes: int = gauge(
+        "epp_held_body_bytes",
+        "Bytes of unfinished request bodies that this worker holds. `streams.maxHeldBodyBytes` is the "
+        "upper bound.",
+        default=0,
+    )
+    overload_ratio: float = gauge(
+        "epp_overload_ratio",
+        "Share of new requests that the picker routes by load without reading them, because the picker "
+        "itself is overloaded.",
+        default=0.0,
+    )
+    goal_s: float = 2.0
+    """Wait at which a pool counts as saturated, by the policy."""
+    flow: Sequence[FlowStatus] = ()
+    """The requests that flow control holds, by base model. Empty where flow control is off."""
+    source_failures: Mapping[str, int] = counter(
+        "epp_source_failures_total",
+        "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
+        "sharing, exact, probes, explain, page, recording, housekeeping, readiness. After each failure the "
+        "loop is started again after a pause. The log says why it failed.",
+        "source",
+        default_factory=dict,
+    )
+    probes: Mapping[Verdict, int] = counter(
+        "epp_probes_total",
+        "Requests of one token that the picker itself sent to servers whose answers had failed, by "
+        "verdict: well, ill, refused (4xx), unclear (no connection, or too long an answer).",
+        "verdict",
+        default_factory=dict,
+    )
+    log_lines_left_out: Mapping[str, int] = counter(
+        "epp_log_lines_left_out_total",
+        "Log lines that were not written, by reason: dropped (standard error was not read fast enough), "
+        "repeated (one place in the code logged more than 100 lines in 10 s; one summary line says how "
+        "many were left out).",
+        "reason",
+        default_factory=dict,
+    )
+    recorded: Mapping[str, int] = counter(
+        "epp_recorded_requests_total",
+        "Requests that were to be recorded, by result: written, dropped (the disk was too slow), failed "
+        "(the line could not be written). Only with `recording`.",
+        "result",
+        default_factory=dict,
+    )
+    spans: Mapping[str, int] = counter(
+        "epp_trace_spans_total",
+        "Spans of sampled picks: made, sent, and failed (the collector did not take them). Spans that are made "
+        "while too many wait for the collector are dropped. Only with `tracing`.",
+        "result",
+        default_factory=dict,
+    )
+    sharing: SharingStatus | None = None
+    """None: this picker shares with no other picker."""
+    exact: ExactStatus | None = None
+    """None: the table is approximate."""
+
+    @property
+    def policy_info(
+        self,
+    ) -> Annotated[
+        Mapping[tuple[str, str], int],
+        Metric(
+            "epp_policy_info",
+            "gauge",
+            "Always 1. The labels name the policy and the rule in use.",
+            ("policy", "rule"),
+        ),
+    ]:
+        return {(self.policy, self.rule): 1}
+
+
+StatusSource = Callable[[], PickerStatus]

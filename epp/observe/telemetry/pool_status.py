@@ -1,0 +1,96 @@
+"""Computes numbers about all servers of one base model in one pool, for autoscalers (docs/autoscaling.md).
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from epp.base.metric import gauge
+from epp.observe.telemetry.picker_state import EndpointStatus
+from epp.picker.flow.status import FlowStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStatus:
+    """The ready servers of one base model in one InferencePool."""
+
+    model: str
+    pool: str
+    """Empty where endpoints come from a file."""
+    servers: int = gauge(
+        "epp_pool_servers",
+        "Ready servers of the base model in the InferencePool. The label pool is empty where endpoints "
+        "come from a file.",
+    )
+    busy: float = gauge(
+        "epp_pool_busy_share",
+        "Prompt tokens per second that the ready servers of the base model computed lately, divided by the "
+        "tokens per second that they can compute. Computed tokens come from the counters of the servers; "
+        "prefix hits do not count.",
+    )
+    waiting_s: Mapping[str, float] = gauge(
+        "epp_pool_undone_seconds",
+        "Prompt tokens that are not computed yet, divided by the tokens that all ready servers of the base "
+        "model compute per second. servers: tokens that were sent to servers; every replica reports them for "
+        "the whole pool. queue: tokens of the requests that flow control holds in this replica.",
+        "where",
+    )
+    kv_usage: float
+    """Mean share of the KV cache that running requests use. 0 where no server states its share."""
+    saturation: float = gauge(
+        "epp_pool_saturation",
+        "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
+        "flow.goalSeconds, and the mean share of the KV caches that running requests use. At 1 there are too "
+        "few servers of the base model. This metric is for autoscalers and does not need flow control.",
+    )
+    """At 1 a new request waits as long as the goal says, or the servers compute prompts all the time, or
+    running requests fill the caches."""
+
+
+def pools_of(
+    endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
+) -> list[PoolStatus]:
+    """Return the pools of each base model. A pool without a ready server whose rate is known is left out,
+    because its capacity is unknown.
+    """
+    places: dict[tuple[str, str], list[EndpointStatus]] = {}
+    rates: dict[str, float] = {}
+    for endpoint in endpoints:
+        if endpoint.ready and endpoint.prefill_tokens_per_s:
+            places.setdefault((endpoint.model, endpoint.pool), []).append(endpoint)
+            rates[endpoint.model] = rates.get(endpoint.model, 0.0) + endpoint.prefill_tokens_per_s
+    # Waiting requests may go to any pool of their model. So each pool gets a share of them by its rate.
+    waiting = {flow.model: sum(flow.tokens.values()) for flow in flows}
+    return [
+        _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)
+        for (model, pool), servers in places.items()
+    ]
+
+
+def _pool(
+    model: str, pool: str, servers: Sequence[EndpointStatus], queued_s: float, goal_s: float
+) -> PoolStatus:
+    rate = sum(server.prefill_tokens_per_s or 0.0 for server in servers)
+    usages = [server.kv_usage for server in servers if server.kv_usage is not None]
+    kv_usage = mean(usages) if usages else 0.0
+    busy = sum(map(_computed_per_s, servers)) / rate
+    undone_s = sum(server.backlog_tokens for server in servers) / rate
+    return PoolStatus(
+        model=model,
+        pool=pool,
+        servers=len(servers),
+        busy=busy,
+        waiting_s={"servers": undone_s, "queue": queued_s},
+        kv_usage=kv_usage,
+        saturation=max(kv_usage, busy, (undone_s + queued_s) / goal_s),
+    )
+
+
+def _computed_per_s(server: EndpointStatus) -> float:
+    """Return tokens per second, but no more than the server can compute, whatever its counters say. One
+    server with wrong counters must not make an autoscaler start others.
+    """
+    return min(server.computed_tokens_per_s, server.prefill_tokens_per_s or 0.0)

@@ -1,0 +1,149 @@
+"""Decides whether and how traces are sent, from the switch in the configuration and OpenTelemetry's own
+environment variables.
+
+If tracing is off, nothing of OpenTelemetry is imported. Called by the composition root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+from epp.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+    from epp.observe.tracing.tracer import Tracer
+
+_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")
+_EXPORTERS: Final = {
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+}
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the sending thread may keep the interpreter from the event loop. Python's default is ten times
+this."""
+_LAST_SENDING_S: Final = 2.0
+_LOOK_S: Final = 0.02
+
+
+def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
+    """Return whether to trace. `OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off tracing that is
+    configured.
+    """
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    return tracing and not disabled and _exporter() == "otlp"
+
+
+def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
+    """Check that tracing can start. The ConfigError says which package or variable is at fault."""
+    if not on(tracing):
+        return
+    for package in _PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"tracing: the package {error.name or package} is not installed: pip install 'prefix-gateway[tracing]'"
+            ) from error
+    _protocol()
+    _bounds()
+
+
+def make(*, worker: int) -> Tracer:
+    """Return a listener that sends spans. Raises ConfigError if a variable cannot be used."""
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+
+    from epp.observe.tracing.tracer import Tracer  # noqa: PLC0415
+
+    # Makes no span: it is used only to read the variables of sampling and resource.
+    provider = TracerProvider(shutdown_on_exit=False)
+    sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
+    return Tracer(
+        sampler=provider.sampler,
+        ids=provider.id_generator,
+        resource=_resource(worker),
+        processor=processor_of(_made_exporter()),
+    )
+
+
+def processor_of(exporter: SpanExporter) -> BatchSpanProcessor:
+    """Return OpenTelemetry's batch processor, with the bounds in OTEL_BSP_*. It sends from its own thread."""
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
+
+    from epp.observe.tracing.tracer import Counted  # noqa: PLC0415
+
+    return BatchSpanProcessor(Counted(exporter), *_bounds())
+
+
+async def stop(processor: BatchSpanProcessor) -> None:
+    """Give the last spans a moment to arrive. A collector that is away does not delay the end for longer."""
+    # Daemons: a collector that hangs cannot keep the process from ending.
+    last = threading.Thread(target=processor.shutdown, name="last spans", daemon=True)
+    last.start()
+    try:
+        async with asyncio.timeout(_LAST_SENDING_S):
+            while last.is_alive():  # noqa: ASYNC110 - the end of a thread sets no asyncio event
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        processor.span_exporter.shutdown()
+
+
+def _made_exporter() -> SpanExporter:
+    module = importlib.import_module(_EXPORTERS[_protocol()])
+    try:
+        exporter: SpanExporter = module.OTLPSpanExporter()
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"tracing: OTEL_EXPORTER_OTLP_*: {error}") from error
+    return exporter
+
+
+def _resource(worker: int) -> Resource:
+    """Return the attributes in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, with a default name and
+    instance.
+    """
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+
+    usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
+    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in given:
+        del usual["service.name"]
+    if "service.instance.id=" in given:
+        del usual["service.instance.id"]
+    return Resource.create(dict(usual))
+
+
+def _exporter() -> str:
+    name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
+    if name not in ("otlp", "none"):
+        raise ConfigError(f"tracing: OTEL_TRACES_EXPORTER: {name!r} is not known here; set otlp or none")
+    return name
+
+
+def _protocol() -> str:
+    for variable in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if value := os.environ.get(variable, "").strip():
+            if value not in _EXPORTERS:
+                raise ConfigError(f"tracing: {variable}: {value!r}; set one of {', '.join(_EXPORTERS)}")
+            return value
+    return "grpc"
+
+
+def _bounds() -> tuple[int, int, int]:
+    """Return the most spans that wait, the milliseconds between two batches, and the most spans of one."""
+
+    def number(name: str, default: int) -> int:
+        text = os.environ.get(f"OTEL_BSP_{name}", "").strip() or str(default)
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+            raise ConfigError(f"tracing: OTEL_BSP_{name}: {text[:40]!r}; set a positive whole number")
+        return int(text)
+
+    queue = number("MAX_QUEUE_SIZE", 2048)
+    return queue, number("SCHEDULE_DELAY", 5000), min(queue, number("MAX_EXPORT_BATCH_SIZE", 512))

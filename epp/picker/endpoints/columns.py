@@ -1,0 +1,418 @@
+"""The endpoints as a pick sees them: which endpoints a request may go to, and what is known of them now.
+
+`Columns` holds the numbers of all endpoints: one array for each kind of number, with one slot for each
+endpoint, in the order of the fleet. A pick computes with these arrays instead of looping over objects, so a
+thousand endpoints cost little more than four. An `EndpointState` owns all knowledge of its endpoint. When the
+state changes, it notes its slot in `changed`, and the next reader copies the rows of these slots. An unknown
+value is NaN here and None in the state.
+
+`FleetView` finds the slots for a request and makes the snapshot for the rule. It changes no endpoint:
+`fleet.Fleet` inherits from it and follows the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import cast
+
+import numpy as np
+from msgspec.structs import replace
+
+from epp.base.errors import NoEndpointError, UnknownModelError
+from epp.base.types import Address, EndpointMetrics, EndpointName
+from epp.config.policy import PolicySpec
+from epp.picker.endpoints.adapters import loaded_adapters
+from epp.picker.endpoints.endpoint_state import Answers, EndpointState
+from epp.picker.endpoints.failures import Failures
+from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.served_models import AwayModels, Named, Serving
+from epp.picker.endpoints.unreported import Unreported
+from epp.picker.scheduling.snapshot import ALL, Bools, Floats, Ints, Roster, Snapshot
+
+_NEVER = -np.inf
+_ZERO = np.array(0.0)
+"""Zero as an array, since numpy takes an array faster than a number."""
+_NONE: frozenset[str] = frozenset()
+_NOT_READY = (
+    "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
+    "whether the servers sleep"
+)
+
+
+class Columns:
+    """The columns of one list of endpoints. All arrays are as long as the roster."""
+
+    def __init__(self, states: Sequence[EndpointState]) -> None:
+        n = len(states)
+        self._states = states
+        self.roster = Roster([state.endpoint for state in states], models=[state.model for state in states])
+        self.changed: set[int] = set(range(n))
+        """Slots of the states that have changed since their rows were copied."""
+        self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
+        """Tokens of a KV block. 1 if the server does not say. The last place is for servers
+        without a slot."""
+        self._undone_tokens: Floats = np.zeros(n)
+        self._undone_at: Floats = np.zeros(n)
+        """The time of each value in `_undone_tokens`. The tokens drain at the prefill rate from then on."""
+        self._load: Floats = np.zeros(n)
+        """Requests at each server, by the last metrics and the events since then."""
+        self._known_load: Floats = np.zeros(n)
+        """Requests that pickers know to be at each server, whatever the metrics say."""
+        # Columns that change with every request are memoryviews: numpy writes three times as slowly.
+        self._rows = tuple(
+            cast("memoryview[float]", column.data)
+            for column in (self._undone_tokens, self._undone_at, self._load, self._known_load)
+        )
+        self._scraped_at: Floats = np.full(n, _NEVER)
+        self._oldest_scrape = _NEVER
+        """No metrics are older than this time."""
+        self._waiting: Floats = np.full(n, np.nan)
+        self._kv_usage: Floats = np.full(n, np.nan)
+        self._pages_seen = self._waiting, self._kv_usage
+        """Copies of two columns for snapshots. No code writes to them."""
+        self._most = np.inf, np.inf
+        """The largest value of each of these columns. No candidate has a larger one."""
+        self._max_adapters: Floats = np.full(n, np.nan)
+        self._adapters: Floats = np.zeros(n)
+        """Number of adapters loaded."""
+        self._loaded: list[AbstractSet[str]] = [_NONE] * n
+        self._holders: dict[str, set[int]] = {}
+        """For each adapter, the slots of the servers that hold it."""
+        self._failing: dict[int, int] = {}
+        """For slots with failed scrapes, the number of scrapes that failed in a row."""
+        self.asleep: set[int] = set()
+        """Slots of the servers that say that they sleep."""
+        self._pages: list[EndpointMetrics | None] = [None] * n
+        self._models: list[ModelRate] = list({id(s.rate.model): s.rate.model for s in states}.values())
+        number = {id(model): k for k, model in enumerate(self._models)}
+        self._model_of: Ints = np.array([number[id(s.rate.model)] for s in states], dtype=np.int64)
+        self._slowness: Floats = np.ones(n)
+        self._rate: Floats = np.ones(n)
+        self._rates_known = False
+        for slot, state in enumerate(states):
+            state.slot, state.changed = slot, self.changed
+
+    # -- following the states --------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        changed = list(self.changed)
+        self.changed.clear()  # `pop` would search the whole room of a set that once had every slot
+        for slot in changed:
+            self._copy(slot)
+        if not self._rates_known:
+            # A page changes the rate of its server, and so of every server of the same model.
+            per_model = np.array([model.tokens_per_s for model in self._models])
+            self._rate = per_model[self._model_of] / self._slowness
+            self._pages_seen = self._waiting.copy(), self._kv_usage.copy()
+            self._most = _largest(self._waiting), _largest(self._kv_usage)
+            self._rates_known = True
+
+    def _copy(self, slot: int) -> None:
+        state = self._states[slot]
+        metrics = state.metrics
+        undone_tokens, undone_at, load, known_load = self._rows
+        undone_tokens[slot], undone_at[slot] = state.backlog.undone
+        load[slot], known_load[slot] = state.loads(metrics)
+        if metrics is not self._pages[slot] or not self._rates_known:
+            self._copy_page(slot, state, metrics)
+        if state.failures:
+            self._failing[slot] = state.failures
+        elif self._failing:
+            self._failing.pop(slot, None)
+        expected = state.adapters or state.expected_adapters
+        if expected or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
+            self._copy_adapters(slot, loaded_adapters(state))
+
+    def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:
+        self._pages[slot] = metrics
+        self._rates_known = False
+        if metrics is not None and metrics.asleep:
+            self.asleep.add(slot)
+        else:
+            self.asleep.discard(slot)
+        self._slowness[slot] = state.rate.slowness
+        self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else _NEVER
+        self._oldest_scrape = min(self._oldest_scrape, scraped_at)
+        self._waiting[slot] = np.nan if metrics is None or metrics.waiting is None else metrics.waiting
+        self._kv_usage[slot] = np.nan if metrics is None or metrics.kv_usage is None else metrics.kv_usage
+        self.block_tokens[slot] = (metrics.block_size if metrics else None) or 1
+        self._max_adapters[slot] = (metrics.max_lora if metrics else None) or np.nan
+
+    def _copy_adapters(self, slot: int, loaded: AbstractSet[str]) -> None:
+        before = self._loaded[slot]
+        if loaded == before:
+            return
+        for adapter in before - loaded:
+            holders = self._holders[adapter]
+            holders.remove(slot)
+            if not holders:
+                del self._holders[adapter]
+        for adapter in loaded - before:
+            self._holders.setdefault(adapter, set()).add(slot)
+        self._loaded[slot] = loaded
+        self._adapters[slot] = len(loaded)
+
+    # -- reading; the caller has called `follow` -------------------------------------------------------------
+
+    def holders(self, adapter: str) -> AbstractSet[int]:
+        """Return the slots of the servers that hold the adapter, as far as we know."""
+        return self._holders.get(adapter, set())
+
+    def failing(self, *, times: int) -> set[int]:
+        """Return the slots of the servers whose last `times` scrapes have all failed."""
+        if not self._failing:
+            return set()
+        return {slot for slot, failures in self._failing.items() if failures >= times}
+
+    def snapshot(
+        self,
+        slots: Sequence[int],
+        *,
+        adapter: str,
+        adapter_slots: int,
+        stale_after_s: float,
+        now: float,
+    ) -> Snapshot:
+        """Return a snapshot of some slots. The snapshot never changes. adapter_slots: number of adapters that
+        a server can hold if it does not say.
+        """
+        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _ZERO)
+        if self._all_fresh(now=now, stale_after_s=stale_after_s):
+            load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
+        else:
+            fresh = now - self._scraped_at <= stale_after_s
+            load = np.where(fresh, self._load, self._known_load)
+            waiting, kv_usage = (np.where(fresh, known, np.nan) for known in self._pages_seen)
+        has_adapter = free_slot = None
+        if adapter:
+            has_adapter = self._mask(self.holders(adapter))
+            room = np.where(np.isnan(self._max_adapters), adapter_slots, self._max_adapters)
+            free_slot = self._adapters < room
+        everyone = self.roster.everyone
+        whole = Snapshot(
+            self.roster,
+            everyone,
+            undone,
+            self._rate,
+            load,
+            waiting,
+            kv_usage,
+            ALL,
+            *self._most,
+            has_adapter,
+            free_slot,
+        )
+        return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
+
+    def _mask(self, slots: AbstractSet[int]) -> Bools:
+        mask = np.zeros(len(self._states), dtype=np.bool_)
+        mask[list(slots)] = True
+        return mask
+
+    def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
+        """Return whether the metrics of all servers are known and fresh. The whole column is read only when
+        the oldest known metrics have become stale.
+        """
+        if now - self._oldest_scrape <= stale_after_s:
+            return True
+        self._oldest_scrape = float(self._scraped_at.min(initial=np.inf))
+        return now - self._oldest_scrape <= stale_after_s
+
+    def check_integrity(self) -> None:
+        self.follow()
+        holders: Mapping[str, set[int]] = {a: set() for a in self._holders}
+        for slot, state in enumerate(self._states):
+            assert state.slot == slot
+            assert state.changed is self.changed
+            assert (self._undone_tokens[slot], self._undone_at[slot]) == state.backlog.undone
+            assert (self._load[slot], self._known_load[slot]) == state.loads(state.metrics)
+            assert self._rate[slot] == state.tokens_per_s
+            assert self._failing.get(slot, 0) == state.failures
+            assert self._pages[slot] is state.metrics
+            assert (slot in self.asleep) == (state.metrics is not None and state.metrics.asleep)
+            assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]
+            assert self._loaded[slot] == loaded_adapters(state)
+            for adapter in self._loaded[slot]:
+                holders[adapter].add(slot)
+        assert self._holders == holders
+
+
+class FleetView:
+    """The endpoints in the order of their slots, as a pick reads them."""
+
+    def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool) -> None:
+        """Start without endpoints. refuses_unknown_models: once every server's list is known, a request for a
+        model in none of the lists is the client's error.
+        """
+        self._spec = spec
+        self._refuses = refuses_unknown_models
+        self.unknown_asked = 0
+        """Number of requests for a model that no list names. A server may have loaded the model since its
+        last list."""
+        self._states: dict[EndpointName, EndpointState] = {}
+        self._by_address: dict[Address, EndpointState] = {}
+        self._in_slots: list[EndpointState] = []
+        self._columns = Columns([])
+        self.ranked = False
+        """Whether some endpoints are ranks of a server."""
+        self._prefilling: list[int] = []
+        """Slots of endpoints that compute prompts for others."""
+        self._serving = Serving((), (), everyone=range(0))
+        """Which server serves which model. Kept, since every pick needs it."""
+        self._away = AwayModels()
+        self.answers = Answers()
+        """The times when requests were sent and when their answers began, as the picker reports them."""
+        self.failures = Failures(spec.failures, self.answers)
+        """The servers that fail. The picker reports answers here, and people see the result."""
+        self.unreported = Unreported()
+        """The picks of other pickers that are not known here yet, as the listener's reports suggest."""
+
+    def get(self, name: EndpointName) -> EndpointState | None:
+        return self._states.get(name)
+
+    def at(self, address: Address) -> EndpointState | None:
+        return self._by_address.get(address)
+
+    def in_slot(self, slot: int) -> EndpointState:
+        return self._in_slots[slot]
+
+    @property
+    def columns(self) -> Columns:
+        """The current state of every endpoint, by slot. Callers only read it."""
+        columns = self._columns
+        if columns.changed:
+            columns.follow()
+        return columns
+
+    def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
+        """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
+        `subset` if there is one.
+
+        Raises NoEndpointError if there are none, and UnknownModelError if no server has such a model.
+        """
+        named = self._named(model)
+        if named.answering is None or self.columns.holders(model):
+            slots = self._serving.answering(self.serving(model))
+        else:
+            slots = named.answering
+        slots = self.healthy(slots)
+        if not slots:
+            raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint")
+        if subset is None:
+            return slots
+        allowed = self._within(slots, subset)
+        if not allowed:
+            within = self._within(self._columns.roster.everyone, subset)
+            if model and self._refuses and self._serving.none_serves(model, within):
+                self.unknown_asked += 1
+                raise UnknownModelError(model)
+            if set(within).isdisjoint(self.serving(model)):
+                # The subset has no server that lists the model, but one that lists nothing may have it.
+                allowed = list(
+                    self.healthy(self._serving.answering(self._within(self._serving.unlisted, subset)))
+                )
+        if not allowed:
+            raise NoEndpointError(
+                "none of the endpoints that the data plane allows is ready", reason="subset_empty"
+            )
+        return allowed
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some endpoints compute prompts for others."""
+        return bool(self._prefilling)
+
+    def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
+        """Return the slots of endpoints that may compute a prompt for `model` for another endpoint. May be
+        empty.
+        """
+        able = set(self.serving(model))
+        slots = list(self.healthy([slot for slot in self._prefilling if slot in able]))
+        return slots if subset is None else self._within(slots, subset)
+
+    def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
+        if self.ranked:
+            addresses = self._columns.roster.addresses
+            return [slot for slot in slots if addresses[slot] in subset]
+        allowed = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
+        return [slot for slot in slots if slot in allowed]
+
+    def snapshot(
+        self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
+    ) -> Snapshot:
+        """Return the snapshot of some slots for a request for `model`. adapter: equal to `model` if that is
+        an adapter, else empty.
+        """
+        snapshot = self.columns.snapshot(
+            slots,
+            adapter=adapter,
+            adapter_slots=spec.lora.slots_per_endpoint,
+            stale_after_s=spec.scrape.stale_after_seconds,
+            now=now,
+        )
+        if self.unreported.of_models:
+            unreported_picks = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
+            snapshot = replace(snapshot, unreported_picks=unreported_picks)
+        if not self.failures.marks:
+            return snapshot
+        return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
+
+    def healthy(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return the slots of `slots` that may be picked: servers that sleep would let a request wait.
+
+        If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
+        and Envoy's retries find those that work.
+        """
+        columns = self.columns
+        failing = columns.failing(times=self._spec.scrape.failures_to_eject)
+        if len(failing) == len(self._states):
+            return slots
+        out = failing | columns.asleep
+        return [slot for slot in slots if slot not in out] if out else slots
+
+    def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
+        """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
+        none does, all stay: one of them has to give the error.
+        """
+        lengths = self._serving.lengths
+        if lengths is None:
+            return slots
+        return [slot for slot in slots if lengths[slot] >= tokens] or slots
+
+    def adapter(self, model: str) -> str:
+        """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty
+        text.
+        """
+        if self._named(model).declared:
+            return model
+        holders = self.columns.holders(model)
+        if not holders:
+            return ""
+        models = self._columns.roster.models
+        return model if any(models[slot] != model for slot in holders) else ""
+
+    def _named(self, model: str) -> Named:
+        return self._serving.named.get(model) or self._serving.look_up(model)
+
+    def serving(self, model: str) -> Sequence[int]:
+        """Return the slots of the servers that can serve `model`, ready or not.
+
+        Raises UnknownModelError if every server says that it does not have the model, but NoEndpointError if
+        servers of a pool that still exists had the model.
+        """
+        columns = self.columns
+        try:
+            return self._serving.slots(
+                model, holders=columns.holders(model), bases=columns.roster.models, refuses=self._refuses
+            )
+        except UnknownModelError:
+            self.unknown_asked += 1
+            if model in self._away:
+                raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint") from None
+            raise
+
+
+def _largest(numbers: Floats) -> float:
+    """Return the largest known value. Minus infinity: none is known."""
+    return float(np.fmax.reduce(numbers, initial=-np.inf))

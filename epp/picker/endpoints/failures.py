@@ -1,0 +1,423 @@
+"""Finds servers that fail more than the others, from their answers and from answers that never come.
+
+A server that answers badly at once, or hangs while its metrics look fine, always seems idle, so every rule by
+load or cost would send it more requests. Each answer moves the failure share of its server, which is an
+average of the last answers. This share raises the price of the server. From `shareToLeaveOut` on the server
+is left out, as long as it fails more than the others and not too many servers are left out already. A server
+that is left out gets a trial request now and then, and comes back with its first good answers.
+
+`marks.Form` is the table of the forms of failure. Each form says what a later answer has to prove: if answers
+begin well and then fail, the beginning of an answer proves nothing. Some forms are only suspicions. A
+suspicion raises the price a little, and a probe confirms it or not.
+
+Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
+the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
+sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of `_TRIAL_PICKS`
+requests is a trial. A probe that succeeds proves less than a real answer: mostly it only allows a trial.
+
+Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports bad answers. While there is a
+mark, it reports all answers, and `sharing` reports those of other pickers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from math import inf
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from epp.base.types import EndpointMetrics
+from epp.config.routing import Failures as Settings
+from epp.picker.endpoints.endpoint_state import Answers, EndpointState, counts_answers
+from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
+from epp.picker.endpoints.symptoms import Stalls, suspects
+from epp.picker.scheduling.snapshot import Snapshot
+
+_NOTHING: Final = 0.06
+"""A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
+again gets no request on an idle fleet, because even a small share adds more to the cost than the difference
+between servers.
+"""
+_ABOVE_MEAN: Final = 0.2
+"""A server is left out only if its share is this much over the average of the candidates."""
+_TRIAL_PICKS: Final = 64
+"""Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed."""
+_SUSPECT_PROBES_S: Final = 0.5
+"""Time between two probes of a server that has failed and is not left out."""
+_MOST_PROBES: Final = 32
+"""The largest number of probes that one picker has open at a time."""
+_QUEUE_S: Final = 0.5
+"""If a server needs more time than this for its undone prompt tokens, a probe may have to wait."""
+_SUSPECTED: Final = 2 * _NOTHING
+"""The least share of a server that is only suspected."""
+_REFUSING: Final = 0.4
+"""The same for a server that may refuse everything. Its price must count at once, because it draws requests.
+"""
+_MOST_MARKS: Final = 4096
+_REFUSALS: Final = 3
+"""A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
+_ALL_REFUSE_S: Final = 60.0
+"""For this long after two servers have refused about as many requests in a row, refusals count against none.
+"""
+_REPORTED_S: Final = 1.0
+"""Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
+_MOST_ENDS: Final = 64
+"""The most ends of one server that are remembered at a time. More are not needed to see that most answers are
+complete."""
+_PAGE_AGE_S: Final = 0.1
+"""A page may have been written this long before it was read."""
+
+
+class Failures:
+    """Keeps the marks of servers that fail, and says which servers are left out, tried or probed."""
+
+    def __init__(self, settings: Settings, answers: Answers) -> None:
+        self.settings = settings
+        self._answers = answers
+        self.marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
+        """The marks by server and model. The model is empty except for a 404. Only servers that have failed
+        lately have a mark. While there are no marks, good answers change nothing.
+        """
+        self._stalls = Stalls()
+        self._all_refuse_until = -inf
+
+    # -- events ---------------------------------------------------------------------------------------------
+
+    def failed(
+        self, state: EndpointState, form: Form, *, about: str = "", asked_model: str = "", now: float
+    ) -> None:
+        """Take in a bad answer. about: only this model fails. asked_model: the model that the request asked
+        for, if known.
+        """
+        if state.gone:
+            return
+        mark = self._mark(state, about)
+        mark.move(failed=True, now=now)
+        mark.form, mark.needs = form, max(mark.needs, form.proof)
+        if form is Form.CUTS and mark.ends:
+            mark.ends.popleft()  # one of the answers that ended was cut
+        if not mark.out:
+            mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
+            if mark.share >= self.settings.share_to_leave_out:
+                mark.leave_out(picks=self._answers.picks, now=now)
+
+    def good(self, state: EndpointState, *, about: str = "", proof: Proof, now: float) -> None:
+        """Take in an answer that is good, as far as the proof goes. It counts if the mark needs no more."""
+        mark = self.marks.get((state, about))
+        if mark is None or proof < mark.needs:
+            return
+        mark.move(failed=False, now=now)
+        if mark.suspected is not None:
+            mark.recover(0.0, now=now)  # it does not refuse everything
+        if mark.out:
+            if mark.share < self.settings.share_to_leave_out:
+                mark.recover(now=now)  # the trials succeeded
+            mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
+
+    def ended(self, state: EndpointState, *, now: float) -> None:
+        """Take in that an answer that began well is over, complete or cut."""
+        mark = self.marks.get((state, ""))
+        # The oldest ends stay. If newer ends replaced them, none of a busy server's ends would ever be old
+        # enough.
+        if mark is not None and mark.needs is Proof.WHOLE and len(mark.ends) < _MOST_ENDS:
+            mark.ends.append(now)
+
+    def lacks(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
+        """Take in a 404. It counts if another server has answered for this model at the same path, because
+        clients also name paths that no server has.
+        """
+        if self._other_that_answers(state, model, path_hash) is not None:
+            self.failed(state, Form.LACKS, about=model, now=now)
+
+    def _other_that_answers(self, state: EndpointState, model: str, path_hash: int) -> EndpointState | None:
+        other = self._answers.served.get((model, path_hash))
+        return None if other is state or (other is not None and other.gone) else other
+
+    def refused(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
+        """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only
+        suspect, and a probe decides.
+        """
+        state.refused += 1
+        mark = self.marks.get((state, ""))
+        if mark is not None and mark.out:
+            if mark.form is Form.REFUSES:
+                self.failed(state, Form.REFUSES, now=now)
+        elif state.refused < _REFUSALS:
+            return
+        elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
+            mark = self._suspect(state, Form.REFUSES, asked_model=model, now=now)
+            mark.control = self._other_that_answers(state, model, path_hash) or mark.control
+            mark.share = max(mark.share, _REFUSING)
+        elif self._refuses_alone(state, now=now):
+            self.failed(state, Form.REFUSES, asked_model=model, now=now)
+
+    def _refuses_alone(self, state: EndpointState, *, now: float) -> bool:
+        """Return whether lately no other server has refused about as many requests in a row, where probes
+        prove nothing. If one has, then the requests are at fault, and a server that was left out comes back.
+        """
+        for mark in self.marks.values():
+            fewer, more = sorted((mark.state.refused, state.refused))
+            if mark.state is not state and _REFUSALS <= more <= 2 * fewer:
+                self._all_refuse_until = now + _ALL_REFUSE_S
+                if mark.out and mark.form is Form.REFUSES:
+                    mark.recover(_SUSPECTED, now=now)
+        return now >= self._all_refuse_until
+
+    def forget(self, state: EndpointState) -> None:
+        """Forget all marks of a server that has left, or whose name another process has now."""
+        for key in [key for key in self.marks if key[0] is state]:
+            del self.marks[key]
+        state.overdue = state.refused = 0
+        self._stalls.forget(state)
+
+    def tried(self, state: EndpointState, model: str, *, now: float) -> None:
+        """Record that a trial request was sent to the server."""
+        for key in ((state, ""), (state, model)):
+            mark = self.marks.get(key)
+            if mark is not None:
+                mark.tried(picks=self._answers.picks, now=now)
+
+    def reads(self, state: EndpointState) -> bool:
+        """Return whether the answer to the request that is sent now has to be read."""
+        doubted, state.doubted = state.doubted, False
+        mark = self.marks.get((state, ""))
+        return doubted or (mark is not None and mark.needs is Proof.TOKEN)
+
+    def look(self, *, now: float) -> Sequence[EndpointState]:
+        """Judge requests whose first byte is overdue and answers that nobody has reported as cut, and forget
+        shares that have become very small. Returns the servers that hang from now on.
+        """
+        for mark in self.marks.values():
+            while mark.ends and mark.ends[0] <= now - _REPORTED_S:
+                mark.ends.popleft()
+                self.good(mark.state, proof=Proof.WHOLE, now=now)
+        found = []
+        for wait in suspects(self._answers, now=now):
+            if not wait.streams and self.settings.probe:
+                self._suspect(wait.state, Form.STALLS, asked_model=wait.model, now=now)
+            elif self.hangs(wait.state, now=now):
+                found.append(wait.state)
+        for key in [key for key, mark in self.marks.items() if not mark.out and mark.now(now) < _NOTHING]:
+            del self.marks[key]
+        return found
+
+    def _mark(self, state: EndpointState, about: str) -> Mark:
+        mark = self.marks.get((state, about))
+        if mark is None:
+            mark = self.marks[state, about] = Mark(state)
+            while len(self.marks) > _MOST_MARKS:
+                self.marks.popitem(last=False)
+        return mark
+
+    def _suspect(self, state: EndpointState, form: Form, *, asked_model: str = "", now: float) -> Mark:
+        """Let a probe decide whether a server fails in this form. Until the probe's result, the server's
+        share stays small, also after several calls.
+        """
+        mark = self._mark(state, "")
+        if not (mark.out or mark.probing or mark.verdict == "refused"):
+            mark.asked_model = asked_model or mark.asked_model
+            mark.share, mark.at = max(mark.now(now), _SUSPECTED), now
+            mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
+        return mark
+
+    def page(
+        self,
+        state: EndpointState,
+        before: EndpointMetrics | None,
+        after: EndpointMetrics,
+        *,
+        now: float,
+    ) -> bool:
+        """Take in a metrics page. Return whether the page is the first to show that the server hangs."""
+        seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
+        mark = self.marks.get((state, ""))
+        if seen == "stalls alone":
+            return self.hangs(state, form=Form.STALLS, now=now)
+        if seen == "stalls":
+            self._suspect(state, Form.STALLS, now=now)
+        elif seen != "grew" and state.uncounted_end_at < after.scraped_at - _PAGE_AGE_S:
+            self._suspect(state, Form.IS_EMPTY, now=now)
+        elif seen == "grew" and mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
+            mark.recover(_SUSPECTED, now=now)
+        return False
+
+    def hangs(self, state: EndpointState, *, form: Form = Form.HANGS, now: float) -> bool:
+        """Leave out a server that hangs, as this picker or another one found. Return whether this is news."""
+        if state.gone:
+            return False
+        mark = self._mark(state, "")
+        news = not mark.out or mark.form not in (Form.HANGS, Form.STALLS)
+        self._convict(mark, form, now=now)
+        return news
+
+    def _convict(self, mark: Mark, form: Form, *, now: float) -> None:
+        """Leave a server out at once."""
+        mark.share, mark.at, mark.suspected = 1.0, now, None
+        mark.form, mark.needs = form, max(mark.needs, form.proof)
+        if not mark.out:
+            mark.leave_out(picks=self._answers.picks, now=now)
+
+    # -- probes ----------------------------------------------------------------------------------------------
+
+    def _may_probe(self, state: EndpointState) -> bool:
+        """Return whether the server may be probed. It has to answer clients itself, under its own address,
+        which the ranks of a server share.
+        """
+        endpoint = state.endpoint
+        return self.settings.probe and endpoint.role.answers and endpoint.rank is None
+
+    def probes_due(self, *, now: float) -> Sequence[Probe]:
+        """Return the probes to send now. Report the result of each to `probed`. A server that has failed is
+        probed until a probe succeeds or is unclear. A server that is left out is probed until it is back.
+        """
+        if not self.marks:
+            return ()
+        free = _MOST_PROBES - sum(mark.probing for mark in self.marks.values())
+        due: list[tuple[float, int, str, Mark]] = []
+        trial_s = self.settings.trial_seconds
+        for (state, about), mark in self.marks.items():
+            every_s = trial_s if mark.out else min(_SUSPECT_PROBES_S, trial_s)
+            waits = now - mark.probed_at < every_s and mark.verdict != "refused"
+            done = not mark.out and mark.verdict in ("well", "unclear")
+            if not (mark.probing or done or waits) and self._may_probe(state):
+                due.append((mark.probed_at, len(due), about, mark))
+        probes = []
+        for _, _, about, mark in sorted(due)[: max(0, free)]:
+            state, control = mark.state, mark.control
+            if model := about or mark.asked_model or state.answered_model or state.model:
+                asked = control if mark.verdict == "refused" and control is not None else state
+                mark.probing, mark.probed_at = True, now
+                # A queue explains nothing if the counters stand still for longer than the queue should take.
+                stands = mark.needs is Proof.COUNTED
+                queued = _waits_unseen(asked) if stands else _has_queue(asked, now=now)
+                probes.append(Probe(asked, model, about, mark, queued=queued))
+        return probes
+
+    def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
+        mark, state = probe.mark, probe.mark.state
+        if self.marks.get((state, probe.about)) is not mark:
+            return  # The probe was sent for an earlier mark.
+        mark.probing = False
+        if probe.state is not state:
+            mark.refusals_prove, verdict = verdict == "well", "refused"
+        elif verdict == "refused" and mark.control is not None and mark.refusals_prove is None:
+            mark.verdict = "refused"  # the control is asked next
+            return
+        if verdict == "refused":
+            mark.refusals_prove = bool(mark.refusals_prove)
+            verdict = "ill" if mark.refusals_prove else "unclear"
+        if verdict == "ill" and mark.suspected is not None:
+            self._convict(mark, mark.suspected, now=now)
+        elif verdict == "ill" and not mark.out:
+            self.failed(state, mark.form, about=probe.about, now=now)
+        elif verdict == "well":
+            self._probed_well(mark, now=now)
+        mark.verdict = verdict
+
+    def _probed_well(self, mark: Mark, *, now: float) -> None:
+        """Take a server back if probes show its faults. Otherwise real answers may still fail, so the probe
+        only allows a trial.
+        """
+        mark.state.refused = 0
+        refuses = mark.form is Form.REFUSES and mark.refusals_prove
+        proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
+        if mark.suspected is Form.REFUSES:
+            mark.recover(0.0, now=now)  # the requests were at fault
+        elif refuses or proves or mark.suspected is not None:
+            mark.recover(_SUSPECTED, now=now)
+        elif mark.out and mark.verdict != "well":
+            mark.allow_trial(self.settings.trial_seconds, now=now)
+
+    # -- for picks and for people ---------------------------------------------------------------------
+
+    def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
+        """Return the snapshot with the candidates' failures for a request for `model` filled in."""
+        places = snapshot.places_by_slot()
+        shares = np.zeros(len(snapshot))
+        marks: dict[int, Mark] = {}
+        for (state, about), mark in self.marks.items():
+            place = places.get(state.slot) if about in ("", model) else None
+            if place is not None and mark.now(now) > shares[place]:
+                shares[place], marks[place] = mark.now(now), mark
+        if not marks:
+            return snapshot
+        out = self._left_out(shares, marks, settings)
+        mask = np.zeros(len(snapshot), dtype=np.bool_)
+        mask[out] = True
+        # Servers that are not left out only because others fail more need trials too. Otherwise their shares
+        # would never fall.
+        trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
+        if not settings.max_left_out_share:
+            trials = []
+        trials.sort(key=lambda place: marks[place].tried_at)
+        return replace(snapshot, failure_share=shares, failing=mask if out else None, trials=trials)
+
+    def _left_out(
+        self, shares: np.typing.NDArray[np.float64], marks: dict[int, Mark], settings: Settings
+    ) -> list[int]:
+        most = int(settings.max_left_out_share * len(shares))
+        least = shares.mean() + _ABOVE_MEAN
+        out = [place for place, mark in marks.items() if mark.out and shares[place] >= least]
+        return sorted(out, key=lambda place: -shares[place])[:most]
+
+    def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
+        waited = now - mark.tried_at
+        if mark.needs is Proof.COUNTED and mark.verdict == "ill" and settings.probe:
+            return False  # a trial would prove nothing
+        if waited >= settings.trial_seconds and self._answers.picks - mark.tried_picks >= _TRIAL_PICKS:
+            return True
+        return mark.verdict != "ill" and waited >= LONGEST_TRIALS * settings.trial_seconds
+
+    def share(self, state: EndpointState, *, now: float) -> float:
+        """Return the share of a server's last answers that failed. Old answers count less."""
+        mark = self.marks.get((state, ""))
+        return mark.now(now) if mark is not None else 0.0
+
+    def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
+        """Return the servers that are left out for all models, and the reasons."""
+        marks = {n: m for n, s in enumerate(states) if (m := self.marks.get((s, ""))) is not None}
+        if not marks:
+            return {}
+        shares = np.zeros(len(states))
+        for n, mark in marks.items():
+            shares[n] = mark.now(now)
+        out = self._left_out(shares, marks, self.settings)
+        return {states[n]: marks[n].form.why for n in out}
+
+    @property
+    def lacking(self) -> Sequence[tuple[EndpointState, str]]:
+        """The servers that lack a model, each with the model. Such a server gets only trial requests for the
+        model.
+        """
+        return [key for key, mark in self.marks.items() if key[1] and mark.out]
+
+    def check_integrity(self) -> None:
+        assert len(self.marks) <= _MOST_MARKS
+        assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
+        assert all(mark.state is key[0] for key, mark in self.marks.items())
+        assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())
+        assert all(len(mark.ends) <= _MOST_ENDS for mark in self.marks.values())
+        self._stalls.check_integrity()
+
+
+def is_fault(status: int) -> bool:
+    """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM
+    answers 501 if the model does not have the API that the client asks for.
+    """
+    return (status >= 500 and status != 501) or status == 429
+
+
+def _waits_unseen(state: EndpointState) -> bool:
+    """Return whether the server has a queue, and its counters would not show that the queue moves."""
+    page = state.metrics
+    return page is not None and page.counts_at_end and bool(page.waiting)
+
+
+def _has_queue(state: EndpointState, *, now: float) -> bool:
+    """Return whether the server has a queue, by its page or by the tokens that it still has to compute."""
+    rate = state.tokens_per_s
+    waiting = state.metrics.waiting if state.metrics is not None else None
+    return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S

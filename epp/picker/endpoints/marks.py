@@ -1,0 +1,148 @@
+"""Holds what the picker remembers about a server that has failed recently, and the probes that it sends
+there. `failures` owns these objects. `Form` is the table of all ways in which a server fails.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Literal
+
+from epp.picker.endpoints.endpoint_state import EndpointState
+
+STEP: Final = 0.2
+"""How far one answer moves the share: four failures in a row take a server from 0 over a half."""
+TRIAL_STEP: Final = 0.4
+"""How far a good answer moves the share of a server that is left out: two bring it back under a half."""
+_HALF_LIFE_S: Final = 5.0
+"""Half-life of the share of a server that is not left out."""
+LONGEST_TRIALS: Final = 4.0
+"""A trial is due after this many trial intervals, even if few requests came."""
+
+Verdict = Literal["well", "ill", "refused", "unclear"]
+"""The result of a probe. refused: the server answered 4xx. unclear: the probe proves nothing."""
+
+
+class Proof(enum.IntEnum):
+    """What an answer has shown so far."""
+
+    BEGUN = 0
+    """It began with 2xx."""
+    WHOLE = 1
+    """It ended, and nobody has reported a cut within a second."""
+    TOKEN = 2
+    """A token stood in its body."""
+    COUNTED = 3
+    """Its server's counters grew, or a probe got a token."""
+
+
+class Form(enum.Enum):
+    """How an answer, or the lack of one, is bad. Each form has the least proof that a later answer of this
+    server is good, and the reason why the server is left out, for people.
+    """
+
+    FAILS = Proof.BEGUN, "its answers fail"
+    """The status is a 5xx or 429, or the connection broke before the answer."""
+    LACKS = Proof.BEGUN, "it answers 404"
+    """A 404 for a model and a path for which another server answers."""
+    REFUSES = Proof.BEGUN, "it refuses requests that other servers answer"
+    """Any other 4xx, for a model and a path for which another server answers. A probe has to confirm it."""
+    CUTS = Proof.WHOLE, "its answers break off midway"
+    TELLS = Proof.TOKEN, "its answers begin and then tell of an error"
+    """The body of an answer has an error, or ends without a token."""
+    HANGS = Proof.BEGUN, "its requests hang"
+    """First bytes are overdue."""
+    STALLS = Proof.COUNTED, "its requests hang"
+    """Answers begin, and the server's counters stand still. A probe has to confirm it."""
+    IS_EMPTY = Proof.COUNTED, "its answers end without a token"
+    """Answers begin and end, and the server's counters stand still. A probe has to confirm it."""
+
+    def __init__(self, proof: Proof, why: str) -> None:
+        self.proof = proof
+        self.why = why
+
+
+@dataclass(slots=True, eq=False)
+class Probe:
+    """A request of one token that the picker should send."""
+
+    state: EndpointState
+    """The server that is asked."""
+    model: str
+    """The model that the probe asks for. Never empty."""
+    about: str
+    """The model that failed, if only one model fails. Empty: the server fails at all models."""
+    mark: Mark
+    """The picker's knowledge of the suspected server at the time of the probe."""
+    queued: bool = False
+    """Whether other requests wait at the server, so that a late answer proves nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """The record of one server's failures, at all models or at one model."""
+
+    state: EndpointState
+    share: float = 0.0
+    at: float = 0.0
+    """When the share was true. The share halves every `_HALF_LIFE_S` from then on, unless the server is left
+    out.
+    """
+    out: bool = False
+    """Whether the share was over the limit and has not come back under it."""
+    form: Form = Form.FAILS
+    """The form of the last failure."""
+    needs: Proof = Proof.BEGUN
+    """The least proof of a good answer."""
+    suspected: Form | None = None
+    """A form of failure that only a probe can confirm. The share stays small until then."""
+    ends: deque[float] = field(default_factory=deque)
+    """When answers ended that may still turn out to be cut. Only servers that have cut answers have ends."""
+    tried_at: float = 0.0
+    """When the last trial was sent, or when the server was first left out."""
+    tried_picks: int = 0
+    asked_model: str = ""
+    """The model that the last failed request asked for. Empty: not known."""
+    verdict: Verdict | None = None
+    """Result of the last probe. None: there was no probe since the last failure, or since the server was left
+    out."""
+    control: EndpointState | None = None
+    """Another server, which answers what this one refuses. If this one refuses a probe too, the control gets
+    the same probe.
+    """
+    refusals_prove: bool | None = None
+    """Whether a refused probe proves a fault, because the control answered it. None: not known yet."""
+    probed_at: float = -inf
+    probing: bool = False
+
+    def now(self, now: float) -> float:
+        return self.share if self.out else self.share * 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
+
+    def move(self, *, failed: bool, now: float) -> None:
+        """Move the share by one answer."""
+        step = TRIAL_STEP if self.out and not failed else STEP
+        share = self.now(now)
+        self.share, self.at = share + step * (float(failed) - share), now
+
+    def leave_out(self, *, picks: int, now: float) -> None:
+        """Give the server only trial requests from now on."""
+        self.out, self.verdict = True, None
+        self.tried(picks=picks, now=now)
+
+    def tried(self, *, picks: int, now: float) -> None:
+        """Note that a trial was sent, or that the wait for the first trial begins. picks: the requests so
+        far.
+        """
+        self.tried_at, self.tried_picks = now, picks
+
+    def allow_trial(self, trial_s: float, *, now: float) -> None:
+        """Let the next request be a trial."""
+        self.tried_at = now - LONGEST_TRIALS * trial_s
+
+    def recover(self, most: float = STEP, *, now: float) -> None:
+        """Take the server back, since it is well again. Its mark is at most that of one failure."""
+        self.out, self.suspected, self.needs = False, None, Proof.BEGUN
+        self.ends.clear()
+        self.share, self.at = min(self.share, most), now

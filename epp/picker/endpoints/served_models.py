@@ -1,0 +1,224 @@
+"""Knows which servers can serve which model: from the models that the source declares, and from the list of
+each server at `/v1/models`. Names on its metrics page stand for the list of a server that does not give it.
+
+`Serving` is an index over one list of endpoints. An index never changes. `Fleet` makes another one when
+endpoints come or go, or when a server lists other models. Only this module says which servers may get a
+request for a model that no list names: servers whose list is not known yet, since they may have the model. A
+model can be unknown only when every list is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from epp.base.errors import UnknownModelError
+from epp.base.types import Endpoint, EndpointMetrics, ModelCard, ModelList
+
+MOST_LISTED: Final = 4096
+"""The most models in the gateway's answer to `GET /v1/models`. Further models are left out."""
+_AWAY_S: Final = 300.0
+"""How long a missing model counts as away if other servers of its pool are still there."""
+_MOST_GONE: Final = 256
+_MOST_NAMED: Final = 4096
+_NOTHING: Final[frozenset[str]] = frozenset()
+_ANY_LENGTH: Final = 2**62
+T = TypeVar("T")
+
+
+def of_page(metrics: EndpointMetrics | None) -> ModelList | None:
+    """Return the models that a metrics page names. None: it names none."""
+    names = sorted(metrics.models) if metrics is not None else ()
+    return ModelList(tuple(ModelCard(name) for name in names), whole=False) if names else None
+
+
+def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
+    """Return the answer to `GET /v1/models` in OpenAI's shape: every model once, by name. The first server
+    that lists a model describes it.
+
+    more: models that no server lists. A listed model replaces a model of the same name in `more`.
+    """
+    cards: dict[str, ModelCard] = {}
+    for one in lists:
+        for card in one.cards:
+            cards.setdefault(card.id, card)
+    for card in more:
+        cards.setdefault(card.id, card)
+    data = [cards[name] for name in sorted(cards)[:MOST_LISTED]]
+    return msgspec.json.encode({"object": "list", "data": data})
+
+
+class AwayModels:
+    """Models whose servers have left pools that still exist, as in a rollout or when a pool is scaled to
+    zero.
+
+    A request for such a model is an error of the servers, not of the client. For a pool without servers this
+    holds as long as the pool exists. For a pool with other servers it holds for `_AWAY_S`, since these may
+    serve another model now.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[str, dict[str, float]] = {}
+        """When the model's last server left, by pool and model, the oldest first."""
+
+    def __contains__(self, model: str) -> bool:
+        return any(model in models for models in self._left.values())
+
+    def leave(self, endpoint: Endpoint, listed: ModelList | None, *, now: float) -> None:
+        models = self._left.setdefault(endpoint.pool, {})
+        for model in endpoint.adapters | {endpoint.model} | (listed.names if listed else frozenset()):
+            if model:
+                models.pop(model, None)
+                models[model] = now
+        while len(models) > MOST_LISTED:
+            del models[next(iter(models))]
+
+    def keep(self, pools: AbstractSet[str]) -> None:
+        """Forget the models of pools that no longer exist. pools: those that exist."""
+        self._left = {pool: models for pool, models in self._left.items() if pool in pools}
+
+    def give_up(self, pools: AbstractSet[str], *, now: float) -> None:
+        """Forget models whose last server left too long ago. pools: the pools that have servers."""
+        for pool in self._left.keys() & pools:
+            models = self._left[pool]
+            self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
+
+    def check_integrity(self) -> None:
+        assert all(len(models) <= MOST_LISTED for models in self._left.values())
+        assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
+
+
+class Named(NamedTuple):
+    """The facts about one name of a model, by the lists. The empty name stands for every model."""
+
+    slots: Sequence[int] | None
+    """The servers that declare or list the name, and servers that may have the model. None: no server
+    declares or lists the name.
+    """
+    answering: Sequence[int] | None
+    """Those of these servers that may be a destination. None: no server declares or lists the name."""
+    declared: bool
+    """Whether the model is an adapter that a source or a server's list names."""
+
+
+class Serving:
+    """An index of servers by model. `listed` has the list of each server by slot. None: not known. If some
+    server lists or declares a model, only such servers get requests for it.
+
+    The servers of a model are looked up when the model is first asked for. A complete index over 100 servers
+    with 512 names each would hold the loop for 150 ms whenever one of them changes its list.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], listed: Sequence[ModelList | None], *, everyone: range
+    ) -> None:
+        """Build the index. everyone: all slots. This same object is returned if every server serves a
+        model.
+        """
+        self._everyone = everyone
+        self._endpoints, self._listed = endpoints, listed
+        self._pools = [endpoint.pool for endpoint in endpoints]
+        self._names = [one.names if one is not None else _NOTHING for one in listed]
+        self.unlisted: Sequence[int] = [s for s, one in enumerate(listed) if one is None or not one.whole]
+        heard_of = {self._pools[slot] for slot, names in enumerate(self._names) if names}
+        self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
+        """Servers of pools in which no server's models are known."""
+        lengths = [(one.max_model_len if one is not None else None) or _ANY_LENGTH for one in listed]
+        self.lengths = lengths if len(set(lengths)) > 1 else None
+        """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
+        self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
+        self._any = Named(everyone, self.answering(everyone), declared=False)
+        self.named: dict[str, Named] = {"": self._any}
+        """Results of earlier look-ups. The picker bounds the length of names where they come in."""
+        self.one_model = self._same_everywhere()
+        """Whether every endpoint serves the same models, as far as known."""
+
+    def _same_everywhere(self) -> bool:
+        models_of = []
+        for endpoint, names in zip(self._endpoints, self._names, strict=True):
+            declared = (endpoint.adapters | {endpoint.model}) - {""}
+            models_of.append(names if declared <= names else declared | names)
+        return all(models == models_of[0] for models in models_of)
+
+    def look_up(self, model: str) -> Named:
+        """Return what the lists say about the name, and keep it in `named`."""
+        if model in self.named:
+            return self.named[model]
+        if len(self.named) >= _MOST_NAMED:
+            self.named = {"": self._any}
+        adapters = any(one is not None and model in one.adapters for one in self._listed)
+        declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
+        able = self._able(model)
+        self.named[model] = Named(able, None if able is None else self.answering(able), declared)
+        return self.named[model]
+
+    def answering(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return those of the slots that may be a destination."""
+        return [slot for slot in slots if slot not in self._no_answers] if self._no_answers else slots
+
+    def _able(self, model: str) -> Sequence[int] | None:
+        slots = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
+        by_page = {slot for slot, names in enumerate(self._names) if model in names}
+        slots.update(slot for slot in by_page if slot not in self.unlisted)
+        if by_page and not slots:
+            # Nobody gives a list, and pages come one by one: a server without a page may have the model.
+            slots.update(
+                s for s, one in enumerate(self._listed) if one is None and not self._endpoints[s].model
+            )
+        slots |= by_page
+        if not slots:
+            return None
+        return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
+
+    def slots(
+        self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
+    ) -> Sequence[int]:
+        """Return the servers that can serve `model`, ready or not.
+        holders: the servers that were seen to hold it as an adapter;
+        bases: base models by slot.
+
+        An adapter that no server declares, but that a server was seen to hold, can be on any server of the
+        same pool and base model: the adapter must not be tied for good to the server where it was seen.
+        Raises UnknownModelError if no server has the model and `refuses` is set.
+        """
+        able = self.look_up(model).slots
+        if able is not None:
+            return able if able is self._everyone or not holders else sorted({*able, *holders})
+        if holders:
+            known = {(self._pools[slot], bases[slot]) for slot in holders}
+            return [slot for slot in self._everyone if (self._pools[slot], bases[slot]) in known]
+        if self._everyone and not self.unlisted and refuses:
+            raise UnknownModelError(model)
+        silent = self._wholly_silent or self.unlisted
+        return silent if 0 < len(silent) < len(self._everyone) else self._everyone
+
+    def none_serves(self, model: str, slots: Iterable[int]) -> bool:
+        """Return whether all these servers are known not to serve `model`, and there is at least one of
+        them.
+        """
+        asked = set(slots)
+        return (
+            bool(asked)
+            and asked.isdisjoint(self.unlisted)
+            and asked.isdisjoint(self.look_up(model).slots or ())
+        )
+
+    def check_integrity(self) -> None:
+        assert len(self.named) <= _MOST_NAMED
+        assert self.named[""] is self._any
+        for model, named in self.named.items():
+            assert not model or named.slots == self._able(model)
+            assert named.slots is None or named.answering == self.answering(named.slots)
+
+
+def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:
+    """Forget base models that no server has any more, once there are many. Servers choose their own names, so
+    there may be any number.
+    """
+    gone = by_model.keys() - present
+    if len(gone) > _MOST_GONE:
+        for model in gone:
+            del by_model[model]

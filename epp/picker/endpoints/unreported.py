@@ -1,0 +1,52 @@
+"""Estimates how many requests other pickers have sent lately that this picker does not know of yet, by base
+model.
+
+Each request is reported some time after it was sent. By Little's law the number of requests that are
+not reported yet is their rate times this delay. So the estimate is the sum of the delays of all reports in
+one second. Pure: `now` is monotonic seconds. The fleet owns this object. The listener of `sharing` passes
+in each report, and picks read the estimate.
+
+Invariant: no estimate is below 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from math import exp
+
+from epp.picker.endpoints.served_models import forget_models
+
+_OVER_S = 1.0
+"""Delays are summed over about this time."""
+_MOST_AGE_S = 1.0
+"""Reports that are older come after an interruption, and say nothing about the usual delay."""
+_NEGLIGIBLE = 0.01
+
+
+class Unreported:
+    __slots__ = ("of_models",)
+
+    def __init__(self) -> None:
+        self.of_models: dict[str, tuple[float, float]] = {}
+        """The estimate for each base model, and when it was made. Empty: pickers do not share."""
+
+    def reported(self, model: str, *, age_s: float, now: float) -> None:
+        """Count a request for this base model that another picker has reported now and sent `age_s` ago."""
+        picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
+        self.of_models[model] = picks, now
+
+    def picks(self, model: str, *, now: float) -> float:
+        """Return the estimate. 0 where pickers do not share."""
+        known = self.of_models.get(model)
+        if known is None:
+            return 0.0
+        picks, at = known
+        left = picks * exp(min(0.0, at - now) / _OVER_S)
+        return left if left > _NEGLIGIBLE else 0.0
+
+    def forget(self, present: AbstractSet[str]) -> None:
+        """If there are many models, forget the models that no server has any more."""
+        forget_models(self.of_models, present)
+
+    def check_integrity(self) -> None:
+        assert all(picks >= 0 for picks, _ in self.of_models.values())

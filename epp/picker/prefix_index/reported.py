@@ -1,0 +1,139 @@
+"""Corrects the prefix table by the servers' reports about their own caches. It also remembers what the table
+does not hold: how many bytes each server holds, and which chunks are in the server's slower tiers.
+
+Only exact mode makes such reports, so without exact mode all fields are empty. `server_caches` owns the one
+object of this class. All code here is synchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.kv_reports import (
+    UNDER_WAY_S,
+    ChainReport,
+    KvReport,
+    LookupReport,
+    ServerReport,
+    Tier,
+)
+from epp.picker.prefix_index.removal import forget
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable, Use
+
+
+class ReportedCaches:
+    def __init__(self) -> None:
+        self.known_bytes: dict[EndpointName, int] = {}
+        """For servers whose events are followed: the bytes that they hold by their own events."""
+        self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
+        """Chunks that a server holds, but not in its first tier."""
+        self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
+        """Chains added because servers hold them, and entries removed because servers do not."""
+
+    def take_in(self, findings: Iterable[KvReport], table: PrefixTable) -> set[EndpointName]:
+        """Correct the table by the servers' own events. Returns the servers whose mirrors may need a new
+        size.
+        """
+        accounts = set()
+        for finding in findings:
+            match finding:
+                case ChainReport():
+                    self._correct(table, finding.server, finding.chain, finding.held, at=finding.at)
+                case LookupReport():
+                    self._check(table, finding)
+                case ServerReport():
+                    self._account(finding)
+                    accounts.add(finding.server)
+        return accounts
+
+    def forget_server(self, name: EndpointName) -> None:
+        """Called when the server left, or its own reports are no longer valid."""
+        self.known_bytes.pop(name, None)
+        self.slower.pop(name, None)
+
+    def worth_bytes(
+        self,
+        name: EndpointName,
+        held: Sequence[ChunkHash],
+        *,
+        schedule: ChunkSchedule,
+        shares: Sequence[float],
+    ) -> float:
+        """Return the value of the first chunks of a chain in bytes of the first tier. Slower chunks count in
+        part. shares: the value of a byte in each tier.
+        """
+        slower, end_bytes = self.slower.get(name), schedule.end_bytes
+        whole = float(end_bytes(len(held)))
+        if not slower:
+            return whole
+        for n, chunk in enumerate(held):
+            tier = slower.get(chunk)
+            if tier is not None:
+                whole -= (1.0 - shares[tier]) * (end_bytes(n + 1) - end_bytes(n))
+        return whole
+
+    def _correct(
+        self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float
+    ) -> None:
+        if held < len(chain):
+            self.corrected["forgotten"] += forget(table, name, chain, keep=held, as_of=at)
+        else:
+            self.corrected["credited"] += credit(table, name, chain, now=at)
+
+    def _check(self, table: PrefixTable, checked: LookupReport) -> None:
+        chain, believed = checked.chain, table.match(checked.chain)
+        for name, held in checked.held.items():
+            if held > believed.get(name, 0):
+                self._correct(table, name, chain[:held], held, at=checked.at)
+        for name, chunks in believed.items():
+            held = max(checked.held.get(name, 0), checked.from_chunk)
+            if name in checked.sure and held < min(chunks, checked.to_chunk):
+                self._correct(table, name, chain, held, at=checked.at - UNDER_WAY_S)
+
+    def _account(self, account: ServerReport) -> None:
+        name = account.server
+        if not account.live:
+            self.forget_server(name)
+            return
+        self.known_bytes[name] = account.known_bytes
+        slower = self.slower.setdefault(name, {})
+        for chunk, tier in account.moved.items():
+            if tier is Tier.GPU:
+                slower.pop(chunk, None)
+            else:
+                slower[chunk] = tier
+        if not slower:
+            del self.slower[name]
+
+
+def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
+    """Record that the server already holds the chain. The chunks that were not known count as its least
+    recently used ones.
+
+    True: there were such chunks, and there was room for them. Prompts sent there since then will evict them.
+    A server that has left is ignored.
+    """
+    mirror = table.taking(name)
+    if mirror is None or not chain:
+        return False
+    _, covered = table.path_of(mirror, chain)
+    missing_bytes = table.size_bytes(covered, len(chain))
+    if not missing_bytes or mirror.used_bytes + missing_bytes > mirror.capacity_bytes:
+        return False
+    runs = table.whole_path(chain)
+    missing = [run for run in runs if run not in mirror.last_use]
+    if not missing:
+        return False
+    oldest = mirror.oldest
+    use = mirror.oldest = Use(table.advance(now) if oldest is None else oldest.at, missing[-1])
+    use.newer = oldest
+    if oldest is None:
+        mirror.newest = use
+    else:
+        oldest.older = use
+    for run in missing:
+        table.hold(mirror, run)
+        mirror.last_use[run] = use
+    table.mend(runs)
+    return True

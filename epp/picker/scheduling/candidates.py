@@ -1,0 +1,86 @@
+"""The candidates of a decision as people see them, made from the choice when somebody reads the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+from typing import Any
+
+from msgspec import Struct
+
+from epp.config.policy import PolicySpec
+from epp.picker.decision import Candidate
+from epp.picker.scheduling.least_cost import cost_parts_s
+from epp.picker.scheduling.schedule import Choice, excluded
+from epp.picker.scheduling.snapshot import Floats, Snapshot
+
+_LEAST_SPARED_S = 1e-9
+"""A smaller difference between the parts and the score is rounding. A larger one is the discount of the rule
+on the stall price of a further copy of a prefix.
+"""
+
+
+class Shown(Struct, eq=False, gc=False):
+    """The best candidates, best first: a sequence that is formatted at its first reading, since people read
+    few decisions.
+    """
+
+    choice: Choice
+    """Its places, at most `MOST`, are those of `snapshot`."""
+    snapshot: Snapshot
+    cached_tokens: Floats
+    spec: PolicySpec
+    best_cached_tokens: int
+    """The most tokens of the prompt that any candidate held, whether it is shown or not."""
+    made: tuple[Candidate, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.choice.places)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._all())
+
+    def __getitem__(self, index: int) -> Candidate:
+        return self._all()[index]
+
+    def _all(self) -> tuple[Candidate, ...]:
+        if self.made is None:
+            self.made = tuple([self._candidate(place) for place in self.choice.places])
+        return self.made
+
+    def _candidate(self, place: int) -> Candidate:
+        choice, seen = self.choice, self.snapshot
+        columns = (
+            self.cached_tokens,
+            choice.uncached_tokens,
+            seen.undone_tokens,
+            seen.in_flight,
+            seen.waiting,
+            seen.kv_usage,
+            seen.rate,
+            choice.score_s,
+            choice.load_s,
+            seen.failure_share,
+        )
+        numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
+        cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
+        parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self.spec.cost)
+        parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
+        spared_s = 0.0 if score_s is None or isnan(score_s) else sum(parts_s.values()) - score_s
+        if spared_s > _LEAST_SPARED_S:
+            parts_s["stall"] -= spared_s
+        slot = seen.slots[place]
+        return Candidate(
+            name=seen.roster.names[slot],
+            address=seen.roster.addresses[slot],
+            matched_tokens=int(cached),
+            uncached_tokens=int(uncached),
+            backlog_tokens=int(undone),
+            in_flight=int(in_flight),
+            waiting=None if isnan(waiting) else int(waiting),
+            kv_usage=None if isnan(kv_usage) else kv_usage,
+            prefill_tokens_per_s=rate,
+            score_s=0.0 if score_s is None or isnan(score_s) else score_s,
+            parts_s=parts_s,
+            excluded=excluded(choice.left_out, place),
+        )

@@ -1,0 +1,263 @@
+"""The default rule, `least-cost`: its price, which is the cost of a prompt at a server in seconds, and its
+memory of the picker's own requests.
+
+The price is one expression, the same for one server's numbers and for columns of them. `disaggregation` uses
+it for the price of a prefill elsewhere, and `candidates` for the parts that people see.
+
+The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for.
+`ServerCaches` owns it. A request counts from the moment in which it is booked, until a server refuses it. The
+number of prefixes, and of requests of each prefix, is bounded. `rules` has the other rules.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from msgspec import Struct
+
+from epp.config.policy import PolicySpec
+from epp.config.routing import Cost
+from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
+from epp.picker.scheduling.snapshot import Earlier, Floats
+
+_ALIKE = 0.1
+"""Servers hold the same prefix if the longest match is longer by at most this share."""
+_LOOKING_AT_ONE = 2.0
+"""Expected number of picks that consider the same server before their pickers know of each other's picks."""
+_AT_ONCE_S = 0.1
+"""Requests for one prefix that come within this time are probably of the same client, and do not predict
+later requests."""
+_MOST_PREFIXES = 4096
+_MOST_TIMES = 16_384
+_MOST_REQUESTS = 32
+"""The most requests that count for one prefix. If this many more are expected, the price of a copy is nearly
+nothing.
+"""
+
+N = TypeVar("N", float, Floats)
+"""One number, or a column of them."""
+
+
+def cost_s(
+    undone_tokens: N,
+    uncached_tokens: N,
+    in_flight: N,
+    rate: N,
+    load_s: N | None = None,
+    *,
+    weight: N | float = 0.0,
+    stall: N | float = 0.0,
+) -> N:
+    """Return the cost by the least-cost rule: B / V + (U / V + T) (w + k L). Takes columns or numbers.
+
+    The prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
+    wait behind it (w). They also stall the answers that the server is writing (k for each request in flight).
+    """
+    own_s = uncached_tokens / rate
+    if load_s is not None:
+        own_s = own_s + load_s
+    return undone_tokens / rate + own_s * (weight + stall * in_flight)
+
+
+def cost_parts_s(
+    undone_tokens: float,
+    uncached_tokens: float,
+    in_flight: float,
+    rate: float,
+    load_s: float | None,
+    *,
+    cost: Cost,
+) -> dict[str, float]:
+    """Return the parts that add up to one candidate's `cost_s`. Each part is the same expression with only
+    one cause of cost left in.
+    """
+    weight, stall = cost.uncached_token_weight, cost.stalled_request_weight
+    return {
+        "backlog": cost_s(undone_tokens, 0.0, in_flight, rate),
+        "prefill": cost_s(0.0, uncached_tokens, in_flight, rate, weight=weight),
+        "stall": cost_s(0.0, uncached_tokens, in_flight, rate, load_s, stall=stall),
+        "lora": cost_s(0.0, 0.0, in_flight, rate, load_s, weight=weight),
+    }
+
+
+class LeastCost(Rule):
+    """Chooses the least predicted cost in seconds (`cost_s`)."""
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        cost = spec.cost
+        # Zero-dimensional arrays, which numpy takes twice as fast as numbers.
+        self._weight = np.array(cost.uncached_token_weight)
+        self._stall = np.array(cost.stalled_request_weight)
+        self._failure_s = spec.failures.cost_seconds
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen, uncached = weighed.seen, weighed.uncached_tokens
+        score_s = cost_s(
+            seen.undone_tokens,
+            uncached,
+            seen.in_flight,
+            seen.rate,
+            weighed.load_s,
+            weight=self._weight,
+            stall=self._stall,
+        )
+        if weighed.asked.earlier is not None:
+            least = uncached[uncached.argmin()]  # a third of the time of `min`
+            sharing = _sharing(weighed, weighed.asked.earlier, least=least)
+            if sharing > 1:
+                spared = (1 - 1 / sharing) * self._stall
+                score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
+        if seen.failure_share is not None:
+            score_s = score_s + self._failure_s * seen.failure_share
+        places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
+        if seen.unreported_picks > _LOOKING_AT_ONE:
+            counting_s = self._of_few(score_s, weighed, places[0])
+            chosen = fewest(counting_s, self._rng)[0]
+            places = [chosen, *[place for place in places if place != chosen]][:MOST]
+        first = places[0]
+        if uncached[first] < weighed.asked.prompt_tokens:
+            return Ranked(places, "prefix", score_s)
+        holds = seen.has_adapter is not None and seen.has_adapter[first]
+        return Ranked(places, "lora" if holds else "load", score_s)
+
+    def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
+        """Return the scores when other pickers have sent many requests that this picker does not know of yet.
+        Infinite: the candidate does not count.
+
+        Otherwise all pickers would send these requests to the server that seems best to all of them. Also,
+        the best of very many stale numbers seems better than it is, so a server that holds the prompt would
+        lose it to that server. Therefore only a few of the candidates that hold least of the prompt count.
+        They are drawn by chance, so that about two of the unknown requests consider the same server. The
+        candidates that hold most of the prompt are drawn in the same way.
+        """
+        uncached, load_s = weighed.uncached_tokens, weighed.load_s
+        few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unreported_picks))
+        # A candidate must not be drawn if it is worse even when the best one gets all of these requests.
+        unreported_s = weighed.seen.unreported_picks * weighed.asked.prompt_tokens / weighed.seen.rate[first]
+        fair = score_s <= score_s[first] + unreported_s
+        if load_s is not None:
+            fair &= load_s == load_s[first]
+        near = _ALIKE * weighed.asked.prompt_tokens
+        counting = score_s.copy()
+        for alike in (uncached >= uncached.max() - near, uncached <= uncached.min() + near):
+            group = np.flatnonzero(alike & fair)
+            if len(group) > few:
+                # Random keys: with 1,000 candidates this takes a tenth of the time of `rng.sample`.
+                keys = np.frombuffer(self._rng.randbytes(4 * len(group)), dtype=np.uint32)
+                drawn = group[keys.argpartition(few)[:few]]
+                counting[group] = np.inf
+                counting[drawn] = score_s[drawn]
+        return counting
+
+
+def _sharing(weighed: Weighed, earlier: Earlier, *, least: float) -> float:
+    """Return how many requests share the stall price of a further copy of the longest match.
+
+    While this request waits at a holder, about as many requests for this prefix will come as came in an equal
+    time before. If they are more than the holders' even part of all requests, the excess gains by the copy
+    too. Each gains about half of what this request saves, since one more server then shares the holders'
+    queues.
+    """
+    seen = weighed.seen
+    held = weighed.uncached_tokens <= least + _ALIKE * (weighed.asked.prompt_tokens - least)
+    holders, servers = np.count_nonzero(held), len(held)
+    if holders == servers:
+        return 1.0
+    wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
+    count, of_all = earlier(_AT_ONCE_S, wait_s)
+    return max(1.0, 1 + (count - of_all * holders / servers) / 2)
+
+
+class _Last(Struct, eq=False, gc=False):
+    """The last requests for one prefix."""
+
+    times: list[float]
+    """When they came, in order."""
+    open: int = 0
+    """The number of requests that no server has computed or refused yet."""
+
+    def between(
+        self, everyone: Sequence[float], now: float, least_s: float, most_s: float
+    ) -> tuple[int, int]:
+        """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
+        all requests, for any prefix, since the first of these. everyone: when all requests came.
+        """
+        first = max(bisect_left(self.times, now - most_s), len(self.times) - _MOST_REQUESTS)
+        count = bisect_right(self.times, now - least_s) - first
+        return (count, len(everyone) - bisect_left(everyone, self.times[first])) if count > 0 else (0, 0)
+
+
+class Demand:
+    """Remembers when each prefix was last asked for, so that the rule can predict whether a further copy of
+    the prefix will be used.
+
+    A prefix is known here by the hash of the last chunk that any server held when a request came. A request
+    counts from the moment at which it comes, but only a request that was served makes others forgotten. The
+    prefix that was served longest ago is removed first.
+    """
+
+    __slots__ = ("_by_prefix", "_times")
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        """When the last requests for any prefix came, in order."""
+        self._by_prefix: OrderedDict[int, _Last] = OrderedDict()
+
+    def asked(self, prefix: int, *, now: float) -> None:
+        """Called when a request was booked. prefix: 0 if no server held a part of the prompt."""
+        self._times.append(now)
+        if prefix:
+            last = self._by_prefix.setdefault(prefix, _Last([]))
+            last.times.append(now)
+            last.open += 1
+
+    def served(self, prefix: int) -> None:
+        """Called when a server has computed a request."""
+        if len(self._times) > 2 * _MOST_TIMES:
+            del self._times[:_MOST_TIMES]
+        last = self._by_prefix.get(prefix)
+        if last is None:
+            return
+        last.open = max(0, last.open - 1)  # it may have been forgotten meanwhile, and asked for again
+        del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
+        self._by_prefix.move_to_end(prefix)
+        if len(self._by_prefix) > _MOST_PREFIXES:
+            self._by_prefix.popitem(last=False)
+
+    def refused(self, prefix: int, *, at: float) -> None:
+        """Forget a request that was booked at `at`, since no server has computed it."""
+        _remove(self._times, at)
+        last = self._by_prefix.get(prefix)
+        if last is None:
+            return
+        last.open = max(0, last.open - 1)
+        _remove(last.times, at)
+        if not last.times:
+            del self._by_prefix[prefix]
+
+    def earlier(self, prefix: int, *, now: float) -> Earlier | None:
+        """Return the last requests for this prefix, for use before the next request is booked. None: there
+        was none.
+        """
+        last = self._by_prefix.get(prefix)
+        return partial(last.between, self._times, now) if last is not None else None
+
+    def check_integrity(self) -> None:
+        assert self._times == sorted(self._times)
+        for last in self._by_prefix.values():
+            assert last.open >= 0
+            assert 0 < len(last.times) <= _MOST_REQUESTS + last.open
+            assert last.times == sorted(last.times)
+
+
+def _remove(times: list[float], at: float) -> None:
+    place = bisect_left(times, at)
+    if place < len(times) and times[place] == at:
+        del times[place]

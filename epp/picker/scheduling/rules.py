@@ -1,0 +1,174 @@
+"""The routing rules by their names. Each puts the candidates in order, best first, and gives the reason of
+the choice in one word.
+
+A rule is one class and one line in `RULES`. Most rules are one expression over the columns of a snapshot.
+Rules keep no references to endpoints between picks. Equal candidates are in random order, since a fixed order
+would be a bias that strengthens itself. The default rule is in `least_cost`; `schedule` calls the rule of the
+policy.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from math import ceil
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from epp.config.policy import PolicySpec, RuleName
+from epp.picker.scheduling.least_cost import LeastCost
+from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
+from epp.picker.scheduling.snapshot import Floats, Snapshot
+
+
+class Affinity(Rule):
+    """The 0602 proposal's plain rule. It prefers servers that hold the adapter, then servers with a free slot
+    for the adapter; among these the longest match; among equal matches the least load.
+    """
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen, uncached = weighed.seen, weighed.uncached_tokens
+        adapters = np.zeros(len(seen), dtype=np.int64)
+        if seen.has_adapter is not None and seen.free_slot is not None:
+            adapters = np.where(seen.has_adapter, 0, np.where(seen.free_slot, 1, 2))
+        # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below
+        # 2^30).
+        key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.burden().astype(np.int64)
+        places = equals_apart(fewest(key, self._rng), key, weighed)
+        return Ranked(places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load")
+
+
+class RoundRobin(Rule):
+    """Chooses each candidate in turn, in the order of names."""
+
+    gated = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._last = ""
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen = weighed.seen
+        names = seen.roster.by_name
+        next_turn = bisect_right(names, self._last)
+        places = fewest((seen.turn() - next_turn) % len(names), None)
+        self._last = seen.roster.names[seen.slots[places[0]]]
+        return Ranked(places, "turn")
+
+
+class Random(Rule):
+    """Chooses by chance, each candidate with the same probability."""
+
+    gated = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        return Ranked(_some(weighed, self._rng), "chance")
+
+
+class LeastLoad(Rule):
+    """Chooses the candidate with the fewest requests in flight."""
+
+    gated = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
+
+
+class PowerOfTwo(Rule):
+    """Draws two candidates by chance. The less loaded one is the first choice, the other the second."""
+
+    gated = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        places, burden = _some(weighed, self._rng), weighed.seen.burden()
+        places[:2] = sorted(places[:2], key=lambda place: burden[place])
+        return Ranked(places, "load")
+
+
+class Session(Rule):
+    """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
+
+    Endpoints that come or go move only their own share of the sessions.
+    A request without a session goes by load.
+    """
+
+    gated = False
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        if not weighed.asked.session:
+            return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
+        distance = _distance(xxh3_64_intdigest(weighed.asked.session.encode()), weighed.seen)
+        return Ranked(fewest(distance, None), "session")
+
+
+class PrefixHash(Rule):
+    """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
+
+    Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
+    be remembered or shared. If the endpoint has its bound of requests, the next endpoint in the key's order
+    gets the request. Prompts without a key go by load.
+    """
+
+    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+        self._settings = spec.prefix_hash
+        self._rng = rng
+
+    def rank(self, weighed: Weighed) -> Ranked:
+        seen, burden = weighed.seen, weighed.seen.burden()
+        if not weighed.asked.beginning:
+            return Ranked(fewest(burden, self._rng), "load")
+        distance = _distance(weighed.asked.beginning, seen)
+        fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(seen))
+        bound = max(fair, self._settings.min_in_flight)
+        # Distances are below 1, so candidates at the bound come after all others.
+        places = fewest(distance + (burden >= bound), None)
+        return Ranked(places, "hash" if places[0] == int(distance.argmin()) else "load")
+
+
+def _distance(key: int, seen: Snapshot) -> Floats:
+    """For rendezvous hashing: the distance of each candidate from a key, from 0 to 1. The nearest candidate
+    owns the key.
+
+    The distance is a pseudo-random number that depends only on the key and the name. So a candidate that
+    comes or goes changes no other candidate's distance. The mixing is the finalizer of SplitMix64 (Steele,
+    Lea, Flood, 2014).
+    """
+    mixed = seen.roster.names_hashed[seen.at] ^ np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return (mixed ^ (mixed >> np.uint64(31))) / 2.0**64
+
+
+def _some(weighed: Weighed, rng: random.Random) -> list[int]:
+    """Return a random sample of the candidates."""
+    candidates = range(len(weighed.seen))
+    return rng.sample(candidates, min(MOST, len(candidates)))
+
+
+RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
+    "least-cost": LeastCost,
+    "affinity": Affinity,
+    "prefix-hash": PrefixHash,
+    "session": Session,
+    "least-load": LeastLoad,
+    "power-of-two": PowerOfTwo,
+    "round-robin": RoundRobin,
+    "random": Random,
+}
+"""The rules by their names in the policy."""

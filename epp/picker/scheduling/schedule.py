@@ -1,0 +1,312 @@
+"""Makes one decision: takes a request and a snapshot of its candidates, and returns the best candidates and
+the reason.
+
+`Scheduler(spec, rule).schedule(request, snapshot)` is pure, except for the turns that a rule remembers and
+the random numbers that it draws. It books nothing and sends nothing, so it may be called twice. The picker
+calls it once for each request and commits the result. A policy in dry run is called with the same inputs.
+Flow control may call it before it lets a request go.
+
+The steps are the same for every rule: the gain threshold decides whether matches count, failing servers are
+left out, the load thresholds leave out more servers, and the rule ranks the others. This module knows a rule
+only by what it gets (`Weighed`) and returns (`Ranked`). Only this module says what unknown values mean: a NaN
+is over no threshold.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from epp.base.errors import NoEndpointError, SaturatedError
+from epp.config.policy import PolicySpec
+from epp.config.routing import Gain, Load
+from epp.picker.scheduling.snapshot import Bools, CacheRoom, Floats, Ints, SchedulingRequest, Snapshot
+
+MOST: int = 10
+"""Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
+record."""
+_SAMPLE = 100
+"""Numbers that are sorted first, to find the smallest of very many."""
+_DISPLACING = 2.0
+"""Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
+displaces."""
+
+
+class Weighed(Struct, frozen=True, eq=False, gc=False):
+    """The input of a rule: one request and the candidates that may serve it."""
+
+    seen: Snapshot
+    asked: SchedulingRequest
+    uncached_tokens: Floats
+    """U: prompt tokens that each candidate would have to compute.
+    All tokens of the prompt, if a match saves too little to count."""
+    load_s: Floats | None = None
+    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+
+    def narrowed(self, places: Ints) -> Weighed:
+        """Return the same request with only some of the candidates."""
+        load_s = self.load_s[places] if self.load_s is not None else None
+        return Weighed(self.seen.narrowed(places), self.asked, self.uncached_tokens[places], load_s)
+
+
+class Ranked(NamedTuple):
+    places: list[int]
+    """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
+    reason: str
+    score_s: Floats | None = None
+    """Predicted cost of each candidate in seconds, for rules that predict a cost."""
+
+
+class Rule(ABC):
+    """A routing rule: puts the candidates for one request in order."""
+
+    gated: ClassVar[bool] = True
+    """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
+
+    @abstractmethod
+    def rank(self, weighed: Weighed) -> Ranked:
+        """Return the best candidates, best first, and the reason in one word. Nothing may be booked here:
+        the caller may ask twice for one request.
+        """
+
+
+class Choice(Struct, frozen=True, eq=False, gc=False):
+    """The endpoints for a request, best first.
+    All lists are in the order of rank. `places` holds at most `MOST` places in the snapshot.
+    """
+
+    places: list[int]
+    reason: str
+    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, trial."""
+    uncached_tokens: Floats
+    """U of every candidate, as the rule saw it."""
+    score_s: Floats | None
+    """Score of every candidate. NaN: the candidate was left out. None: the rule gives no scores."""
+    load_s: Floats | None
+    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+    left_out: dict[str, Bools]
+    """The candidates that were left out, by reason (failing, or the threshold). Empty: no candidate was
+    left out."""
+    saturated: bool
+    """Whether every candidate that does not fail is over a load threshold. All of these were then ranked."""
+
+
+def excluded(left_out: Mapping[str, Bools], place: int) -> str:
+    """Return why a candidate was left out. Empty: the candidate was considered."""
+    return next((name for name, over in left_out.items() if over[place]), "")
+
+
+def only_ranked(choice: Choice, snapshot: Snapshot, cached: Floats) -> tuple[Choice, Snapshot, Floats]:
+    """Return choice, snapshot and cached tokens of the candidates in `choice.places` alone, in this order."""
+    index = np.array(choice.places)
+    among = Choice(
+        list(range(len(index))),
+        choice.reason,
+        choice.uncached_tokens[index],
+        None if choice.score_s is None else choice.score_s[index],
+        None if choice.load_s is None else choice.load_s[index],
+        {name: over[index] for name, over in choice.left_out.items()},
+        choice.saturated,
+    )
+    return among, snapshot.narrowed(index), cached[index]
+
+
+def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
+    """Return the candidates over each load threshold. Thresholds that no candidate exceeds are missing.
+    Unknown load exceeds no threshold.
+    """
+    found = {}
+    if snapshot.most_waiting > load.max_waiting:
+        found["waiting"] = snapshot.waiting > load.max_waiting
+    if snapshot.most_kv_usage > load.max_kv_usage and load.max_kv_usage < 1:
+        found["kv_usage"] = snapshot.kv_usage > load.max_kv_usage
+    if load.max_undone_tokens:
+        found["undone"] = snapshot.undone_tokens > load.max_undone_tokens
+    return {name: over for name, over in found.items() if np.count_nonzero(over)} if found else found
+
+
+def any_of(masks: Mapping[str, Bools]) -> Bools:
+    """Return the candidates that are in at least one of the masks."""
+    whole: Bools = np.logical_or.reduce(list(masks.values()))
+    return whole
+
+
+def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
+    """Return U of every candidate. If even the best match saves too little, no match counts."""
+    cached = request.cached_tokens
+    if not request.matched:
+        return _all_of(cached, request.prompt_tokens)
+    most = cached.item(cached.argmax())
+    if most and most < max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens):
+        return _all_of(cached, request.prompt_tokens)
+    return request.prompt_tokens - cached
+
+
+def _all_of(cached: Floats, prompt_tokens: int) -> Floats:
+    """Return U for the case that no match counts: the whole prompt for every candidate."""
+    whole = np.empty(len(cached))
+    whole.fill(prompt_tokens)
+    return whole
+
+
+def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
+    """Return the time that loading the request's adapter costs each candidate.
+
+    If another adapter has to be dropped, the cost of loading that adapter again counts too.
+    """
+    if seen.has_adapter is None or seen.free_slot is None:
+        return None
+    return np.where(seen.has_adapter, 0.0, np.where(seen.free_slot, load_s, _DISPLACING * load_s))
+
+
+def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
+    """Return places of the smallest numbers, the smallest first, at most `MOST`. Equal numbers are in random
+    order; without `rng`, in their own order.
+
+    The order is random behind the first place too: if the first server dies, a fixed second one would get all
+    of its requests.
+    """
+    chance = rng.random if rng is not None else float
+    if len(key) <= MOST:
+        few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
+        return [place for _, _, place in sorted(few)]
+    less, edge = _below_edge(key)
+    equals = (key == edge).nonzero()[0]
+    values, places = key[less].tolist(), less.tolist()
+    few = sorted([(values[n], chance(), place) for n, place in enumerate(places)])
+    return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
+
+
+def equals_apart(places: list[int], key: Floats | Ints, weighed: Weighed) -> list[int]:
+    """Return `places` in the order in which the caches lose least, as far as the first ones are equal by
+    `key`. A chance among equals would fill one cache while others have room.
+    """
+    asked, least = weighed.asked, key[places[0]]
+    count = 1
+    while count < len(places) and key[places[count]] == least:
+        count += 1
+    if count == 1 or asked.caches is None:
+        return places
+    slots, names = weighed.seen.slots, weighed.seen.roster.names
+    lost = [_loss(asked.caches.get(names[slots[place]]), asked.text_bytes) for place in places[:count]]
+    in_order = sorted(range(count), key=lost.__getitem__)
+    return [places[n] for n in in_order] + places[count:]
+
+
+def _loss(cache: CacheRoom | None, size_bytes: int) -> tuple[float, float]:
+    """Return how much a cache loses by taking a prompt. A cache with room loses nothing, and one with more
+    room is better. Of full caches, the one whose oldest content was last used longest ago is best.
+    """
+    if cache is None:
+        return (0.0, 0.0)
+    room_bytes = cache.capacity_bytes - cache.used_bytes - cache.guessed_bytes - size_bytes
+    if room_bytes >= 0 or cache.oldest is None:
+        return (0.0, -room_bytes)
+    return (1.0, cache.oldest.at)
+
+
+def _below_edge(key: Floats | Ints) -> tuple[Ints, float]:
+    """Return the `MOST`th smallest number and the places of all smaller ones.
+
+    A sort of about a hundred of the numbers gives a bound for it. If fewer than `MOST` numbers are below that
+    bound, which is so where many are equal, the bound is the number. Otherwise only those have to be sorted.
+    """
+    sample = key[:: max(1, len(key) // _SAMPLE)].copy()
+    sample.sort()
+    edge = sample[MOST - 1]
+    less = (key < edge).nonzero()[0]
+    if len(less) >= MOST:
+        below = key[less]
+        edge = np.sort(below)[MOST - 1]
+        less = less[below < edge]
+    return less, edge
+
+
+def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
+    """Return so many of the places, each with the same probability and in random order; without `rng`, the
+    first.
+    """
+    if rng is None:
+        few: list[int] = places[:count].tolist()
+        return few
+    chance, size = rng.random, len(places)
+    count = min(count, size)
+    drawn: dict[int, None] = {}
+    while len(drawn) < count:  # this takes a third of the time of `rng.sample`
+        drawn[int(chance() * size)] = None
+    return [places.item(n) for n in drawn]
+
+
+class Scheduler:
+    """One policy's way to decide. See the module's docstring."""
+
+    def __init__(self, spec: PolicySpec, rule: Rule) -> None:
+        self._spec = spec
+        self._rule = rule
+
+    def schedule(self, request: SchedulingRequest, snapshot: Snapshot) -> Choice:
+        """Return the best candidates, best first; those that were left out come last.
+
+        SaturatedError: every candidate is over a load threshold and the policy refuses requests then.
+        NoEndpointError: no candidate is among the prescribed ones.
+        """
+        uncached = uncached_tokens(request, self._spec.gain)
+        over = over_limits(self._spec.load, snapshot)
+        left_out, saturated = self._left_out(snapshot, over)
+        load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
+        weighed = Weighed(snapshot, request, uncached, load_s)
+        if left_out:
+            places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
+        else:
+            places, reason, score_s = self._rule.rank(weighed)
+        if saturated and self._rule.gated:
+            reason = "saturated"
+        if request.prescribed is not None:
+            places, reason = list(request.prescribed), "prescribed"
+            if not places:
+                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        elif snapshot.trials:
+            tried = snapshot.trials[0]
+            places, reason = [tried, *[place for place in places if place != tried]][:MOST], "trial"
+        return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
+
+    def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
+        """Return the candidates that are left out, by reason, and whether all candidates that do not fail are
+        over a load threshold. At least one candidate always remains.
+        """
+        failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}
+        if not over:
+            return failing, False
+        everything = failing | over
+        if not any_of(everything).all():
+            return (everything if self._rule.gated else failing), False
+        load = self._spec.load
+        if load.when_saturated == "Reject":
+            raise SaturatedError(
+                f"every model server is over its load limit; try again in {load.retry_after_seconds} s",
+                retry_after_s=load.retry_after_seconds,
+            )
+        return failing, True
+
+    def _rank_some(self, weighed: Weighed, light: Ints) -> Ranked:
+        """Rank the candidates in `light`.
+        If there is room behind them, the others follow by load, and failing candidates come last.
+        """
+        seen = weighed.seen
+        ranked = self._rule.rank(weighed.narrowed(light))
+        places = light[ranked.places].tolist()
+        if len(places) < MOST:
+            heavy = np.setdiff1d(np.arange(len(seen)), light)
+            fails = seen.failing[heavy] if seen.failing is not None else np.zeros(len(heavy))
+            by_load = heavy[np.lexsort((seen.in_flight[heavy], fails))]
+            places += by_load[: MOST - len(places)].tolist()
+        score_s = None
+        if ranked.score_s is not None:
+            score_s = np.full(len(seen), np.nan)
+            score_s[light] = ranked.score_s
+        return Ranked(places, ranked.reason, score_s)

@@ -1,0 +1,88 @@
+"""Envoy's gRPC access log service, from which the picker learns that a server cut an answer midway.
+
+ext_proc shows a cut answer and a complete one alike. So our Envoy sends a log entry for each answer that
+began with 2xx and that its server broke off (`epp.serve.envoy.cut_answers` writes the filter). Our Envoy
+sends no entry for any other request. Other gateways may send all their entries, so entries that show no cut
+are skipped.
+
+The number of open calls, the size of a message and the number of its entries are bounded. Both transports
+call this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from google.protobuf.message import DecodeError
+
+from epp.base.types import Address
+from epp.picker.picker import Picker
+
+SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
+METHOD: Final = "StreamAccessLogs"
+MOST_MESSAGE_BYTES: Final = 128 * 1024
+"""The most bytes of one message. The first message of a call names all of Envoy's extensions, in some 61 KB.
+Later messages hold 16 KiB and one entry, which may have 60 KiB of header fields. The worst message of this
+length takes 8 ms to decode.
+"""
+MOST_ENTRIES: Final = 256
+"""The most entries that are read from one message. An entry has some 350 bytes, so Envoy sends 50
+at a time.
+"""
+MOST_CALLS: Final = 256
+"""The most calls that may be open at a time. Each thread of an Envoy opens one call. Further calls are
+refused.
+"""
+
+
+class AccessLog:
+    """All access log calls of one server."""
+
+    def __init__(self, picker: Picker, on_fault: Callable[[str], None]) -> None:
+        self._picker = picker
+        self._on_fault = on_fault
+        self._calls = 0
+
+    def open(self) -> bool:
+        """Count a call that begins. Return False if too many calls are open."""
+        if self._calls >= MOST_CALLS:
+            self._on_fault("too_many_access_logs")
+            return False
+        self._calls += 1
+        return True
+
+    def close(self) -> None:
+        """Count the end of a call that was opened."""
+        self._calls -= 1
+
+    def receive(self, data: bytes, *, now: float) -> None:
+        """Read one message. This never fails: entries that cannot be used are counted."""
+        if len(data) > MOST_MESSAGE_BYTES:
+            self._on_fault("access_log_too_large")
+            return
+        try:
+            entries = StreamAccessLogsMessage.FromString(data).http_logs.log_entry
+        except DecodeError:
+            self._on_fault("access_log_unreadable")
+            return
+        if len(entries) > MOST_ENTRIES:
+            self._on_fault("access_log_too_large")
+        for entry in entries[:MOST_ENTRIES]:
+            if _is_cut(entry) and not self._report_cut(entry, now=now):
+                self._on_fault("cut_by_unknown_server")
+
+    def _report_cut(self, entry: HTTPAccessLogEntry, *, now: float) -> bool:
+        socket = entry.common_properties.upstream_remote_address.socket_address
+        return self._picker.answer_cut(Address(socket.address, socket.port_value), now=now)
+
+
+def _is_cut(entry: HTTPAccessLogEntry) -> bool:
+    """Return whether the answer began well and was then broken off by the server."""
+    flags = entry.common_properties.response_flags
+    cut = (
+        flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error
+    )
+    return bool(cut) and 200 <= entry.response.response_code.value < 300

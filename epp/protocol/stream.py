@@ -1,0 +1,442 @@
+"""The state machine of one HTTP request, as the data plane reports it. The state machine takes events and
+returns actions. It knows no gRPC and no clock, and never waits.
+
+Owns the phase of the request until the pick (`phases` has the table), the order of answers in each processing
+mode (`BodyMode` says when the pick is made in each), and the release of the pick.
+
+If a data plane does not state its mode, the setting `assumed_modes` stands for it.
+Harmless events in a wrong order are accepted and reported to the picker's listeners. All other
+events in a wrong order raise a StreamProtocolError.
+
+`asking` reads the head and makes the question of head and body, the picker or flow control (`waiting`)
+decides, and `asking` makes the answer. `bodies` holds a body that comes in pieces, and `answer_body` reads an
+answer from which the picker learns.
+
+Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
+is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from epp.base.errors import BlockedPathError, BodyTooLargeError, PickError
+from epp.base.types import InferenceRequest
+from epp.picker.decision import Outcome
+from epp.picker.events import Pick, ProtocolFault
+from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.protocol.answer_body import AnswerBody, answer_to_headers, read_answer
+from epp.protocol.asking import NO_BODY, NO_HEAD, NO_ROOM, NOT_SEEN, OVERLOADED, Asking, answer_status
+from epp.protocol.bodies import Body, passed_on, pieces
+from epp.protocol.header_names import RESERVED, read_address
+from epp.protocol.http_events import (
+    PLAIN,
+    Action,
+    Answer,
+    BodyMode,
+    Event,
+    Modes,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Slot,
+    StreamProtocolError,
+)
+from epp.protocol.refusals import model_list
+from epp.protocol.stream_settings import StreamContext
+from epp.protocol.waiting import Waiting, offer
+
+_UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
+"""Go on without a destination. A destination that the client made up is removed."""
+
+
+class HttpStream:
+    """One HTTP request. Call `receive` with each event, carry out the actions in order, and call `close` at
+    the end, whatever happened.
+
+    If the context's gate holds the request, the request's answers are given to `deliver` later.
+    """
+
+    __slots__ = (
+        "_answer_body", "_asking", "_body", "_context", "_deliver", "_modes", "_phase", "_request_ended", "_waiting", "hold", "passes", "pick",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        context: StreamContext,
+        *,
+        unread: bool = False,
+        deliver: Callable[[Sequence[Action]], None] | None = None,
+        trace: str = "",
+    ) -> None:
+        """Begin a request. unread: the picker has too much work. The request is routed by load, only the
+        names of API and model are read, and the stream is let go at once.
+
+        trace: the data plane's own trace context, which goes before the client's.
+        """
+        self._context = context
+        self._deliver = deliver
+        self._asking = Asking(context, trace=trace, hurried=unread)
+        self.hold = context.settings.hold_streams and not unread
+        """Whether the stream stays until the HTTP request ends. A drain sets this to False. The stream then
+        stays until `can_detach` is true.
+        """
+        self.passes = False
+        """Whether pieces of the answer's body go on unchanged and unread, until the last piece."""
+        self._phase = Phase.START
+        self.pick: Pick | None = None
+        self._modes = context.settings.assumed_modes
+        self._body: Body | None = None
+        """The pieces of a body whose headers are not answered yet."""
+        self._request_ended = False
+        """Whether no more pieces of the request's body come."""
+        self._waiting: Waiting | None = None
+        """Set while flow control holds the request."""
+        self._answer_body: AnswerBody | None = None
+        """Set while the answer's body is read as it streams by."""
+
+    def hurry(self) -> None:
+        """Go on as with `unread`, if the request is not picked yet: there is no time to read its body."""
+        if self.pick is None:
+            self._asking.hurried, self.hold = True, False
+
+    def receive(self, event: Event, *, now: float) -> Sequence[Action]:
+        """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
+        the stream.
+        """
+        phase = self.phase
+        if phase in OVER:
+            raise StreamProtocolError("event_after_end")
+        if phase is Phase.REFUSED:
+            return ()
+        if phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
+            raise StreamProtocolError("request_while_waiting")
+        match event:
+            case RequestHeaders():
+                return self._on_request_headers(event, now=now)
+            case RequestBody():
+                return self._on_request_body(event, now=now)
+            case ResponseHeaders():
+                return self._on_response_headers(event, now=now)
+            case ResponseBody():
+                return self._on_response_body(event, now=now)
+            case RequestTrailers():
+                return self._on_request_trailers(now=now)
+            case ResponseTrailers():
+                return self._on_response_trailers(now=now)
+
+    @property
+    def can_detach(self) -> bool:
+        """Whether the stream may end without harm to the request: all is answered, and we pass no body on."""
+        echoed = self._modes.request_body.echoed
+        if self.pick is not None and self._asking.hurried and not echoed:
+            return True  # The data plane sends the rest of the request without us.
+        if self.phase not in BEGUN:
+            return False
+        if self.phase is not Phase.DONE and self._modes.response_body is not BodyMode.NONE:
+            return False
+        return self._request_ended or not echoed
+
+    def detach(self, *, now: float) -> None:
+        """Let go of the request on purpose while its answer is still being sent."""
+        if self.phase is Phase.DONE:
+            self.close(now=now)
+        elif self._release() and self.pick is not None:
+            self._context.picker.detach(self.pick, now=now)
+
+    def half_close(self, *, now: float) -> None:
+        """Take in that the data plane ended its side in order. The request is over, unless the data plane
+        wanted only a pick.
+        """
+        if self._asking.asks_only and self.phase not in BEGUN:
+            self.detach(now=now)
+        else:
+            self.close(now=now)
+
+    def close(self, *, now: float, broken: bool = False) -> None:
+        """Release everything that the request holds. Idempotent. broken: the fault is the picker's own."""
+        pick, outcome = self.pick, self._outcome()
+        if self._answer_body is not None:
+            self._end_answer(now=now)
+        if self._release() and pick is not None:
+            self._context.picker.end(pick, outcome="failed" if broken else outcome, now=now)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the request's body that are held until its end."""
+        return len(self._body) if self._body is not None else 0
+
+    def check_integrity(self) -> None:
+        body, phase, early = self._body, self.phase, self.phase in BEGUN and self.pick is None
+        assert body is None or phase is Phase.HOLDING or early
+        assert body is not None or phase is not Phase.HOLDING
+        assert self.held_bytes <= self._context.settings.max_body_bytes
+        assert self.pick is not None or phase not in (Phase.SENT, Phase.READING)
+        assert self.pick is None or phase is Phase.SENT or phase in BEGUN or phase in OVER
+        assert (self._waiting is not None) == (phase is Phase.WAITING)
+        assert self._answer_body is None or phase in (Phase.ANSWERED, Phase.READING)
+
+    # -- phases ----------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the request. From the pick on, the pick has the phase."""
+        return self._phase if self.pick is None else self.pick.phase
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
+        if self.pick is None:
+            self._phase = phase
+        else:
+            self.pick.phase = phase
+
+    def _outcome(self) -> Outcome:
+        """Return how the HTTP request ends, if it ends now."""
+        if self.pick is None or self.phase not in BEGUN:
+            return "aborted"
+        if (self.pick.decision.status or 0) >= 500:
+            return "failed"
+        return "aborted" if self.phase is Phase.READING else "ended"
+
+    def _release(self) -> bool:
+        """Release everything. No event may follow. Return False if everything was already released."""
+        if self.phase in OVER:
+            return False
+        self._drop()
+        self._answer_body = None
+        self._deliver = None  # a method of the owner: no circle of references may outlive the request
+        self.passes = False
+        if self.pick is None:  # otherwise the picker ends the pick, which has the phase
+            self._enter(Phase.ENDED)
+        return True
+
+    def _drop(self) -> None:
+        """Stop waiting, and drop the body that was held."""
+        waiting, self._waiting, body, self._body = self._waiting, None, self._body, None
+        if waiting is not None:
+            waiting.leave()
+        if body is not None:
+            body.drop()
+
+    def _learn(self, modes: Modes | None) -> None:
+        if modes is not None:
+            self._modes, self.passes = modes, False
+
+    # -- the request -----------------------------------------------------------------------------------------
+
+    def _on_request_headers(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
+        asking, settings = self._asking, self._context.settings
+        if asking.head is not NO_HEAD or self.phase is Phase.PASSED:
+            raise StreamProtocolError("second_request_headers")
+        self._learn(event.modes)
+        self._request_ended = event.end_of_stream
+        head = asking.read(event)
+        if self.phase is not Phase.START:
+            return _UNPICKED  # The client already has an answer, perhaps the data plane's own.
+        if head.path not in settings.blocked.open_apis and settings.blocked.refuse(head.path):
+            return self._refuse(BlockedPathError("not served by this gateway"))
+        if not event.end_of_stream:
+            if head.declared_bytes > settings.max_body_bytes:
+                return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+            return self._await_body(now=now)
+        listed = model_list(event, head.path, self._context.picker) if settings.answers_list else None
+        if listed is None:
+            return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
+        self._enter(Phase.REFUSED)
+        return (listed,)
+
+    def _await_body(self, *, now: float) -> Sequence[Action]:
+        """Await the body if the data plane hands it over before it has to know the server, and if there is
+        time to read it. Otherwise pick now.
+        """
+        settings, head = self._context.settings, self._asking.head
+        mode, hurried = self._modes.request_body, self._asking.hurried
+        seen = mode >= BodyMode.BUFFERED or (mode is BodyMode.STREAMED and self._modes.early_body)
+        if not seen or (hurried and self._context.picker.one_model):
+            instead = OVERLOADED if hurried else NOT_SEEN
+            return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
+        if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+            hold_bytes = settings.streamed_hold_bytes if mode is BodyMode.STREAMED else None
+            self._body = Body(settings.room, hold_bytes=hold_bytes, declared_bytes=head.declared_bytes)
+            self._enter(Phase.HOLDING)
+            return ()
+        self._enter(Phase.BODY)
+        if head.reserved:
+            # The pick removes these headers too, but only if it is made. They must not reach a server if the
+            # picker dies now.
+            return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
+        return PLAIN[Slot.REQUEST_HEADERS]
+
+    def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
+        self._request_ended = event.end_of_stream
+        if self.phase is Phase.BODY:
+            return self._on_whole_body(event, now=now)
+        if self._body is not None:
+            return self._on_piece(event, self._body, now=now)
+        if self.phase is Phase.START:
+            self._learn(event.modes)
+            self._enter(Phase.PASSED)
+            self._context.picker.report(ProtocolFault("body_before_headers"))
+        return passed_on(event, self._modes.request_body)
+
+    def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
+        """Handle the one message with the body, which came after the headers were answered."""
+        settings, room, size = self._context.settings, self._context.settings.room, len(event.data)
+        if size > settings.max_body_bytes:
+            return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+        partial = self._modes.request_body is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
+        instead = NO_ROOM if room.held_bytes + size > room.max_bytes else None
+        return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
+
+    def _on_piece(self, event: RequestBody, body: Body, *, now: float) -> Sequence[Action]:
+        """Handle a piece of the body while the headers are not answered. Both are answered when enough of the
+        body has come.
+        """
+        end, most_bytes = event.end_of_stream, self._context.settings.max_body_bytes
+        holds = self.phase is Phase.HOLDING
+        if holds and body.size_bytes + len(event.data) > most_bytes:
+            return self._refuse(BodyTooLargeError(limit_bytes=most_bytes))
+        if body.add(event.data, last=end or not holds):
+            return self._let_go(body, end_of_stream=end, now=now)
+        return ()
+
+    def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
+        answer = PLAIN[Slot.REQUEST_TRAILERS]
+        self._request_ended = True
+        if self._body is not None:
+            return self._let_go(self._body, end_of_stream=False, after=answer, now=now)
+        if self.phase is Phase.BODY:
+            # The body has no bytes, and trailers follow. Only the dynamic metadata can still name the server.
+            return self._decide(Slot.REQUEST_TRAILERS, instead=NO_BODY, now=now)
+        if self.phase is Phase.START:
+            self._enter(Phase.PASSED)
+            self._context.picker.report(ProtocolFault("trailers_before_headers"))
+        return answer
+
+    def _let_go(
+        self, body: Body, *, end_of_stream: bool, after: Sequence[Action] = (), now: float
+    ) -> Sequence[Action]:
+        """Decide, and answer the headers and the body that were held, the body in the form that the mode asks
+        for. `after` follows these answers.
+        """
+        count, whole, self._body = body.pieces, body.take(), None
+        first: Sequence[Action] = _UNPICKED
+        if self.phase is Phase.HOLDING:
+            slot, instead = Slot.REQUEST_HEADERS, None if body.has_room else NO_ROOM
+            first = self._decide(slot, whole, instead=instead, partial=body.is_partial, now=now)
+        if self.phase is Phase.REFUSED:
+            return first
+        rest = self._asking.answers_to_body(whole, count, self._modes, end_of_stream=end_of_stream)
+        if self._waiting is None:
+            return (*first, *rest, *after)
+        self._waiting.after = (*rest, *after)
+        return first
+
+    # -- the decision ----------------------------------------------------------------------------------------
+
+    def _decide(
+        self,
+        slot: Slot,
+        body: bytes | memoryview = b"",
+        *,
+        instead: InferenceRequest | None = None,
+        partial: bool = False,
+        now: float,
+    ) -> Sequence[Action]:
+        """Pick, and put the pick into the answer to `slot`, or refuse the request, or let it wait. instead:
+        stands for the body, which is then not read.
+        """
+        context, asking, modes = self._context, self._asking, self._modes
+        picker, gate = context.picker, context.gate
+        try:
+            request = asking.request(body, instead=instead, partial=partial, modes=modes, now=now)
+            if gate is None or not picker.flow_decides or asking.hurried or asking.asks_only:
+                return self._picked(slot, picker.pick(request, now=now))
+            offered = offer(gate, request, self._on_decided, asking=asking, slot=slot, modes=modes, now=now)
+        except PickError as error:
+            return self._refuse(error)
+        if isinstance(offered, Pick):
+            return self._picked(slot, offered)
+        self._waiting = offered
+        self._enter(Phase.WAITING)
+        return offered.delays
+
+    def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
+        """Send or refuse a request that waited, as flow control has decided."""
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
+        assert self._deliver is not None, "a stream with a gate can be answered later"
+        if isinstance(decided, PickError):
+            self._deliver(self._refuse(decided))
+        else:
+            self._deliver((*self._picked(waiting.slot, decided), *waiting.after))
+
+    def _picked(self, slot: Slot, pick: Pick) -> Sequence[Action]:
+        self._enter(Phase.SENT)
+        self.pick = pick
+        return (self._asking.answer(slot, pick),)
+
+    def _refuse(self, error: PickError) -> Sequence[Action]:
+        self._enter(Phase.REFUSED)
+        self._drop()
+        return (self._asking.refusal(error),)
+
+    # -- the answer ------------------------------------------------------------------------------------------
+
+    def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
+        if self.phase in BEGUN:
+            raise StreamProtocolError("second_response_headers")
+        self._learn(event.modes)
+        if self.phase is Phase.WAITING:
+            self._drop()  # The client has its answer, which the data plane gave itself.
+        pick, context, debug = self.pick, self._context, self._asking.head.debug
+        if pick is None:
+            self._enter(Phase.ANSWERED)
+        else:
+            status = answer_status(event.headers)
+            first = pick.destinations[0]
+            served = first if event.served == first.text else read_address(event.served)
+            context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
+            if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
+                self._answer_body = read_answer(event, pick, self._asking, modes=self._modes, hold=self.hold)
+        if event.end_of_stream:
+            self._enter(Phase.DONE)
+        body = self._answer_body
+        self.passes = self._modes.response_body.echoed and body is None
+        if body is None and not debug and not context.settings.conformance_headers:
+            return PLAIN[Slot.RESPONSE_HEADERS]
+        return (answer_to_headers(event, pick if debug else None, body, context.settings),)
+
+    def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
+        """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""
+        self._learn(event.modes)
+        if self.phase not in BEGUN:
+            self._context.picker.report(ProtocolFault("body_before_response_headers"))
+        body, data = self._answer_body, event.data
+        if body is not None:
+            if body.samples and self.phase is Phase.ANSWERED:
+                self._enter(Phase.READING)
+            data = body.feed(data, end=event.end_of_stream, now=now)
+        if event.end_of_stream:
+            self._end_answer(now=now)
+        if not self._modes.response_body.echoed:
+            return PLAIN[Slot.RESPONSE_BODY]
+        return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
+
+    def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
+        body = self._answer_body
+        held = body.feed(b"", end=True, now=now) if body is not None else b""
+        self._end_answer(now=now)
+        return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
+
+    def _end_answer(self, *, now: float) -> None:
+        """Pass the figures of a sampled answer to the picker. An answer without a byte has no figures."""
+        body, self._answer_body = self._answer_body, None
+        if body is not None and self.phase is Phase.READING and self.pick is not None:
+            self._context.picker.on_feedback(self.pick, body.finish(), now=now)
+        if self.phase in (Phase.ANSWERED, Phase.READING):
+            self._enter(Phase.DONE)

@@ -1,0 +1,310 @@
+"""Runs the `epp` command, which serves, checks a configuration, writes Envoy's bootstrap, and prints
+reference pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import uvloop
+
+from epp.base.errors import ConfigError
+from epp.config.policy import RuleName
+from epp.config.settings import Config, load_config
+from epp.observe.misses import command as explain
+from epp.observe.recording import command as recording
+from epp.observe.telemetry.logs import setup_logging
+from epp.serve import preflight, process, reference
+from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.envoy.replacing import write_if_changed
+from epp.serve.workers import Supervisor
+
+_DESCRIPTION = """\
+This endpoint picker for Envoy routes each LLM request to the model server that can answer soonest.
+The picker counts what each server's prefix cache holds, which LoRA adapters the server has loaded,
+and how many prompt tokens it still has to compute.
+"""
+_EXPLAIN = (
+    "Ask a running picker why prompt tokens were not in the cache of the server that they were sent to. "
+    "Print the causes and what to change."
+)
+_RECORD = (
+    "Record the requests that a running picker routes, for `epp replay`. A recording holds sizes, times and "
+    "hashes, but no text."
+)
+_REPLAY = (
+    "Run recorded requests through the picker on simulated servers, once for each policy, and compare the "
+    "policies."
+)
+_EXAMPLES = """\
+a minimal configuration:
+  config.yaml:     endpointsFile: endpoints.yaml
+                   envoy: {edsFile: /tmp/eds.json}
+  endpoints.yaml:  endpoints:
+                     - {name: a, address: "10.0.0.1:8000"}
+                     - {name: b, address: "10.0.0.2:8000"}
+then:
+  epp check --config config.yaml
+  epp serve --config config.yaml &
+  epp envoy-config --config config.yaml > envoy.yaml && envoy -c envoy.yaml
+"""
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="epp",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text)
+
+    def add_configured(name: str, text: str) -> argparse.ArgumentParser:
+        command = add(name, text)
+        command.add_argument(
+            "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
+        )
+        return command
+
+    serve = add_configured(
+        "serve", "Run the picker. On SIGTERM it lets the requests in flight end, then stops."
+    )
+    serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
+    serve.add_argument("--hub", type=Path, default=None, metavar="PATH", help=argparse.SUPPRESS)
+    add_configured(
+        "check",
+        "Check the configuration, policy, endpoints, certificates and folders, then print the "
+        "configuration with all defaults filled in.",
+    )
+    envoy = add_configured("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
+    envoy.add_argument("--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
+    envoy.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the bootstrap to this file instead of printing it; the file is replaced as a whole or not at all",
+    )
+    _add_explain(add("explain", _EXPLAIN))
+    _add_record(add("record", _RECORD))
+    _add_replay(add("replay", _REPLAY))
+    pages = add(
+        "reference",
+        "Print a generated reference page (config, metrics, policy) or a generated file of the chart (crd, "
+        "rbac).",
+    )
+    pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
+    return parser
+
+
+def _add_explain(command: argparse.ArgumentParser) -> None:
+    _add_admin(command)
+    command.add_argument(
+        "--window",
+        type=int,
+        default=600,
+        metavar="SECONDS",
+        help="count the requests of the last SECONDS seconds, 900 at most (default 600)",
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_record(command: argparse.ArgumentParser) -> None:
+    _add_admin(command)
+    command.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="file to write; a FILE that exists already, or is full, is renamed to FILE.1",
+    )
+    command.add_argument(
+        "--for",
+        dest="seconds",
+        type=float,
+        metavar="SECONDS",
+        help="stop after SECONDS seconds (default: record until Ctrl-C)",
+    )
+    command.add_argument(
+        "--max-bytes",
+        type=int,
+        default=2**28,
+        metavar="N",
+        help="largest size of FILE and FILE.1 together (default %(default)s); beyond this the oldest "
+        "requests are lost",
+    )
+
+
+def _add_admin(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--admin",
+        default="http://127.0.0.1:9090",
+        metavar="URL",
+        help="admin address of the picker (default http://127.0.0.1:9090)",
+    )
+
+
+def _add_replay(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "recordings",
+        nargs="+",
+        type=Path,
+        metavar="RECORDING",
+        help="recording that a picker or `epp record` wrote, or a trace in Mooncake's format",
+    )
+    command.add_argument(
+        "--policy",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="policy files to compare with the recorded policy",
+    )
+    command.add_argument(
+        "--rule",
+        nargs="+",
+        choices=get_args(RuleName),
+        default=[],
+        help="rules to compare; everything else is as in the recorded policy",
+    )
+    command.add_argument(
+        "--load",
+        type=_positive,
+        default=1.0,
+        metavar="X",
+        help="multiply the rate of requests by X (default 1)",
+    )
+    command.add_argument(
+        "--servers", type=int, default=0, metavar="N", help="simulate N servers instead of the recorded ones"
+    )
+    command.add_argument("--limit", type=int, default=0, metavar="N", help="use only the first N requests")
+    command.add_argument(
+        "--seed", type=int, default=1, help="seed of the picker's random choices (default 1)"
+    )
+    command.add_argument("--picture", type=Path, metavar="FILE", help="write the table as a picture (SVG)")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1000:
+        raise argparse.ArgumentTypeError("must be a number above 0 and below 1000")
+    return value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command. Return its exit status, which is 2 if the configuration cannot be used."""
+    args = command_line().parse_args(argv)
+    try:
+        if args.command == "reference":
+            print(reference.PAGES[args.page](), end="")
+            return 0
+        if args.command == "explain":
+            found = explain.fetch(args.admin, window_s=args.window)
+            print(
+                msgspec.json.format(msgspec.json.encode(found)).decode()
+                if args.json
+                else explain.table(found)
+            )
+            return 0
+        if args.command == "record":
+            return _record(args)
+        if args.command == "replay":
+            return _replay(args)
+        config = load_config(args.config)
+        if args.command == "envoy-config":
+            return _hand_out(bootstrap(config, output=args.format), args.output)
+        if args.command == "check":
+            return _check(config)
+        return _serve(config, args.config, worker=args.worker, hub=args.hub)
+    except ConfigError as error:
+        print(f"epp: {error}", file=sys.stderr)
+        return 2
+
+
+def _record(args: argparse.Namespace) -> int:
+    options = recording.Options(
+        admin=args.admin, file=args.file, max_bytes=args.max_bytes, seconds=args.seconds
+    )
+    counts = recording.record(options)
+    print(recording.counts_text(counts))
+    if counts.requests:
+        print(f"next: epp replay {args.file}")
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    try:
+        from epp.tools.replay.command import Options, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "replay: this installation has no simulator; run `epp replay` where the whole project is installed"
+        ) from error
+    replay(
+        Options(
+            recordings=args.recordings,
+            policies=args.policy,
+            rules=args.rule,
+            load=args.load,
+            servers=args.servers,
+            limit=args.limit,
+            seed=args.seed,
+            picture=args.picture,
+            json_file=args.json,
+        )
+    )
+    return 0
+
+
+def _hand_out(text: str, file: Path | None) -> int:
+    if file is None:
+        print(text, end="")
+        return 0
+    try:
+        write_if_changed(file, text.encode())
+    except OSError as error:
+        raise ConfigError(f"--output {file}: {error.strerror}") from error
+    return 0
+
+
+def _check(config: Config) -> int:
+    """Print the configuration as it would run, with all defaults filled in."""
+    from epp.serve.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
+
+    inputs = load_inputs(config)
+    remarks = [*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)]
+    endpoints = [
+        {"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.listed.endpoints
+    ]
+    shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
+    print(msgspec.yaml.encode(shown).decode(), end="")
+    for remark in remarks:
+        print(f"epp: {remark}", file=sys.stderr)
+    if not endpoints and config.kubernetes is None:
+        print("epp: there are no endpoints: every request would get 503", file=sys.stderr)
+    return 0
+
+
+def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) -> int:
+    process.choose_grpc()
+    process.raise_file_limit()
+    from epp.serve import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
+    from epp.serve.inputs import load_inputs  # noqa: PLC0415 - as above
+
+    if worker is None and config.workers > 1:
+        setup_logging(config.log)
+        load_inputs(config, tolerant=True)  # report a fault once, not once for each worker
+        meet = config.sharing.workers and config.sharing.redis is None
+        return asyncio.run(Supervisor(config_path=path, count=config.workers, meet=meet).run())
+    if worker is not None:
+        process.follow_parent()
+    served = app.App(config, worker=worker or 0, hub=hub)
+    process.tune()
+    status: int = uvloop.run(served.run())
+    return status

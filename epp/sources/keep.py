@@ -1,0 +1,109 @@
+"""Keeps loops that read from outside running: scrapes, files, the API server, other pickers, KV events,
+housekeeping.
+
+Such a loop reads what others wrote, so it can fail unexpectedly. A failure must never end the picker:
+`Sources.keep` runs the loop again after a pause, logs the reason and counts the failure. The pause doubles
+with each failure, up to half a minute, and is short again after the loop has run well for a while. Only a
+failure of the serving socket ends the process.
+
+The composition root owns the only `Sources` and passes its `keep` to the adapters that have loops of their
+own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, NoReturn, Protocol
+
+from epp.base.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 30.0
+_RAN_WELL_S: Final = 60.0
+"""A source that ran for this long before it failed is started again after a short pause."""
+
+
+class Keep(Protocol):
+    """Runs `run` for ever: starts it again whenever it ends. `source` is a label for metrics, from a small
+    fixed set.
+    """
+
+    async def __call__(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn: ...
+
+
+class Pauses:
+    """Computes the pause before the next try: twice as long each time, with a random part."""
+
+    def __init__(
+        self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S
+    ) -> None:
+        self._rng = rng
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._tries = 0
+
+    def next_s(self, *, at_least_s: float = 0.0) -> float:
+        """Return the next pause. at_least_s: the pause that a server asked for, within the bounds."""
+        bound = min(self._longest_s, self._first_s * 2**self._tries)
+        self._tries = min(self._tries + 1, 32)
+        asked = min(at_least_s, 6 * self._longest_s)
+        return float(max(asked, bound * self._rng.uniform(0.5, 1.0)))
+
+    def reset(self) -> None:
+        self._tries = 0
+
+
+class Sources:
+    """Keeps loops running. `failures` counts failures by source, for metrics."""
+
+    def __init__(self, *, rng: Random, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+        self._rng = rng
+        self._first_pause_s = first_pause_s
+        self.failures: Counter[str] = Counter()
+
+    async def keep(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn:
+        """Run `run` again and again until this task is cancelled. KeyboardInterrupt and SystemExit pass
+        through.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        pauses = Pauses(self._rng, first_s=self._first_pause_s)
+        self.failures[source] += 0  # the metric exists before the first failure
+        while True:
+            started = loop.time()
+            failure: BaseException | None = None
+            try:
+                await run()
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except asyncio.CancelledError as error:
+                if task.cancelling():
+                    raise
+                failure = error  # a library cancelled a part of the loop
+            except BaseException as error:  # noqa: BLE001 - some packages raise what is no Exception; the picker goes on
+                failure = error
+            if loop.time() - started >= _RAN_WELL_S:
+                pauses.reset()
+            pause_s = pauses.next_s()
+            self.failures[source] += 1
+            _log_failure(task.get_name(), source, failure, pause_s=pause_s)
+            await asyncio.sleep(pause_s)
+
+
+def _log_failure(name: str, source: str, failure: BaseException | None, *, pause_s: float) -> None:
+    reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
+    expected = failure is None or isinstance(failure, ConfigError)
+    _log.error(
+        "%s failed and starts again in %.1f s; the data that it read before stays in use: %s",
+        name,
+        pause_s,
+        reason,
+        exc_info=None if expected else failure,
+        extra={"source": source},
+    )

@@ -1,0 +1,243 @@
+"""Follows the cluster: reads the picker's endpoints and policies from it, and writes status and Events to it.
+
+Every process of every replica watches the pools, their pods and the policies, so picking depends on no other
+process. Only the first process of a pod writes, and of the replicas only the holder of the Lease. News from
+the API server takes effect through `Hooks`. While the API server is away, everything stays as it was. Called
+by the composition root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from random import Random
+from typing import Any, Final
+
+from epp.base.types import Endpoint
+from epp.config.kubernetes import Kubernetes
+from epp.config.policy import Policy
+from epp.request.rewriting import Rewrites
+from epp.sources.keep import Keep
+from epp.sources.kube.account import TOKEN_FILE, owner
+from epp.sources.kube.api import Api, namespace_of
+from epp.sources.kube.crd import PATH
+from epp.sources.kube.lease_holder import LeaseHolder
+from epp.sources.kube.live import Live
+from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
+from epp.sources.kube.objectives import Objectives, merged
+from epp.sources.kube.objects import ModelRewrite, Objective, PolicyObject
+from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from epp.sources.kube.pools import Pools
+from epp.sources.kube.reflector import Reflector, Sink, Source, T
+from epp.sources.kube.rewrite_writing import RewriteWriter
+from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
+from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
+from epp.sources.kube.writing import Writer
+
+_GATHER_S: Final = 0.05
+_LOOK_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The callables of the composition root that get the news from the cluster."""
+
+    endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None]
+    """Use these endpoints from now on, of these existing pools. OSError: this is not possible now."""
+    policies: Callable[[Policy, Policy | None], None]
+    """Route by the first policy, and score by the second one in dry run."""
+    live: Callable[[], Live]
+    followed: Callable[[str, bool], None]
+    """Whether the API server lets us follow pods, pool or policies."""
+    judged: Callable[[int, int], None]
+    """How many policies are accepted, and how many are refused."""
+    lease_held: Callable[[bool], None]
+    """Whether this process writes status."""
+    objectives: Callable[[Mapping[str, int]], None] = lambda _: None
+    """Priority by the name of an InferenceObjective."""
+    rewrites: Callable[[Rewrites], None] = lambda _: None
+    """Other names for models."""
+
+
+class Cluster:
+    """`run` until cancelled. `default` is the policy that routes while no policy object does."""
+
+    def __init__(
+        self, settings: Kubernetes, *, hooks: Hooks, default: Policy, writes: bool, keep: Keep, rng: Random
+    ) -> None:
+        self._settings = settings
+        self._hooks = hooks
+        self._default = default
+        self._writes = writes
+        self._keep = keep
+        self._rng = rng
+        self._namespace = namespace_of(settings)
+        self._policies = PolicySet(pools=settings.names)
+        self._outcome = ResolvedPolicies(acting=default, tried=None, verdicts={})
+        self._dirty = asyncio.Event()
+        self._rewrites = [
+            ModelRewrites(pools=settings.names, group=group)
+            for group in REWRITE_PATHS
+            if group in settings.rewrites
+        ]
+        self._rewrites_version = 0
+
+    def set_default(self, default: Policy) -> None:
+        """Change the policy that routes while no policy object does."""
+        self._default = default
+        self._judge_again()
+
+    async def run(self) -> None:
+        """Follow, judge and write. Raises ConfigError if there is no access to the cluster."""
+        api = await Api.connect(self._settings)
+        try:
+            async with asyncio.TaskGroup() as group:
+                keep, pools = self._keep, self._make_pools(api)
+                group.create_task(pools.run(), name="watch of the pools and their pods")
+                for each in self._reflectors(api):
+                    group.create_task(keep("kubernetes", each.run), name=f"watch of the {each.what}")
+                group.create_task(
+                    keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
+                )
+                if self._writes:
+                    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+                    lease_holder = self._make_lease_holder(api, identity)
+                    group.create_task(keep("kubernetes", lease_holder.run), name="lease")
+                    group.create_task(
+                        keep("kubernetes", lambda: self._write(api, pools, lease_holder, identity)),
+                        name="status writer",
+                    )
+        finally:
+            await api.close()
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _judge_again(self) -> None:
+        self._policies.changed = True
+        self._dirty.set()
+
+    def _make_pools(self, api: Api) -> Pools:
+        return Pools(
+            api,
+            self._settings,
+            namespace=self._namespace,
+            on_endpoints=self._hooks.endpoints,
+            on_pool=self._judge_again,
+            on_state=self._hooks.followed,
+            keep=self._keep,
+            rng=self._rng,
+        )
+
+    def _reflectors(self, api: Api) -> Iterator[Reflector[Any]]:
+        """Yield a reflector for the policies, and one for each API group of objectives and rewrites that the
+        settings name. A cluster may have none of these groups.
+        """
+        yield self._reflector(
+            api, "policies", PolicyObject, path=PATH, sink=self._policies, on_change=self._dirty.set
+        )
+        groups = [group for group in OBJECTIVE_PATHS if group in self._settings.objectives]
+        objectives = [Objectives(pools=self._settings.names) for _ in groups]
+        for group, sink in zip(groups, objectives, strict=True):
+            yield self._reflector(
+                api,
+                f"objectives of {group}",
+                Objective,
+                path=OBJECTIVE_PATHS[group],
+                sink=sink,
+                on_change=lambda: self._hooks.objectives(merged(objectives)),
+            )
+        for each in self._rewrites:
+            yield self._reflector(
+                api,
+                f"rewrites of {each.group}",
+                ModelRewrite,
+                path=REWRITE_PATHS[each.group],
+                sink=each,
+                on_change=self._use_rewrites,
+            )
+
+    def _reflector(
+        self, api: Api, what: str, kind: type[T], *, path: str, sink: Sink[T], on_change: Callable[[], None]
+    ) -> Reflector[T]:
+        path = path.format(namespace=self._namespace)
+        source = Source(what=what, kind=kind, path=path, free_form=kind is PolicyObject)
+        return Reflector(
+            api, source, sink=sink, on_change=on_change, on_state=self._hooks.followed, rng=self._rng
+        )
+
+    def _use_rewrites(self) -> None:
+        """Apply the rewrites if a spec has changed. A status, which we write ourselves, does not count."""
+        version = sum(rewrites.version for rewrites in self._rewrites)
+        if version != self._rewrites_version:
+            self._rewrites_version = version
+            self._hooks.rewrites(all_rewrites(self._rewrites))
+
+    def _make_lease_holder(self, api: Api, identity: str) -> LeaseHolder:
+        return LeaseHolder(
+            api,
+            namespace=self._namespace,
+            name=self._settings.lease_name,
+            identity=identity,
+            duration_s=self._settings.status.lease_seconds,
+            clock=time.monotonic,
+            time_text=_micro_time,
+            rng=self._rng,
+            owner=None if self._settings.kubeconfig else owner(TOKEN_FILE, namespace=self._namespace),
+        )
+
+    async def _judge(self, pools: Pools) -> None:
+        """Judge the policies whenever a spec has changed. A change of status has no effect."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            if self._policies.changed:
+                before = self._outcome
+                after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
+                sound = sum(verdict.accepted.so is True for verdict in after.verdicts.values())
+                self._hooks.judged(sound, len(after.verdicts) - sound)
+                if (after.acting, after.tried) != (before.acting, before.tried):
+                    self._hooks.policies(after.acting, after.tried)
+            await asyncio.sleep(_GATHER_S)
+
+    async def _write(self, api: Api, pools: Pools, lease_holder: LeaseHolder, identity: str) -> None:
+        writer = Writer(
+            api,
+            namespace=self._namespace,
+            pools=self._settings.names,
+            identity=identity,
+            interval_s=self._settings.status.interval_seconds,
+            events=self._settings.status.events,
+            on_written=self._policies.wrote,
+            time_text=_time,
+        )
+        rewrites = RewriteWriter(api, self._rewrites, namespace=self._namespace, time_text=_time)
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._hooks.lease_held(lease_holder.holds())
+            if not pools.settled or self._dirty.is_set():
+                continue  # nothing is written before everything is known
+            await writer.look(
+                self._outcome,
+                says=self._policies.observed(),
+                of_other_pools=self._policies.of_other_pools(),
+                live=self._hooks.live(),
+                pool_uids=pools.uids,
+                holds=lease_holder.holds,
+                now=time.monotonic(),
+            )
+            await rewrites.look(existing=pools.existing, holds=lease_holder.holds, now=time.monotonic())
+
+
+def _time() -> str:
+    """Return the current time in the format of most Kubernetes objects."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _micro_time() -> str:
+    """Return the current time in the format of a Lease."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

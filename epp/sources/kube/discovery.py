@@ -1,0 +1,218 @@
+"""Turns pods and ports into endpoints: which servers exist, with name, address and process.
+
+Pure. The reflectors of the pool and of its pods pass objects in, and the caller asks for the endpoints when
+something has changed. Only the fields of a pod that affect its endpoints are kept. An update that changes
+none of them has no effect, so the status heartbeats of a thousand pods cause no work.
+
+An endpoint is one target port of one pod that is Ready (`_ready`) and not terminating, named `pod:port`. Its
+`incarnation` is the pod's uid together with values that change when a container of the port restarts. A new
+incarnation means a cold cache.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple
+
+from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
+from epp.request.client_names import MAX_NAME_CHARS
+from epp.sources.kube.objects import Pod, Pool
+
+AddressFamily = Literal["Primary", "IPv4", "IPv6"]
+_MOST_ADAPTERS = 4096
+_VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The facts that are kept about a pod that may get requests."""
+
+    created: str
+    uid: str
+    host: str
+    processes: Mapping[str, str]
+    """For each container, the number of its current start."""
+    ports: Mapping[int, str]
+    """For each declared port, the container that serves it."""
+    model: str
+    adapters: frozenset[str]
+    metrics: str
+    role: Role
+    front: int
+    """The port that passes requests on to data parallel ranks; the target ports are then these ranks. 0: each
+    target port is a whole server."""
+
+
+class Found(NamedTuple):
+    """An endpoint, and when its pod was created."""
+
+    created: str
+    endpoint: Endpoint
+
+
+class Discovery:
+    """The pods of one pool by name. `changed` is true until the endpoints have been asked for."""
+
+    def __init__(self, *, pool: str, family: AddressFamily, ports: Sequence[int] = ()) -> None:
+        self._pool = pool
+        self._family = family
+        self._ports: tuple[int, ...] = tuple(ports)
+        self._servers: dict[str, _Server] = {}
+        self.changed = False
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def set_ports(self, ports: Sequence[int]) -> None:
+        """Set the pool's target ports. Each is an endpoint of every pod."""
+        if tuple(ports) != self._ports:
+            self._ports = tuple(ports)
+            self.changed = True
+
+    def replace(self, pods: Iterable[Pod]) -> None:
+        servers = {pod.metadata.name: server for pod in pods if (server := self._server(pod)) is not None}
+        if servers != self._servers:
+            self._servers = servers
+            self.changed = True
+
+    def put(self, pod: Pod) -> None:
+        server = self._server(pod)
+        if server is None:
+            self.remove(pod)
+        elif self._servers.get(pod.metadata.name) != server:
+            self._servers[pod.metadata.name] = server
+            self.changed = True
+
+    def remove(self, pod: Pod) -> None:
+        if self._servers.pop(pod.metadata.name, None) is not None:
+            self.changed = True
+
+    def found(self) -> list[Found]:
+        """Return an endpoint for each port of each server. `united` makes names and addresses unique."""
+        self.changed = False
+        return [
+            Found(server.created, _endpoint(name, server, port, rank=rank, pool=self._pool))
+            for name, server in self._servers.items()
+            for rank, port in enumerate(self._ports)
+        ]
+
+    def check_integrity(self) -> None:
+        changed, endpoints = self.changed, united([self.found()])
+        assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
+        assert len(endpoints) <= len(self._servers) * len(self._ports)
+        assert endpoints == united([self.found()])
+        self.changed = changed
+
+    def _server(self, pod: Pod) -> _Server | None:
+        """Return the facts about a pod, or None if the pod gets no requests now."""
+        host = _host(pod, self._family)
+        if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
+            return None
+        annotations = pod.metadata.annotations
+        return _Server(
+            created=pod.metadata.creation_timestamp,
+            uid=pod.metadata.uid,
+            host=host,
+            processes={s.name: f"{s.restart_count}/{s.container_id}" for s in pod.status.container_statuses},
+            ports={p.container_port: c.name for c in pod.spec.containers for p in c.ports},
+            model=annotations.model if len(annotations.model) <= MAX_NAME_CHARS else "",
+            adapters=_adapters(annotations.adapters),
+            # An invalid place is ignored: the page is then expected at the same place as the others'.
+            metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
+            front=_port(annotations.data_parallel_port),
+            role=ROLES.get(pod.metadata.labels.role, Role.UNSAID),
+        )
+
+
+def _adapters(text: str) -> frozenset[str]:
+    """Return adapters that a request can name. Adapters beyond the number that a server can hold are left
+    out.
+    """
+    names = (name.strip() for name in text.split(",", _MOST_ADAPTERS)[:_MOST_ADAPTERS])
+    return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
+
+
+def _ready(pod: Pod) -> bool:
+    """Return whether the pod is ready, as its own kubelet last reported, for the pod or for its parts.
+
+    If the node controller loses contact with a node, it sets Ready to false on all pods of that node, and
+    changes nothing else. If the pods still serve, for example because only the control plane was away, all
+    endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests anyway.
+    """
+    statuses = {c.type: c.status for c in pod.status.conditions}
+    parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))
+    return statuses.get("Ready") == "True" or all(statuses.get(part) == "True" for part in parts)
+
+
+def pool_ports(pool: Pool) -> tuple[int, ...]:
+    """Return the target ports, each once. Numbers that are not ports are left out."""
+    return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
+
+
+def label_selector(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
+    """Return the endpoints of several pools, by name. Names and addresses are unique.
+
+    Two pods can have the same address for a moment, or for long if a node died. And two watches can know
+    two pods of the same name, an older and a younger one. The younger pod gets the name and the address. A
+    pod that several pools select belongs to the first of them.
+    """
+    by_age = sorted(chain.from_iterable(reversed(pools)), key=lambda found: found.created)
+    by_name = {found.endpoint.name: found for found in by_age}
+    by_age = sorted(by_name.values(), key=lambda found: found.created)
+    by_address = {found.endpoint.address: found.endpoint for found in by_age}
+    return sorted(by_address.values(), key=lambda endpoint: endpoint.name)
+
+
+def in_several(pools: Sequence[Sequence[Found]]) -> Collection[EndpointName]:
+    times = Counter(found.endpoint.name for found in chain.from_iterable(pools))
+    return [name for name, count in times.items() if count > 1]
+
+
+def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) -> Endpoint:
+    process = server.processes.get(server.ports.get(port, ""))
+    if process is None:  # no container declares the port, which is legal, so any container may serve it
+        process = " ".join(f"{key}={value}" for key, value in sorted(server.processes.items()))
+    return Endpoint(
+        name=EndpointName(f"{name}:{port}"),
+        address=Address(server.host, port),
+        model=server.model,
+        pool=pool,
+        adapters=server.adapters,
+        incarnation=f"{server.uid}/{process}",
+        metrics=server.metrics,
+        role=server.role,
+        rank=rank if server.front else None,
+        behind=Address(server.host, server.front) if server.front else None,
+    )
+
+
+def _port(text: str) -> int:
+    """Return the port. 0: the text is not a port."""
+    return int(text) if len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65_536 else 0
+
+
+def _host(pod: Pod, family: AddressFamily) -> str:
+    """Return the pod's address of this family, in the spelling by which `Address` compares. A pod without
+    such an address is reached at its primary address.
+    """
+    addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
+    wanted = _VERSIONS.get(family)
+    for ip in addresses:
+        if wanted in (None, ip.version):
+            return str(ip)
+    return str(addresses[0]) if addresses else ""
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

@@ -1,0 +1,297 @@
+"""Follows one kind of object: lists all objects, then watches them without end. It reports the current state,
+not the history.
+
+The list is paged. It starts again when a watch cannot continue (410: the missed events are gone). Watches ask
+for bookmarks, so that even a quiet watch can continue where it stopped. A broken watch continues from the
+last version that was seen. A silent watch counts as dead. While the API server is away nothing is forgotten:
+the sink keeps its objects, and the next list corrects them. Pauses grow and are jittered, so that a fleet of
+pickers does not overload a server that comes back.
+
+Called by `pool` and `cluster`; `Reader` is the API server, or a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from epp.request.bounded_json import CostlyJsonError, check_cost
+from epp.sources.keep import Pauses
+from epp.sources.kube.api import ApiError, Query, read
+from epp.sources.kube.objects import Failure, ObjectMeta
+
+_log = logging.getLogger(__name__)
+
+_PAGE: Final = "500"
+_GONE: Final = 410
+_MOST_STATUS_FIELDS: Final = 32
+"""Most fields of a status that are tried one by one, since each costs a read of the object."""
+_WATCH_S: Final = (240, 360)
+"""A watch ends after about this many seconds and is opened again. Watches do not all end at the same time."""
+_IDLE_S: Final = 100.0
+"""A bookmark comes about once a minute, so a connection that is silent for longer is dead."""
+_LONGEST_PAUSE_S: Final = 10.0
+_LIVED_S: Final = 5.0
+"""A watch that lasted this long was not refused, so the next pause is short again."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+_Part = TypeVar("_Part", bound=msgspec.Struct)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Reader(Protocol):
+    """The API server, as far as a reflector uses it."""
+
+    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
+    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
+        """Return the lines of a watch; the first is empty. Closing the generator closes the connection."""
+        ...
+
+
+class Sink(Protocol[T_contra]):
+    """Receives the objects."""
+
+    def replace(self, objects: Iterable[T_contra], /) -> None: ...
+    def put(self, found: T_contra, /) -> None: ...
+    def remove(self, found: T_contra, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Generic[T]):
+    """The objects to follow: a collection, and a selection from it."""
+
+    what: str
+    """Name of the objects for logs and metrics, such as pods or policies."""
+    kind: type[T]
+    path: str
+    selectors: tuple[tuple[str, str], ...] = ()
+    free_form: bool = False
+    """Whether objects may hold values of any shape. Each object is then checked for its cost before it is
+    decoded."""
+
+
+class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct, frozen=True):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] = []
+
+
+class _Event(msgspec.Struct, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    metadata: ObjectMeta
+
+
+class Reflector(Generic[T]):
+    """Feeds `sink`. `on_change` is called after each list and each event, `on_state` when the connection
+    comes or goes.
+
+    `synced` is set by the first list and stays set.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        source: Source[T],
+        *,
+        sink: Sink[T],
+        on_change: Callable[[], None],
+        on_state: Callable[[str, bool], None],
+        rng: Random,
+    ) -> None:
+        self._reader = reader
+        self._source = source
+        self._sink = sink
+        self._on_change = on_change
+        self._on_state = on_state
+        self._rng = rng
+        self._pauses = Pauses(rng, longest_s=_LONGEST_PAUSE_S)
+        self._version = ""
+        """The version from which a watch can continue. Empty: list first."""
+        self._complaint = ""
+        self._answers: bool | None = None
+        self._unreadable = ""
+        """The last message about an object, or its status, that cannot be read."""
+        self._object = msgspec.json.Decoder(source.kind)
+        self.synced = False
+
+    @property
+    def what(self) -> str:
+        return self._source.what
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                if loop.time() - started >= _LIVED_S:
+                    self._pauses.reset()
+                    continue
+                pause_s = self._pauses.next_s()  # the watch ended at once, so do not ask again at once
+            except ApiError as error:
+                if loop.time() - started >= _LIVED_S:
+                    self._pauses.reset()
+                if error.status == _GONE:
+                    self._version = ""
+                else:
+                    self._complain(error)
+                pause_s = self._pauses.next_s(at_least_s=error.retry_after_s)
+            await asyncio.sleep(pause_s)
+
+    def check_integrity(self) -> None:
+        assert self.synced or not self._version, "a version comes with a list"
+
+    async def _list(self) -> None:
+        found: list[T] = []
+        listed = 0
+        token = ""
+        while True:
+            query = [*self._source.selectors, ("limit", _PAGE)]
+            if token:
+                query.append(("continue", token))
+            text = await self._reader.request("GET", self._source.path, query=query)
+            page = self._decode(text, _Page)
+            found += [one for item in page.items if (one := self.read(item)) is not None]
+            listed += len(page.items)
+            token = page.metadata.continue_
+            if not token:
+                break
+        if listed and not found:
+            raise ApiError(f"none of {listed} objects can be read")
+        self._sink.replace(found)
+        self._version = page.metadata.resource_version
+        self.synced = True
+        self._settle()
+        self._on_change()
+
+    async def _watch(self) -> None:
+        query = [
+            *self._source.selectors,
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", self._version),
+            ("timeoutSeconds", str(self._rng.randint(*_WATCH_S))),
+        ]
+        # If this loop is left early, by an event or by a cancellation,
+        # the connection must not wait for the garbage collector.
+        async with aclosing(self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
+            async for line in lines:
+                self._settle()
+                if line:
+                    self._take(self._decode(line, _Event))
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            failure = self._decode(event.object, Failure)
+            raise ApiError(f"{failure.code} {failure.message}", status=failure.code)
+        if event.type == "BOOKMARK":
+            self._version = self._decode(event.object, _Versioned).metadata.resource_version
+            return
+        found = self.read(event.object)
+        if found is None:
+            # It is unknown which object this is. A new list has all objects that can be read.
+            raise ApiError("an object cannot be read", status=_GONE)
+        if event.type == "DELETED":
+            self._sink.remove(found)
+        else:
+            self._sink.put(found)
+        self._version = found.metadata.resource_version  # type: ignore[attr-defined]  # every kind has one
+        self._on_change()
+
+    def read(self, text: msgspec.Raw) -> T | None:
+        """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A
+        field of the status that cannot be read counts as absent: another release may have written it.
+        """
+        try:
+            if self._source.free_form:
+                check_cost(bytes(text))
+            try:
+                return self._object.decode(text)
+            except msgspec.ValidationError as error:
+                found = self._with_readable_status(text)
+                self._pass_over("the status of one", error)
+                return found
+        except (CostlyJsonError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._pass_over("one", error)
+            return None
+
+    def _with_readable_status(self, text: msgspec.Raw) -> T:
+        """Decode an object with those fields of its status that can be read, one by one."""
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        status, readable = fields.pop("status", None), {}
+        found = self._object.decode(msgspec.json.encode(fields))
+        with contextlib.suppress(msgspec.ValidationError):
+            parts = msgspec.json.decode(status or b"{}", type=dict[str, msgspec.Raw])
+            for name, value in islice(parts.items(), _MOST_STATUS_FIELDS):
+                with contextlib.suppress(msgspec.ValidationError):
+                    self._object.decode(msgspec.json.encode({**fields, "status": {name: value}}))
+                    readable[name] = value
+            found = self._object.decode(msgspec.json.encode({**fields, "status": readable}))
+        return found
+
+    def _pass_over(self, part: str, error: Exception) -> None:
+        """Log once that a part of what was read does not count."""
+        if str(error) != self._unreadable:
+            self._unreadable = str(error)
+            _log.error("%s of the %s cannot be read and does not count: %s", part, self._source.what, error)
+
+    def _decode(self, text: bytes | msgspec.Raw, kind: type[_Part]) -> _Part:
+        try:
+            return read(text, kind)
+        except ApiError:
+            self._version = ""
+            raise
+
+    def _complain(self, error: ApiError) -> None:
+        complaint = f"{error.status} {error}" if error.status else "unreachable"
+        if complaint != self._complaint:
+            self._complaint = complaint
+            _log.error(
+                "cannot watch %s; the last known state stays in use: %s%s",
+                self._source.what,
+                error,
+                _advice(error),
+            )
+        self._report(answers=False)
+
+    def _settle(self) -> None:
+        if self._complaint:
+            self._complaint = ""
+            _log.info("watching %s works again", self._source.what)
+        self._report(answers=True)
+
+    def _report(self, *, answers: bool) -> None:
+        if answers != self._answers:
+            self._answers = answers
+            self._on_state(self._source.what, answers)
+
+
+def _advice(error: ApiError) -> str:
+    match error.status:
+        case 401:
+            return "; the API server does not accept the credentials (any more): check the user of the kubeconfig, or the pod's service account"
+        case 403:
+            return "; grant the picker's service account the rules that `epp reference rbac` prints"
+        case 404:
+            return "; is its CustomResourceDefinition installed?"
+        case _:
+            return ""

@@ -1,0 +1,100 @@
+"""Decides what the status of an InferenceModelRewrite says: whether its rules are in use. Pure;
+`rewrite_writing` sends the patches.
+
+There is one condition, `Accepted`, as in llm-d's CRD. True: the object is valid, no other object has one of
+its names, and its rules are in use. False: the reason says what is wrong; its valid rules are used anyway.
+This picker does not judge an object for another pool. If no picker judges the object, its condition is
+Unknown and says that no picker has judged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from epp.sources.kube.objects import Condition
+from epp.sources.kube.policies import Result
+from epp.sources.kube.policy_status import condition
+from epp.sources.kube.rewrites import Claim, ModelRewrites
+
+_ACCEPTED: Final = "Accepted"
+_NAMED: Final = 5
+
+Key = tuple[str, str]
+"""API group and name of an object."""
+
+
+def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Result]:
+    """Return the result for each object of the picker's pools. existing: the pools that exist."""
+    owners: dict[str, Claim] = {}
+    results = {}
+    for rewrites in newer_first:
+        for claim in rewrites.claims():
+            taken = _taken(claim, owners)
+            results[claim.group, claim.name] = _result(claim, taken, pool_exists=claim.pool in existing)
+    return results
+
+
+def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
+    """Return the names of this object that an earlier object has. Its other names now belong to this object.
+    The name "" stands for every other name.
+    """
+    taken = {}
+    for rule in claim.rules:
+        for model in rule.models or ("",):
+            owner = owners.setdefault(model, claim)
+            if owner is not claim:
+                taken[model] = owner
+    return taken
+
+
+def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Result:
+    if claim.faults:
+        return Result(False, "Invalid", "; ".join(claim.faults))
+    if taken:
+        conflicts = [
+            f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite {owner.name}"
+            f"{'' if owner.group == claim.group else f' of {owner.group}'}"
+            for model, owner in list(taken.items())[:_NAMED]
+        ]
+        more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
+        return Result(
+            False, "Conflicted", "; ".join(conflicts) + more + "; the other names of this rewrite count"
+        )
+    if not pool_exists:
+        return Result(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
+    return Result(True, _ACCEPTED, "its rules are in use")
+
+
+def accepted(result: Result, claim: Claim, *, time_text: str) -> Condition:
+    return condition(
+        _ACCEPTED, result, generation=claim.generation, before=claim.conditions, time_text=time_text
+    )
+
+
+def unclaimed(claim: Claim, *, time_text: str) -> Condition:
+    """Return the condition of an object that nobody has judged."""
+    pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
+    message = (
+        f"no picker that writes status has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
+        "a gateway for that pool runs in this namespace and follows rewrites"
+    )
+    return accepted(Result(None, "TargetNotFound", message), claim, time_text=time_text)
+
+
+def observed_generation(claim: Claim) -> int:
+    """Return the generation that its status was last judged for. 0: nobody has judged it."""
+    return max((c.observed_generation for c in claim.conditions if c.type == _ACCEPTED), default=0)
+
+
+def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
+    """Return the condition as a merge patch. It replaces the whole list, so it contains the conditions of
+    others and the version at which they were read.
+    """
+    others = [c for c in claim.conditions if c.type != wanted.type]
+    return {
+        "metadata": {"uid": claim.uid, "resourceVersion": claim.resource_version},
+        "status": {"conditions": msgspec.to_builtins([*others, wanted])},
+    }

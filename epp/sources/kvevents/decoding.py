@@ -1,0 +1,191 @@
+"""Decodes KV events of vLLM. An event says that blocks were stored, that blocks were removed, or that the
+server cleared its cache.
+
+A message is a batch in msgpack: [time, [events], data parallel rank], or a map with "events". An event is a
+map with its name under "type", or, from older releases, an array that starts with its name; fields were added
+at its end. Blocks are named by 64-bit integers, or by whole hashes if the server is configured so. Unknown
+kinds of events are ignored.
+
+`medium` names the tier of a block: GPU, CPU or STORAGE. Without `medium` it is the first tier, and an unknown
+medium counts as the slowest tier. Pure. Callers: `exact`, tests.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from msgspec import Meta, Raw, Struct
+from msgspec.msgpack import Decoder
+
+from epp.picker.prefix_index.kv_reports import Tier
+from epp.sources.kvevents.block_hashes import BlockName, block_name
+
+_MOST_EVENTS: Final = 2**15
+"""Most events of one message. A message of a megabyte has room for a million empty lists. Making them takes
+350 ms, during which nothing else runs."""
+_MOST_BLOCKS: Final = 2**17
+_MOST_TOKENS: Final = 2**18
+"""Most blocks and tokens of one event. A message of a megabyte has room for more only if numbers are tiny."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    blocks: tuple[BlockName, ...]
+    tier: Tier
+    parent: BlockName | None = None
+    token_ids: tuple[int, ...] = ()
+    """The tokens of all these blocks together. Empty: the sender does not say."""
+    block_tokens: int = 0
+    adapter: str = ""
+    more_keys: bool = False
+    """Whether the hash of the first block covers more than tokens: adapter's name, media, salt."""
+    group: int = 0
+    partial_attention: bool = False
+    """Whether the blocks belong to layers that look at only a part of the prompt. Such blocks say nothing
+    about prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    blocks: tuple[BlockName, ...]
+    tier: Tier
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The server holds no blocks any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class MalformedError(Exception):
+    """The message is not a batch of KV events."""
+
+
+_Name = int | bytes
+_Names = Annotated[list[_Name], Meta(max_length=_MOST_BLOCKS)]
+_Tokens = Annotated[list[int], Meta(max_length=_MOST_TOKENS)]
+_WHOLE_ATTENTION: Final = frozenset(
+    {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
+)
+_NO_KEYS: Final = (b"", b"\xc0", b"\x90")
+"""The first bytes of an empty value, of nil and of an empty array."""
+
+
+class _Batch(Struct, array_like=True):
+    time: Raw
+    events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
+
+
+class _BatchMap(Struct):
+    events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
+
+
+class _Head(Struct):
+    type: str
+
+
+class _ArrayHead(_Head, array_like=True):
+    pass
+
+
+class _Stored(Struct):
+    """The fields in the order of the array form."""
+
+    type: str
+    block_hashes: _Names
+    parent_block_hash: _Name | None = None
+    token_ids: _Tokens | None = None
+    block_size: int | None = None
+    lora_id: Raw = Raw()
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: Annotated[list[Raw], Meta(max_length=_MOST_BLOCKS)] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _StoredArray(_Stored, array_like=True):
+    pass
+
+
+class _Removed(Struct):
+    type: str
+    block_hashes: _Names
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _RemovedArray(_Removed, array_like=True):
+    pass
+
+
+_BATCH: Final = Decoder(_Batch), Decoder(_BatchMap)
+_HEAD: Final = Decoder(_ArrayHead), Decoder(_Head)
+_STORED: Final = Decoder(_StoredArray), Decoder(_Stored)
+_REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
+"""Decoders for an array and for a map."""
+
+
+def decode(payload: bytes) -> list[Event]:
+    """Return the events of a message, in order. Raises MalformedError for any other bytes."""
+    try:
+        batch = _BATCH[_is_map(payload)].decode(payload)
+        events = [_event(raw) for raw in batch.events]
+    except Exception as error:
+        # The bytes are of a wrong kind, too long for memory, or nested too deeply.
+        raise MalformedError(f"not a batch of KV events: {error}") from error
+    return [event for event in events if event is not None]
+
+
+def _event(raw: Raw) -> Event | None:
+    is_map = _is_map(raw)
+    match _HEAD[is_map].decode(raw).type:
+        case "BlockStored":
+            return _stored(_STORED[is_map].decode(raw))
+        case "BlockRemoved":
+            removed = _REMOVED[is_map].decode(raw)
+            return Removed(_names(removed.block_hashes), _tier(removed.medium), removed.group_idx or 0)
+        case "AllBlocksCleared":
+            return Cleared()
+        case _:
+            return None
+
+
+def _is_map(raw: Raw | bytes) -> bool:
+    first = memoryview(raw)[0]
+    return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
+
+
+def _stored(fields: _Stored) -> Stored:
+    parent, keys = fields.parent_block_hash, fields.extra_keys
+    return Stored(
+        blocks=_names(fields.block_hashes),
+        tier=_tier(fields.medium),
+        parent=None if parent is None else _name(parent),
+        token_ids=tuple(array("I", fields.token_ids or ())),  # array refuses what is no token id
+        block_tokens=fields.block_size or 0,
+        adapter=fields.lora_name or "",
+        more_keys=bool(keys and bytes(memoryview(keys[0])[:1]) not in _NO_KEYS),
+        group=fields.group_idx or 0,
+        partial_attention=fields.kv_cache_spec_kind not in _WHOLE_ATTENTION,
+    )
+
+
+def _names(values: list[_Name]) -> tuple[BlockName, ...]:
+    return tuple([_name(value) for value in values])
+
+
+def _name(value: _Name) -> BlockName:
+    return BlockName(value & 0xFFFFFFFFFFFFFFFF) if isinstance(value, int) else block_name(value)
+
+
+def _tier(medium: str | None) -> Tier:
+    if medium is None:
+        return Tier.GPU
+    name = medium.upper()
+    return Tier[name] if name in Tier.__members__ else Tier.STORAGE

@@ -1,0 +1,350 @@
+"""Runs exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
+
+For each base model it learns how the servers name blocks, from an event with tokens and names, and checks
+this at every server. It also checks whether the names that it computes for prompts appear in the events of
+the servers that got these prompts. For a server that names blocks in another way, and for a model whose
+prompts never appear, the approximate table is used, and the reason is reported.
+
+Pure and synchronous: the thread of `service` calls everything here, with times in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from epp.base.types import EndpointName
+from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ModelState
+from epp.picker.prefix_index.kv_reports import KvReport
+from epp.sources.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
+from epp.sources.kvevents.decoding import MalformedError, Stored, decode
+from epp.sources.kvevents.knowledge import Knowledge, OverfullError
+from epp.sources.kvevents.mapping import Language, map_prompt
+from epp.sources.kvevents.routed_prompts import RoutedPrompt
+from epp.sources.kvevents.sequence import Deliver, Forget, Step
+from epp.sources.kvevents.template_input import UnmappedError
+
+_CHECK_AFTER_S: Final = 30.0
+"""By then a prompt's blocks are stored, or its server is so busy that a missing block proves nothing."""
+_MISSES_TO_DISTRUST: Final = 8
+"""Exact mode turns off after this many prompts in a row without a single block at their servers."""
+_MAX_CHECKS: Final = 256
+_MAX_WAITING: Final = 256
+"""Most prompts that wait for the first event of their model."""
+_MAX_WAITING_BYTES: Final = 16 << 20
+_NO_EVENT_YET: Final = "no event with tokens has come yet"
+_LOOK_AGAIN: Final = 16
+"""If a model is off, one in this many prompts is still tried, because the cause may have been removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    language: Language | None
+    algorithm: Algorithm | None = None
+    """None: the algorithm is learned from the events."""
+    seed: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Name -> the path from which servers load the adapter."""
+
+
+@dataclass(slots=True, eq=False)
+class _Model:
+    name: str
+    settings: ModelSettings | None
+    state: ModelState = "waiting"
+    reason: str = _NO_EVENT_YET
+    hasher: BlockHasher | None = None
+    block_tokens: int = 0
+    waiting: deque[RoutedPrompt] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_CHECKS)
+    )
+    misses_in_a_row: int = 0
+    prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
+    """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
+    last_error: str = ""
+
+    def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
+        """Called when a server has shown how it names blocks."""
+        self.hasher, self.block_tokens = hasher, block_tokens
+        self.state, self.reason = "checking", "no routed prompt has appeared in the events yet"
+
+    def unlearned(self) -> None:
+        """Called when no server is left that names blocks in this way, so the others may show their
+        way.
+        """
+        self.hasher, self.block_tokens = None, 0
+        self.state, self.reason = "waiting", _NO_EVENT_YET
+        self.checks.clear()
+        self.misses_in_a_row = 0
+
+    def wait(self, routed: RoutedPrompt) -> None:
+        """Keep a prompt until it is known how blocks are named. If too many prompts wait, or too many bytes,
+        the oldest are skipped.
+        """
+        self.waiting.append(routed)
+        self.waiting_bytes += routed.inference.held_bytes
+        while len(self.waiting) > _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
+            self.prompts["waiting"] += 1
+            self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    model: _Model
+    process: int | None = None
+    off: str = ""
+    """Why the server is not followed. Empty: it is followed."""
+    agreed: bool = False
+    """Whether the server names blocks as we do."""
+    events: int = 0
+
+
+class Exact:
+    """models: the settings by base model. The empty name is for all other models."""
+
+    def __init__(self, models: Mapping[str, ModelSettings], *, max_blocks: int, max_chunks: int) -> None:
+        self._settings = models
+        self.knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
+        """Others only read it."""
+        self._models: dict[str, _Model] = {}
+        self._servers: dict[EndpointName, _Server] = {}
+        self._relearning: set[EndpointName] = set()
+        self.malformed = 0
+        """Number of messages that were no KV events."""
+
+    # -- servers ---------------------------------------------------------------------------------------------
+
+    def add(self, server: EndpointName, *, model: str) -> None:
+        if model not in self._models:
+            self._models[model] = self._new_model(model)
+        self._servers[server] = _Server(self._models[model])
+        self.knowledge.add(server)
+
+    def drop(self, server: EndpointName) -> None:
+        gone = self._servers.pop(server, None)
+        if gone is None:
+            return
+        self._relearning.discard(server)
+        self.knowledge.drop(server)
+        model = gone.model
+        left = {name: known for name, known in self._servers.items() if known.model is model}
+        if not left:
+            del self._models[model.name]
+        elif model.hasher is not None and not any(known.agreed for known in left.values()):
+            model.unlearned()
+            self._relearning |= {name for name, known in left.items() if known.off}
+
+    def take_relearning(self) -> list[EndpointName]:
+        """Return servers whose messages must be read again from the first one, as those of a new process.
+        They were off because they name blocks in another way than servers that have gone.
+        """
+        found, self._relearning = sorted(self._relearning), set()
+        return found
+
+    def apply(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
+        """Apply a server's messages, in order. complete: no message of this process is missing."""
+        known = self._servers[server]
+        for step in steps:
+            match step:
+                case Deliver(payload):
+                    self._deliver(server, known, payload, now=now)
+                case Forget("restart"):
+                    self.knowledge.lost(server, now=now)
+                    known.off, known.agreed = "", False
+                case Forget():
+                    self.knowledge.forget(server)
+        self.knowledge.servers[server].complete = complete and not known.off
+
+    def _deliver(self, server: EndpointName, known: _Server, payload: bytes, *, now: float) -> None:
+        try:
+            events = decode(payload)
+        except MalformedError:
+            self.malformed += 1
+            return
+        for event in events:
+            known.events += 1
+            if not known.off and not known.agreed and isinstance(event, Stored):
+                self._compare(server, known, event)
+            if known.off:
+                continue
+            try:
+                self.knowledge.apply(server, event, now=now)
+            except OverfullError as error:
+                most = self._servers[error.server]
+                self._switch_off(error.server, most, f"{error}: raise exactMode.maxBlocks")
+
+    def _switch_off(self, server: EndpointName, known: _Server, reason: str) -> None:
+        known.off = reason
+        self.knowledge.forget(server)
+
+    # -- how blocks are named --------------------------------------------------------------------------------
+
+    def _new_model(self, name: str) -> _Model:
+        settings = self._settings.get(name) or self._settings.get("")
+        if settings is not None:
+            return _Model(name, settings)
+        return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'the model'}")
+
+    def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
+        """Find out whether the server names blocks as we do. Only the first block of a prompt shows this, if
+        its name covers nothing but tokens.
+        """
+        model, settings = known.model, known.model.settings
+        if settings is None or not event.token_ids or not event.blocks or event.partial_attention:
+            return
+        size, odd = divmod(len(event.token_ids), len(event.blocks))
+        if odd or not size:
+            return  # only the tokens of whole blocks show how they are named
+        if model.hasher is not None and size != model.block_tokens:
+            self._switch_off(
+                server, known, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
+            )
+            return
+        if event.parent is not None or event.adapter or event.more_keys:
+            return
+        known_as = model.hasher.algorithm if model.hasher else settings.algorithm
+        tried = (known_as,) if known_as else ALGORITHMS
+        for algorithm in tried:
+            hasher = BlockHasher(algorithm, seed=settings.seed)
+            if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:
+                known.agreed = True
+                if model.hasher is None:
+                    model.learned(hasher, block_tokens=size)
+                return
+        named = ", ".join(tried)
+        self._switch_off(server, known, f"its blocks are not named by {named} from the configured hash seed")
+        if model.hasher is None:
+            model.state, model.reason = "off", known.off
+
+    # -- prompts ---------------------------------------------------------------------------------------------
+
+    def routed(self, routed: RoutedPrompt, *, now: float) -> bool:
+        """Called when a server has begun to answer a prompt. Returns True: the server has another process
+        than before.
+        """
+        known = self._servers.get(routed.server)
+        if known is None:
+            return False
+        model = known.model
+        restarted = known.process is not None and known.process != routed.process
+        known.process = routed.process
+        if model.settings is None:
+            model.prompts["model"] += 1
+        elif model.hasher is None or not model.block_tokens:
+            model.wait(routed)
+        elif model.state == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
+            model.prompts["off"] += 1
+        else:
+            self._map(model, routed, now=now)
+        return restarted
+
+    def _map(self, model: _Model, routed: RoutedPrompt, *, now: float) -> None:
+        assert model.settings is not None
+        assert model.hasher is not None
+        try:
+            mapped = map_prompt(
+                routed,
+                language=model.settings.language,
+                hasher=model.hasher,
+                block_tokens=model.block_tokens,
+                adapter_path=model.settings.adapters.get(routed.adapter) if routed.adapter else None,
+            )
+        except UnmappedError as error:
+            model.prompts[error.reason] += 1
+            if error.reason == "tokenizer" and not model.prompts["mapped"]:
+                model.reason = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
+            model.prompts["error"] += 1
+            model.last_error = repr(error)
+            return
+        model.prompts["mapped"] += 1
+        self.knowledge.map(mapped, server=routed.server, now=now)
+        if mapped.blocks:
+            model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
+
+    def _check(self, model: _Model, *, now: float) -> None:
+        """Find out whether the prompts' blocks have appeared at their servers, by the first and the last
+        block.
+        """
+        while model.checks:
+            due, server, names = model.checks[0]
+            held = self.knowledge.servers.get(server)
+            if held is not None and any(name in held.blocks for name in names):
+                model.checks.popleft()
+                model.prompts["matched"] += 1
+                model.misses_in_a_row = 0
+                model.state, model.reason = "on", ""
+                continue
+            if due > now:
+                return
+            model.checks.popleft()
+            if held is None or not held.complete:
+                continue  # blocks that the server stored before its events were followed are not known
+            model.prompts["missed"] += 1
+            model.misses_in_a_row += 1
+            if model.misses_in_a_row >= _MISSES_TO_DISTRUST:
+                model.state = "off"
+                model.reason = (
+                    f"no block of {model.misses_in_a_row} prompts in a row appeared at their servers: the tokenizer, chat "
+                    "template or adapter paths differ from those of the servers"
+                )
+
+    def findings(self, *, now: float) -> list[KvReport]:
+        for model in self._models.values():
+            if model.waiting and model.hasher is not None:
+                waiting, model.waiting, model.waiting_bytes = model.waiting, deque(), 0
+                for routed in waiting:
+                    self._map(model, routed, now=now)
+            self._check(model, now=now)
+        for name, known in self._servers.items():
+            self.knowledge.servers[name].trusted = known.model.state == "on" and not known.off
+        return self.knowledge.findings(now=now)
+
+    # -- for people ------------------------------------------------------------------------------------------
+
+    def models(self) -> dict[str, ExactModelStatus]:
+        return {
+            name: ExactModelStatus(
+                state=m.state,
+                reason=m.reason,
+                prompts=dict(m.prompts),
+                algorithm=m.hasher.algorithm if m.hasher is not None else "",
+                block_tokens=m.block_tokens,
+            )
+            for name, m in self._models.items()
+        }
+
+    def last_errors(self) -> dict[str, str]:
+        """Return the last unexpected error of a prompt, by model. It may quote the prompt, so it is in no
+        status.
+        """
+        return {name: m.last_error for name, m in self._models.items() if m.last_error}
+
+    def servers(self) -> dict[EndpointName, ExactServerStatus]:
+        found = {}
+        for name, known in self._servers.items():
+            held = self.knowledge.servers[name]
+            found[name] = ExactServerStatus(
+                state="off" if known.off else "following" if held.complete else "partly",
+                reason=known.off,
+                blocks=len(held.blocks),
+                chunks=len(held.held),
+                events=known.events,
+            )
+        return found
+
+    def check_integrity(self) -> None:
+        self.knowledge.check_integrity()
+        assert self.knowledge.servers.keys() == self._servers.keys()
+        for known in self._servers.values():
+            assert self._models.get(known.model.name) is known.model
+        for model in self._models.values():
+            assert len(model.checks) <= _MAX_CHECKS
+            assert model.waiting_bytes == sum(r.inference.held_bytes for r in model.waiting)
+            assert (model.hasher is None) == (model.block_tokens == 0)
+            assert model.state != "on" or model.prompts["matched"]

@@ -1,0 +1,263 @@
+"""Maps a routed prompt to the names of its blocks, and to the number of blocks that are complete at the end
+of each chunk.
+
+Chunks end at bytes of the canonical prompt, and blocks end at tokens of the rendered prompt. Each text of a
+conversation is searched in the output of the template, in order. Between two texts, and where a template
+rewrites a text, positions are interpolated. An error of a few tokens there moves the end of a chunk by at
+most one block.
+
+Pure: the model's tokenizer and template are behind the `Language` protocol. Caller: `exact`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_right
+from codecs import getincrementaldecoder
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from epp.base.types import ApiKind, InferenceRequest
+from epp.picker.prefix_index.table import ChunkSchedule
+from epp.request.client_names import is_digest
+from epp.sources.kvevents.block_hashes import BlockHasher
+from epp.sources.kvevents.chunks import MappedPrompt
+from epp.sources.kvevents.routed_prompts import RoutedPrompt
+from epp.sources.kvevents.template_input import Text, UnmappedError, read_conversation, read_shaping
+
+_TOKEN_ID_BYTES: Final = 4
+_MOST_CHARS: Final = 2**20
+"""Longest text that is tokenized. A `Language` bounds the tokens, too."""
+_MOST_MISSED: Final = 256
+"""Most texts that may not be found. Each costs a search through the whole prompt. After that, positions are
+interpolated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    ids: Sequence[int]
+    ends: Sequence[int]
+    """Where each token ends in the text, in characters, in ascending order."""
+
+
+class Language(Protocol):
+    """One model's tokenizer and chat template."""
+
+    def tokens(self, text: str, *, special: bool) -> Tokens:
+        """special: include what the tokenizer itself puts around a text, as servers do with plain prompts.
+        Raises UnmappedError, also for too many tokens.
+        """
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the conversation as the model reads it, ready for its answer. arguments: the request's own
+        arguments for the template. Raises UnmappedError.
+        """
+        ...
+
+
+def map_prompt(
+    routed: RoutedPrompt,
+    *,
+    language: Language | None,
+    hasher: BlockHasher,
+    block_tokens: int,
+    adapter_path: str | None,
+) -> MappedPrompt:
+    """adapter_path: the path from which the servers loaded the adapter, if the prompt names one. Raises
+    UnmappedError.
+    """
+    inference = routed.inference
+    if routed.adapter and adapter_path is None:
+        raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
+    if is_digest(inference.cache_salt):
+        raise UnmappedError("the cache salt is too long to be kept", reason="arguments")
+    ids, rendered = _read(inference, language)
+    adapter = (routed.adapter, adapter_path) if adapter_path is not None else None
+    blocks = hasher.names(ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt)
+    ends_bytes = chunk_ends(routed.schedule, len(routed.chain))
+    if rendered is None:
+        ends = whole_blocks(
+            ends_bytes, bytes_per_token=_TOKEN_ID_BYTES, block_tokens=block_tokens, blocks=len(blocks)
+        )
+    else:
+        ends = aligned_blocks(ends_bytes, rendered, block_tokens=block_tokens, blocks=len(blocks))
+    if not ends:
+        raise UnmappedError(
+            "the template arguments of the request change the prompt from the start", reason="arguments"
+        )
+    return MappedPrompt(routed.chain[: len(ends)], ends_bytes[: len(ends)], blocks, ends)
+
+
+def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], Rendered | None]:
+    """Return the prompt's token ids, and the text that they come from unless the prompt came as token ids.
+    Raises UnmappedError.
+    """
+    shaping = read_shaping(inference.shaping)
+    if inference.token_ids:
+        return _unpacked(inference.prompt), None
+    if language is None:
+        raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
+    if inference.opaque or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
+        raise UnmappedError(f"media, embeddings, or the {inference.kind} API", reason="content")
+    size = len(inference.prompt)
+    if inference.kind is ApiKind.COMPLETIONS:
+        text = _short(inference.prompt.decode())
+        tokens = language.tokens(text, special=shaping.special_tokens is not False)
+        return tokens.ids, Rendered(text, tokens.ends, (Text(0, text, size),), size, len(text))
+    chat = read_conversation(inference.prompt)
+    text = _short(language.render(chat.messages, tools=chat.tools, arguments=shaping.arguments))
+    plain = language.render(chat.messages, tools=chat.tools) if shaping.arguments else text
+    tokens = language.tokens(text, special=shaping.special_tokens is True)
+    return tokens.ids, Rendered(text, tokens.ends, chat.texts, size, _alike(plain, text))
+
+
+def _short(text: str) -> str:
+    if len(text) > _MOST_CHARS:
+        raise UnmappedError(f"a text of {len(text)} characters", reason="content")
+    return text
+
+
+def _alike(one: str, other: str) -> int:
+    if one == other:
+        return len(one)
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _unpacked(prompt: bytes) -> Sequence[int]:
+    ids = array("I", prompt)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
+
+
+# -- where chunks end ---------------------------------------------------------------------------------------
+
+
+def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
+    """Return the bytes of the prompt that the first 1, 2, ... chunks cover."""
+    return [schedule.end_bytes(k + 1) for k in range(count)]
+
+
+def whole_blocks(
+    ends_bytes: Sequence[int], *, bytes_per_token: int, block_tokens: int, blocks: int
+) -> list[int]:
+    """Return the number of blocks complete at the end of each chunk, for a prompt that came as token ids."""
+    return [min(end // (bytes_per_token * block_tokens), blocks) for end in ends_bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The server's version of a prompt of text."""
+
+    text: str
+    token_ends: Sequence[int]
+    """Where each token ends in `text`, in characters, in ascending order."""
+    texts: Sequence[Text]
+    prompt_bytes: int
+    plain_chars: int
+    """Number of leading characters that are the same without the request's own arguments, which the chunks do
+    not contain. The blocks of later chunks are not computed."""
+
+
+def aligned_blocks(
+    ends_bytes: Sequence[int], rendered: Rendered, *, block_tokens: int, blocks: int
+) -> list[int]:
+    """Return the number of blocks complete at the end of each chunk, for a prompt of text and the chunks that
+    end within `plain_chars`.
+    """
+    anchors = _anchors(rendered.prompt_bytes, rendered.text, rendered.texts)
+    found, at = [], 0
+    for end in ends_bytes:
+        while anchors[at + 1].text.end < end:
+            at += 1
+        chars = anchors[at + 1].place(end, after=anchors[at])
+        if chars > rendered.plain_chars:
+            break
+        found.append(min(bisect_right(rendered.token_ends, chars) // block_tokens, blocks))
+    return found
+
+
+class _Characters:
+    """Counts the whole characters in the first bytes of a text, for growing numbers of bytes. Reads each byte
+    once.
+    """
+
+    __slots__ = ("_bytes", "_chars", "_decoder", "_seen")
+
+    def __init__(self, text: str) -> None:
+        self._bytes = text.encode()
+        self._decoder = getincrementaldecoder("utf-8")()
+        self._seen = self._chars = 0
+
+    def within(self, num_bytes: int) -> int:
+        self._chars += len(self._decoder.decode(self._bytes[self._seen : num_bytes]))
+        self._seen = max(self._seen, num_bytes)
+        return self._chars
+
+
+@dataclass(slots=True)
+class _Anchor:
+    """A text that was found in the rendered prompt, or one of the two ends of the prompt. `text` has the
+    place in the prompt. Places must be asked for in ascending order.
+    """
+
+    text: Text
+    rendered_start: int
+    rendered_end: int
+    counted: _Characters | None = None
+
+    def place(self, byte: int, *, after: _Anchor) -> int:
+        """Return the place in `rendered`, in characters, of a place that comes after the text before and not
+        after this text's end.
+        """
+        text = self.text
+        if byte < text.start:
+            gap = text.start - after.text.end
+            share = (byte - after.text.end) / gap if gap else 0.0
+            return after.rendered_end + int(share * (self.rendered_start - after.rendered_end))
+        into = byte - text.start
+        if text.end - text.start != len(text.text):  # some characters have several bytes
+            self.counted = self.counted or _Characters(text.text)
+            into = self.counted.within(into)
+        return min(self.rendered_start + into, self.rendered_end)
+
+
+def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_Anchor]:
+    """Return the beginning, every text that was found, and the end."""
+    anchors = [_Anchor(Text(0, "", 0), 0, 0)]
+    at = missed = 0
+    for text in texts:
+        if missed > _MOST_MISSED:
+            break
+        content, start = text.text, rendered.find(text.text, at)
+        if start < 0:  # many templates strip white space
+            content = text.text.strip()
+            start = rendered.find(content, at)
+            if start < 0 or not content:
+                missed += 1
+                continue
+            lead = len(text.text) - len(text.text.lstrip())
+            skipped = len(text.text[:lead].encode())
+            text = Text(text.start + skipped, content, text.start + skipped + len(content.encode()))  # noqa: PLW2901 - the part of the text that was found
+        if not content:
+            continue
+        at = start + len(content)
+        anchors.append(_Anchor(text, start, at))
+    anchors.append(_Anchor(Text(prompt_bytes, "", prompt_bytes), len(rendered), len(rendered)))
+    return anchors

@@ -1,0 +1,274 @@
+"""Asks every server for its list of models, slowly, off the pick path.
+
+One loop checks twice a second which servers are due, and more often while a new server has not been asked
+yet. It asks at most `_AT_ONCE` servers at a time: a server that hangs occupies one place until its timeout,
+and does not delay the others. Lists are passed on in portions, since each portion makes the fleet build a new
+index. While a server cannot be asked, its last list stays. If a request names a model that no server lists,
+the servers are asked again soon, because an adapter may have been loaded since. For any number of such
+requests, at most `_SOON_PER_S` servers are asked in a second.
+
+Called by `app`; everything runs on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.json import Decoder
+
+from epp.base.types import Address, Endpoint, EndpointName, ModelCard, ModelList
+from epp.config.models import Models
+from epp.request.client_names import MAX_NAME_CHARS
+from epp.sources.scraping.metrics_page import MetricsError
+from epp.sources.scraping.page_client import PageClient
+from epp.sources.scraping.sessions import ApiKey, in_words
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
+_FIRST_LOOK_S: Final = 0.1
+"""Shorter time between two passes, while some server has not been asked once."""
+_AT_ONCE: Final = 32
+_PATIENCE_S: Final = 2.0
+"""How long a starting picker waits for the lists."""
+_SOON_S: Final = 5.0
+_SOON_PER_S: Final = 20
+_TIMEOUT_S: Final = 5.0
+_MOST_PAGE_BYTES: Final = 512 * 2**10
+"""vLLM writes 600 bytes for each model."""
+_JITTER: Final = 0.1
+_T = TypeVar("_T")
+MOST_CARDS: Final = 512
+"""Most models and adapters of one server."""
+_OWNER: Final = Decoder(Annotated[str, Meta(max_length=256)])
+_NAME: Final = Decoder(Annotated[str, Meta(max_length=MAX_NAME_CHARS)])
+_NUMBER: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
+
+
+@dataclass(slots=True)
+class _Server:
+    endpoint: Endpoint
+    due_at: float
+    asked_at: float = -inf
+    failed: bool = False
+    """Whether the last question failed."""
+    asking: bool = False
+    known: bool = False
+    """Whether the server has listed its models."""
+    answered: bool = False
+    """Whether the server has answered, or could not be asked."""
+
+
+class ModelLists:
+    """Call `run`. `unknown_asked`: number of requests so far for a model that no server lists."""
+
+    def __init__(
+        self,
+        settings: Models,
+        *,
+        key: ApiKey,
+        on_lists: Callable[[Mapping[EndpointName, ModelList | None]], None],
+        unknown_asked: Callable[[], int],
+        clock: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._key = key
+        self._on_lists = on_lists
+        self._unknown_asked = unknown_asked
+        self._unknown_seen = 0
+        self._clock = clock
+        self._rng = rng
+        self._servers: dict[EndpointName, _Server] = {}
+        self._answers: dict[EndpointName, ModelList | None] = {}
+        self._told_servers = False
+        self._asked_all = asyncio.Event()
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Follow a new list. A new server, or a new process of a known server, is asked at once."""
+        self._told_servers = True
+        before, self._servers = self._servers, {}
+        for endpoint in endpoints:
+            server = before.get(endpoint.name)
+            if server is None or not _same_process(server.endpoint, endpoint):
+                server = _Server(endpoint, due_at=self._clock())
+                self._answers.pop(endpoint.name, None)
+            server.endpoint = endpoint
+            self._servers[endpoint.name] = server
+
+    @property
+    def asked_all(self) -> bool:
+        """Whether all servers of the first list have been asked once, or this took too long."""
+        return self._asked_all.is_set()
+
+    async def wait_asked_all(self) -> None:
+        """Wait until `asked_all`, at most `_PATIENCE_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._asked_all.wait()
+        self._asked_all.set()
+
+    async def run(self) -> None:
+        """Run until cancelled. Asks no server if the settings say so."""
+        if not self._settings.ask:
+            self._asked_all.set()
+            await asyncio.get_running_loop().create_future()
+        for server in self._servers.values():
+            server.asking = False
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._hand_on()
+                new = any(not server.answered for server in self._servers.values())
+                if self._told_servers and not new:
+                    self._asked_all.set()
+                for server in self._due(now=self._clock()):
+                    server.asking = True
+                    group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")
+                await asyncio.sleep(_FIRST_LOOK_S if new else _LOOK_S)
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _hand_on(self) -> None:
+        if self._answers:
+            answers, self._answers = self._answers, {}
+            self._on_lists(answers)
+
+    def _due(self, *, now: float) -> Sequence[_Server]:
+        self._look_for_new_models(now=now)
+        free = _AT_ONCE - sum(server.asking for server in self._servers.values())
+        due = [s for s in self._servers.values() if not s.asking and s.due_at <= now]
+        return sorted(due, key=lambda server: server.due_at)[: max(0, free)]
+
+    def _look_for_new_models(self, *, now: float) -> None:
+        asked = self._unknown_asked()
+        if asked == self._unknown_seen:
+            return
+        self._unknown_seen = asked
+        after_s = soon_s(len(self._servers))
+        for server in self._servers.values():
+            if server.known:
+                server.due_at = min(server.due_at, max(now, server.asked_at + after_s))
+
+    async def _ask(self, server: _Server) -> None:
+        server.asked_at = self._clock()
+        try:
+            listed = parse_model_page(await self._fetch(server.endpoint.address))
+        except (ModelPageError, MetricsError, OSError, ValueError) as error:
+            self._failed(server, error)
+        else:
+            self._took(server, listed)
+        server.asking = False
+
+    async def _fetch(self, address: Address) -> bytes | bytearray:
+        client = PageClient(address, "/v1/models", accept="application/json")
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await client.read(most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers())
+        finally:
+            client.close()
+
+    def _failed(self, server: _Server, error: Exception) -> None:
+        if not server.failed:
+            late = isinstance(error, TimeoutError)
+            why = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
+            logger.info("%s does not list its models: %s", server.endpoint.name, why)
+        server.failed = True
+        self._answered(server, None)
+        wait_s = min(soon_s(len(self._servers)), self._settings.interval_seconds)
+        server.due_at = self._clock() + self._jittered(wait_s)
+
+    def _took(self, server: _Server, listed: ModelList) -> None:
+        server.failed, server.known = False, True
+        server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
+        self._answered(server, listed)
+
+    def _answered(self, server: _Server, listed: ModelList | None) -> None:
+        server.answered = True
+        name = server.endpoint.name
+        if self._servers.get(name) is server:  # otherwise the server left, or another process came meanwhile
+            self._answers[name] = listed
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1 + self._rng.uniform(-_JITTER, _JITTER))
+
+
+def soon_s(servers: int) -> float:
+    """Return how soon each of so many servers may be asked again, because of requests for unknown models or
+    because it did not answer.
+    """
+    return max(_SOON_S, servers / _SOON_PER_S)
+
+
+def _same_process(new: Endpoint, old: Endpoint) -> bool:
+    return (new.address, new.incarnation, new.model) == (old.address, old.incarnation, old.model)
+
+
+# -- a server's answer ---------------------------------------------------------------------------------------
+
+
+class ModelPageError(Exception):
+    """The answer is not a list of models."""
+
+
+class _Card(Struct, gc=False):
+    id: str
+    parent: str | None = None
+    root: Raw = Raw(b"null")
+    created: Raw = Raw(b"null")
+    owned_by: Raw = Raw(b"null")
+    max_model_len: Raw = Raw(b"null")
+
+
+class _Page(Struct, gc=False):
+    data: list[_Card]
+
+
+_DECODE: Final = Decoder(_Page)
+
+
+def parse_model_page(page: bytes | bytearray) -> ModelList:
+    """Return a server's answer to `GET /v1/models`: OpenAI's list of models, as vLLM and others write it.
+
+    Strict about fields that routing uses (`id`, `parent`), and lenient about all others: a field of the wrong
+    type is left out. A list that is too long or empty is refused, so the list of this server counts as
+    unknown. Raises ModelPageError for anything but a list of models.
+    """
+    try:
+        cards = _DECODE.decode(page).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelPageError(f"the answer is not a list of models: {str(error)[:200]}") from error
+    if not 0 < len(cards) <= MOST_CARDS:
+        raise ModelPageError(f"the list has {len(cards)} models; only lists of 1 to {MOST_CARDS} are read")
+    if not all(
+        0 < len(name) <= MAX_NAME_CHARS for card in cards for name in (card.id, card.parent or card.id)
+    ):
+        raise ModelPageError(f"the name of a model is empty or has more than {MAX_NAME_CHARS} characters")
+    return ModelList(tuple(_card(card) for card in cards))
+
+
+def _card(card: _Card) -> ModelCard:
+    return ModelCard(
+        id=card.id,
+        created=_value(card.created, _NUMBER) or 0,
+        owned_by=_value(card.owned_by, _OWNER) or "",
+        root=_value(card.root, _NAME),
+        parent=card.parent or None,
+        max_model_len=_value(card.max_model_len, _NUMBER),
+    )
+
+
+def _value(raw: Raw, decoder: Decoder[_T]) -> _T | None:
+    """Return a value of a field. None: it is of another type, or too long or large."""
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,265 @@
+"""Reads every model server's metrics page at its own pace, off the pick path.
+
+Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
+of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
+scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
+until it gets a request, and servers that become idle together are spread over that longer interval. One more
+task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
+
+The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. It answers no
+question about them: it remembers when each endpoint last answered, the error of its last failed scrape, and
+the numbers of its last page for the next one, which may be equal. Called by `app`; everything runs on the
+event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.config.observing import Scrape
+from epp.sources.keep import Keep
+from epp.sources.scraping.metrics_page import MetricsError, PageReader
+from epp.sources.scraping.page_client import PageClient
+from epp.sources.scraping.sessions import in_words
+
+logger = logging.getLogger(__name__)
+
+_JITTER: Final = 0.1
+_SHORTEST_NAP_S: Final = 0.002
+"""Timers of the event loop may fire early by this much."""
+_WATCH_S: Final = 1.0
+_PARTS: Final = 10
+
+OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeAge:
+    age_s: float | None
+    """None: the endpoint has never answered."""
+    error: str
+    """Why the last scrape failed. Empty: it did not fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Nap:
+    over: asyncio.Future[None]
+    until: float
+
+    def end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+@dataclass(slots=True)
+class _Target:
+    """One endpoint being scraped. Its task is None until the scraper runs."""
+
+    endpoint: Endpoint
+    task: asyncio.Task[None] | None = None
+    answered_at: float | None = None
+    error: str = ""
+    idle: bool = False
+    """Whether no request runs or waits there, by its last page."""
+    started_at: float = 0.0
+    """When its last scrape began. Before the first scrape: when its task began."""
+    intervals: float = 0.0
+    """Number of intervals from then to the next scrape."""
+    nap: _Nap | None = None
+    """None: it is being scraped now."""
+    reader: PageReader = field(default_factory=PageReader)
+    client: tuple[str, PageClient] | None = None
+    """The connection to the server, and the address of the page there."""
+
+    def client_for(self, path: str) -> PageClient:
+        """Return the connection for its page. path: used if the endpoint names no other path."""
+        address, path = _page_of(self.endpoint, path)
+        where = f"{address}{path}"
+        if self.client is None or self.client[0] != where:
+            self.close()
+            self.client = where, PageClient(address, path)
+        return self.client[1]
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client[1].close()
+
+
+class Scraper:
+    """Scrapes the endpoints of `set_endpoints` while `run` runs.
+
+    settings: called before every scrape; clock: monotonic seconds; on_metrics: must not block;
+    in_use: whether the picker has sent the endpoint something that its last page may not show.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Scrape],
+        on_metrics: OnMetrics,
+        in_use: Callable[[EndpointName], bool],
+        clock: Callable[[], float],
+        keep: Keep,
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._on_metrics = on_metrics
+        self._in_use = in_use
+        self._clock = clock
+        self._keep = keep
+        self._rng = rng
+        self._targets: dict[EndpointName, _Target] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
+        assert self._group is None, "already running"
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                for target in self._targets.values():
+                    self._start(target)
+                group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
+                await asyncio.get_running_loop().create_future()  # until cancelled
+            finally:
+                # This comes before the group waits for its tasks: a later task would never be cancelled.
+                self._group = None
+                for target in self._targets.values():
+                    target.task = None
+
+    def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
+        """Follow a new list. Scrapes of removed endpoints stop at once; all others continue."""
+        wanted = {e.name: e for e in endpoints}
+        for name, target in list(self._targets.items()):
+            endpoint = wanted.get(name)
+            if endpoint is not None and _same_server(endpoint, target.endpoint):
+                target.endpoint = endpoint
+                continue
+            if target.task is not None:
+                target.task.cancel()
+            del self._targets[name]
+        for name, endpoint in wanted.items():
+            if name not in self._targets:
+                target = self._targets[name] = _Target(endpoint)
+                self._start(target)
+        self.check_integrity()
+
+    def ages(self, now: float) -> Mapping[EndpointName, ScrapeAge]:
+        """Return the age and last error of every endpoint's scrapes, for metrics and pages."""
+        return {
+            name: ScrapeAge(None if t.answered_at is None else max(0.0, now - t.answered_at), t.error)
+            for name, t in self._targets.items()
+        }
+
+    def check_integrity(self) -> None:
+        """Each target is stored under its own name, and has a task exactly while the scraper runs."""
+        for name, target in self._targets.items():
+            assert name == target.endpoint.name
+            assert (target.task is not None) == (self._group is not None)
+
+    def _start(self, target: _Target) -> None:
+        if self._group is not None:
+            target.task = self._group.create_task(
+                self._keep("scrape", lambda: self._follow(target)), name=f"scrape of {target.endpoint.name}"
+            )
+
+    async def _follow(self, target: _Target) -> None:
+        """Scrape one endpoint for ever, by the current settings."""
+        target.started_at = self._clock()
+        target.intervals = self._rng.random()
+        try:
+            while True:
+                await self._nap(target)
+                # The interval is from start to start, so a slow server is read as often as others.
+                target.started_at = self._clock()
+                target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
+                was_idle = target.idle
+                self._report(target, await self._scrape(target))
+                if target.idle and not was_idle:
+                    # Servers that became idle together are spread over the longer interval from now on.
+                    target.intervals = self._rng.random()
+        finally:
+            target.close()
+
+    async def _nap(self, target: _Target) -> None:
+        """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
+        loop = asyncio.get_running_loop()
+        while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
+            target.nap = nap = _Nap(loop.create_future(), self._clock() + left_s)
+            timer = loop.call_later(left_s, nap.end)
+            try:
+                await nap.over
+            finally:
+                timer.cancel()
+                target.nap = None
+
+    async def _watch(self) -> None:
+        """Check every nap once a second: a policy may have changed, or an idle server may have work. The
+        fleet is checked in parts, so that a change for all servers does not scrape them in one burst.
+        """
+        while True:
+            targets = list(self._targets.values())
+            for part in range(_PARTS):
+                await asyncio.sleep(_WATCH_S / _PARTS)
+                for target in targets[part::_PARTS]:
+                    if target.nap is not None and self._due_at(target) < target.nap.until - _SHORTEST_NAP_S:
+                        target.nap.end()
+
+    def _due_at(self, target: _Target) -> float:
+        return target.started_at + target.intervals * self._interval_s(target)
+
+    def _interval_s(self, target: _Target) -> float:
+        settings = self._settings()
+        if target.idle and not self._in_use(target.endpoint.name):
+            return max(settings.interval_seconds, settings.idle_interval_seconds)
+        return settings.interval_seconds
+
+    async def _scrape(self, target: _Target) -> EndpointMetrics | str:
+        settings = self._settings()
+        try:
+            async with asyncio.timeout(settings.timeout_seconds):
+                page = await target.client_for(settings.path).read(most_bytes=settings.max_page_bytes)
+            return target.reader.read(page, scraped_at=self._clock())
+        except TimeoutError:
+            return f"no answer within {settings.timeout_seconds:g} s"
+        except MetricsError as error:
+            return str(error)
+        except (OSError, ValueError) as error:
+            return in_words(error)
+
+    def _report(self, target: _Target, result: EndpointMetrics | str) -> None:
+        metrics, error = (None, result) if isinstance(result, str) else (result, "")
+        name, address = target.endpoint.name, target.endpoint.address
+        if error and not target.error:
+            logger.warning(
+                "scrape of %s at %s fails: %s; after %d failed scrapes in a row the endpoint gets no requests "
+                "while others answer",
+                name,
+                address,
+                error,
+                self._settings().failures_to_eject,
+            )
+        elif target.error and not error:
+            logger.info("scrape of %s at %s works again", name, address)
+        target.error = error
+        target.idle = metrics is not None and metrics.inside == 0
+        if metrics is not None:
+            target.answered_at = metrics.scraped_at
+        self._on_metrics(name, metrics)
+
+
+def _page_of(endpoint: Endpoint, path: str) -> tuple[Address, str]:
+    port, slash, own_path = endpoint.metrics.partition("/")
+    address = Address(endpoint.address.host, int(port[1:])) if port else endpoint.address
+    return address, f"/{own_path}" if slash else path
+
+
+def _same_server(new: Endpoint, old: Endpoint) -> bool:
+    """Return whether the process is the same. Labels and adapters may change without a new process."""
+    return (new.address, new.incarnation) == (old.address, old.incarnation)

@@ -1,0 +1,141 @@
+"""`epp replay`: reads a recording, runs it with every policy, prints the table and writes the picture. Called
+by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from epp.base.errors import ConfigError
+from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
+from epp.tools.replay.parallel import Candidate, run_all
+from epp.tools.replay.reading import read
+from epp.tools.replay.report import RECORDED, picture, table
+from epp.tools.replay.simulate import Setting, fleet_of
+from epp.tools.replay.trace import ReplayError, Trace
+
+_SHOW_EVERY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line, as given."""
+
+    recordings: Sequence[Path]
+    policies: Sequence[Path]
+    rules: Sequence[RuleName]
+    load: float
+    servers: int
+    limit: int
+    seed: int
+    picture: Path | None
+    json_file: Path | None
+
+
+def replay(options: Options) -> None:
+    """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
+    began = time.monotonic()
+    try:
+        trace = read(options.recordings)
+        if options.limit:
+            trace = replace(trace, calls=trace.calls[: options.limit], recorded=None)
+        _replay(trace, options, began=began)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+
+
+def _replay(trace: Trace, options: Options, *, began: float) -> None:
+    candidates = _candidates(trace, options)
+    setting = Setting(load=options.load, servers=options.servers, seed=options.seed)
+    print(_about(trace, setting), flush=True)
+    if setting.load != 1.0 or setting.servers:
+        trace = replace(trace, recorded=None)  # the recorded figures are of another load or another fleet
+    for remark in _remarks(trace, candidates):
+        print(f"note: {remark}", flush=True)
+    progress = _Progress()
+    found = run_all(trace, candidates, setting, processes=os.cpu_count() or 1, on_progress=progress.show)
+    progress.close()
+    columns = dict(found)
+    if trace.recorded is not None:
+        columns = {RECORDED: trace.recorded, **columns}
+    print(f"\n{table(columns)}\n")
+    if options.picture is not None:
+        title = f"Token hit rate, {len(trace.calls):,} requests at {options.load:g} times the recorded rate"
+        options.picture.write_text(picture(columns, title=title))
+        print(f"picture: {options.picture}")
+    if options.json_file is not None:
+        options.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
+    print(f"{time.monotonic() - began:.1f} s", flush=True)
+
+
+def _candidates(trace: Trace, options: Options) -> list[Candidate]:
+    """Return the recorded policy first, then the policies of files, then one for each rule."""
+    recorded, base = trace.policy, trace.policy or DEFAULT_POLICY
+    found = [Candidate(name=_named("recorded" if recorded is not None else "default", base), policy=base)]
+    for path in options.policies:
+        policy = load_policy(path.read_bytes(), source=str(path))
+        found.append(Candidate(name=_named(path.stem, policy), policy=policy))
+    for rule in options.rules:
+        changed = msgspec.structs.replace(base, spec=msgspec.structs.replace(base.spec, rule=rule))
+        found.append(Candidate(name=rule, policy=changed))
+    names = [candidate.name for candidate in found]
+    if len(set(names)) < len(names):
+        raise ReplayError(f"two policies have the same name: {', '.join(names)}; rename one of the files")
+    return found
+
+
+def _named(name: str, policy: Policy) -> str:
+    return f"{name} ({policy.spec.rule})"
+
+
+def _about(trace: Trace, setting: Setting) -> str:
+    calls, servers = trace.calls, fleet_of(trace, setting)
+    tokens = sum(call.prompt_tokens for call in calls)
+    minutes = calls[-1].at_s / 60
+    return (
+        f"{len(calls):,} requests of {minutes:.1f} minutes, {tokens / len(calls):,.0f} prompt tokens each on average, at {setting.load:g} times "
+        f"the recorded rate\n{len(servers)} simulated servers, {servers[0].capacity_tokens:,} tokens of cache and "
+        f"{servers[0].prefill_tokens_per_s:,.0f} tokens of prefill a second each"
+    )
+
+
+def _remarks(trace: Trace, candidates: Sequence[Candidate]) -> list[str]:
+    found = [*trace.remarks]
+    if not trace.servers:
+        found.append("the recording does not name its servers: the simulated servers are made up (--servers)")
+    if any(candidate.policy.spec.flow.mode != "Direct" for candidate in candidates):
+        found.append("flow control is not simulated: every request is sent at once")
+    if any(candidate.policy.spec.rule == "session" for candidate in candidates):
+        found.append("sessions are not recorded: the rule `session` sees requests without a session")
+    if trace.recorded is not None:
+        found.append(
+            "'as recorded': hits are those that the picker predicted, times are those of sampled answers only"
+        )
+    return found
+
+
+class _Progress:
+    """Shows progress on one line of standard error, if standard error is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown_at = 0.0
+        self._on = sys.stderr.isatty()
+
+    def show(self, shares: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        if self._on and now - self._shown_at >= _SHOW_EVERY_S:
+            self._shown_at = now
+            text = "  ".join(f"{name} {share:4.0%}" for name, share in shares.items())
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._on:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

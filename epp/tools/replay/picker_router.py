@@ -1,0 +1,152 @@
+"""Makes the real picker the router of the simulated fleet: the picker gets real bytes, and the pages that a
+scraper would read.
+
+The picker sees what Envoy would show it: response headers at once (as for a streamed answer, so they say
+nothing), the end of the stream, and for the sampled share of requests the usage at the end of the answer. It
+does not see first tokens. The benches of routing derive their routers from this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epp.base.errors import PickError
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.picker.decision import PickRequest
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
+from epp.request.response import ResponseFeedback
+from model_server.sim.request import SimRequest
+from model_server.sim.snapshot import Snapshot
+
+BASE_MODEL = "base"
+
+
+@dataclass(slots=True)
+class _Open:
+    picker: Picker
+    pick: Pick
+    request: SimRequest
+    first_token_s: float | None = None
+
+
+class PickerRouter:
+    """A derived class says what is in the body of a request (`_inference`). All requests go to the first
+    picker, unless it says otherwise (`route`).
+    """
+
+    def __init__(self, pickers: list[Picker], *, adapters: frozenset[str]) -> None:
+        self.pickers = pickers
+        self._adapters = adapters
+        self._open: dict[int, _Open] = {}
+        self._incarnations: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        """The place of each server's address. A server keeps its address when others come or go."""
+
+    def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
+        if restarted:
+            self._incarnations[restarted] = self._incarnations.get(restarted, 0) + 1
+        endpoints = self._endpoints_of(names)
+        for picker in self.pickers:
+            picker.set_endpoints(endpoints, now=now)
+
+    def _endpoints_of(self, names: Sequence[str]) -> list[Endpoint]:
+        return [
+            Endpoint(
+                name=EndpointName(name),
+                address=self._address(name),
+                model=BASE_MODEL,
+                adapters=self._adapters,
+                incarnation=str(self._incarnations.get(name, 0)),
+            )
+            for name in names
+        ]
+
+    def _address(self, name: str) -> Address:
+        place = self._places.setdefault(name, len(self._places))
+        return Address(f"10.{place // 40_000}.{place // 200 % 200}.{place % 200 + 1}", 8000)
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        return self._send(request, self._pick_request(request), self.pickers[0], now=now)
+
+    def _pick_request(self, request: SimRequest) -> PickRequest:
+        inference = self._inference(request)
+        return PickRequest(
+            request_id=str(request.request_id),
+            inference=inference,
+            body_bytes=len(inference.prompt),
+            session=request.session,
+        )
+
+    def _inference(self, request: SimRequest) -> InferenceRequest:
+        raise NotImplementedError
+
+    def _send(self, request: SimRequest, asked: PickRequest, picker: Picker, *, now: float) -> str | None:
+        try:
+            pick = picker.pick(asked, now=now)
+        except PickError:
+            return None
+        return self._begun(request, pick, picker, now=now)
+
+    def _begun(self, request: SimRequest, pick: Pick, picker: Picker, *, now: float) -> str:
+        picker.housekeep(now=now)
+        self._open[request.request_id] = _Open(picker, pick, request)
+        if pick.decision.prefill is None:
+            self.answered(request.request_id, now=now)
+        return pick.decision.chosen
+
+    def answered(self, request_id: int, *, now: float) -> None:
+        """Called when the headers of the answer come: at once, unless another server computes the prompt
+        first.
+        """
+        opened = self._open[request_id]
+        opened.picker.on_response_headers(
+            opened.pick, status=200, served=opened.pick.destinations[0], now=now
+        )
+
+    def first_token(self, request_id: int, *, now: float) -> None:
+        self._open[request_id].first_token_s = now
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
+        done = self._open.pop(request_id)
+        if done.pick.sampled and not failed:
+            feedback = ResponseFeedback(
+                first_token_at=done.first_token_s,
+                prompt_tokens=done.request.num_prompt_tokens,
+                cached_tokens=cached_tokens,
+                completion_tokens=done.request.answer.num_tokens,
+                complete=True,
+            )
+            done.picker.on_feedback(done.pick, feedback, now=now)
+        done.picker.end(done.pick, outcome="failed" if failed else "ended", now=now)
+
+    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
+        self.pickers[scraper].observe(EndpointName(server), metrics_of(page, read_at_s=now), now=now)
+
+
+def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
+    """Return the page as the scraper would pass it on. The scraper knows when a page came, not how old the
+    page is.
+    """
+    return EndpointMetrics(
+        scraped_at=read_at_s,
+        running=page.running,
+        waiting=page.waiting,
+        kv_usage=page.kv_usage,
+        capacity_tokens=page.capacity_tokens,
+        block_size=page.block_tokens,
+        prompt_tokens=page.prompt_tokens,
+        cached_prompt_tokens=page.cached_prompt_tokens,
+        generated_tokens=page.generated_tokens,
+        prefix_queries=page.query_tokens,
+        prefix_hits=page.hit_tokens,
+        finished=page.finished,
+        ttft_sum_s=page.ttft_sum_s,
+        ttft_count=page.ttft_count,
+        prefill_sum_s=page.prefill_sum_s,
+        prefill_count=page.finished,
+        prefill_tokens=page.prefill_tokens,
+        max_lora=page.max_loras,
+        active_adapters=page.active_adapters,
+    )

@@ -1,0 +1,238 @@
+"""Reads recordings of the picker. `mooncake` reads the files of the other kind.
+
+Hashes of requests are comparable within one process of the picker, or between several that share a secret.
+Requests of other base models than the most frequent one are left out, since their servers are others. A line
+that was cut off at the end of a file is no fault: the picker may have been stopped there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from epp.config.policy import Policy
+from epp.observe.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
+from epp.picker.prefix_index.table import ChunkSchedule
+from epp.tools.replay import mooncake
+from epp.tools.replay.measure import WARM_UP_SHARE, quantile
+from epp.tools.replay.tempo import Tempo, tpots_s
+from epp.tools.replay.trace import UNSTATED, Call, Figures, Piece, ReplayError, Server, Trace
+
+_MOST_CAPACITY_TOKENS: Final = 2**26
+"""Largest cache of a simulated server, which makes an object for each block."""
+_MOST_FILE_BYTES: Final = 2**31
+"""Largest unpacked file, since a recording is read into memory."""
+_LONGEST_S: Final = 7 * 86_400
+"""Longest time from the first request to the last, since the simulation runs through all of it."""
+_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The lines of all files, in the order in which they were read."""
+
+    asked: list[tuple[RecordedRequest, ChunkSchedule]] = field(default_factory=list)
+    servers: Servers | None = None
+    opening: Opening | None = None
+    hashings: set[str] = field(default_factory=set)
+
+
+def read(paths: Sequence[Path]) -> Trace:
+    """Return one trace from all files. A ReplayError names the file, the line and the fault."""
+    lines, calls = _Lines(), list[Call]()
+    for path in paths:
+        text = _text_of(path)
+        if mooncake.is_one(text):
+            calls += mooncake.parse(text, name=str(path))
+        else:
+            _read_lines(text, str(path), into=lines)
+    if calls and lines.asked:
+        raise ReplayError("a recording and a Mooncake trace cannot be replayed together")
+    if calls:
+        return Trace(calls=_from_zero(calls), servers=(), block_tokens=mooncake.BLOCK_TOKENS)
+    if not lines.asked:
+        raise ReplayError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
+    return _trace_of(lines)
+
+
+def _text_of(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        if not raw.startswith(b"\x1f\x8b"):
+            return raw
+        with gzip.open(path) as packed:
+            text = packed.read(_MOST_FILE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ReplayError(f"cannot read {path}: {error}") from error
+    if len(text) > _MOST_FILE_BYTES:
+        raise ReplayError(f"{path}: more than {_MOST_FILE_BYTES >> 30} GiB when unpacked; cut it into parts")
+    return text
+
+
+def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:
+    schedule: ChunkSchedule | None = None
+    rows = text.split(b"\n")
+    for number, row in enumerate(rows, 1):
+        if not row.strip():
+            continue
+        try:
+            line = decode(row)
+            if isinstance(line, Opening):
+                schedule = _schedule_of(line)
+                into.opening = line
+                into.hashings.add(line.hashing)
+            elif isinstance(line, Servers):
+                into.servers = line
+            elif schedule is None:
+                raise ReplayError(
+                    f"{name}, line {number}: a request before the line that opens the recording"
+                )
+            else:
+                _check_chunks(line, schedule)
+                into.asked.append((line, schedule))
+        except ValueError as error:
+            if number == len(rows):
+                break  # the line was cut off: a whole line ends with a newline
+            raise ReplayError(f"{name}, line {number}: {error}") from error
+
+
+def _schedule_of(line: Opening) -> ChunkSchedule:
+    if line.version != VERSION:
+        raise ValueError(
+            f"the recording has version {line.version} of the format; this program reads version {VERSION}"
+        )
+    return ChunkSchedule(
+        chunk_bytes=line.chunk_bytes,
+        later_chunk_bytes=line.later_chunk_bytes,
+        later_from_bytes=line.later_from_bytes,
+    )
+
+
+def _check_chunks(line: RecordedRequest, schedule: ChunkSchedule) -> None:
+    if schedule.end_bytes(len(unpacked(line.chunks))) > line.prompt_bytes:
+        raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
+
+
+# -- from lines to a trace -----------------------------------------------------------------------------------
+
+
+def _trace_of(lines: _Lines) -> Trace:
+    models = Counter(asked.base_model for asked, _ in lines.asked)
+    model, count = models.most_common(1)[0]
+    kept = [(asked, schedule) for asked, schedule in lines.asked if asked.base_model == model]
+    kept.sort(key=lambda pair: pair[0].at_unix_s - pair[0].waited_s)
+    remarks = []
+    if count < len(lines.asked):
+        remarks.append(
+            f"{len(lines.asked) - count} requests to other base models than {model!r} are left out"
+        )
+    if len(lines.hashings) > 1:
+        remarks.append("the hashes of the files do not compare: set hashSecretFile to record over restarts")
+    requests = [asked for asked, _ in kept]
+    servers = _servers_of(lines.servers, model)
+    tempo = Tempo.of(requests, servers)
+    remarks += tempo.remarks
+    bytes_per_token = sum(a.prompt_bytes for a in requests) / max(1, sum(a.prompt_tokens for a in requests))
+    calls = [
+        _call_of(asked, schedule, number, tempo=tempo, bytes_per_token=max(0.25, bytes_per_token))
+        for number, (asked, schedule) in enumerate(kept)
+    ]
+    assert lines.opening is not None, "requests come after an opening"
+    policy = _policy_of(lines.opening)
+    if policy is None:
+        remarks.append("the recorded policy is not known to this program: name one with --policy or --rule")
+    return Trace(
+        calls=_from_zero(calls),
+        servers=[
+            replace(s, prefill_tokens_per_s=s.prefill_tokens_per_s * tempo.prefill_ratio) for s in servers
+        ],
+        decode_step_s=tempo.decode_step_s,
+        policy=policy,
+        recorded=_really(requests),
+        remarks=tuple(remarks),
+    )
+
+
+def _policy_of(opening: Opening) -> Policy | None:
+    try:
+        return msgspec.convert(opening.policy, Policy)
+    except msgspec.ValidationError:
+        return None
+
+
+def _servers_of(line: Servers | None, model: str) -> list[Server]:
+    return [
+        Server(
+            name=server.name,
+            capacity_tokens=min(server.capacity_tokens or UNSTATED.capacity_tokens, _MOST_CAPACITY_TOKENS),
+            prefill_tokens_per_s=server.prefill_tokens_per_s or UNSTATED.prefill_tokens_per_s,
+        )
+        for server in (line.servers if line is not None else ())
+        if server.model == model
+    ]
+
+
+def _call_of(
+    asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
+) -> Call:
+    """Return a request as a call. The end of a chunk depends only on its position, so equal chunks get
+    equal numbers of tokens.
+    """
+    pieces = []
+    covered, tokens = 0, 0
+    for n, name in enumerate(unpacked(asked.chunks), 1):
+        end = schedule.end_bytes(n)
+        end_tokens = round(end / bytes_per_token)
+        pieces.append(Piece(name, end - covered, end_tokens - tokens))
+        covered, tokens = end, end_tokens
+    rest = max(1, asked.prompt_bytes - covered)
+    own = hash((number, asked.at_unix_s)) & _MASK
+    pieces.append(Piece(own, rest, max(1, round((covered + rest) / bytes_per_token) - tokens)))
+    return Call(
+        at_s=asked.at_unix_s - asked.waited_s,
+        pieces=tuple(pieces),
+        output_tokens=tempo.output_tokens(asked),
+        adapter=asked.adapter,
+        tenant=asked.tenant,
+        priority=asked.priority,
+    )
+
+
+def _from_zero(calls: Sequence[Call]) -> list[Call]:
+    ordered = sorted(calls, key=lambda call: call.at_s)
+    first_s = ordered[0].at_s
+    if ordered[-1].at_s - first_s > _LONGEST_S:
+        raise ReplayError(
+            f"the requests lie {(ordered[-1].at_s - first_s) / 86_400:.0f} days apart; replay 7 days at a time"
+        )
+    return [replace(call, at_s=call.at_s - first_s) for call in ordered]
+
+
+def _really(every: Sequence[RecordedRequest]) -> Figures:
+    """Return the recorded figures, without the first tenth of the requests, as in a simulated run. The
+    requests of each server are counted completely.
+    """
+    requests = every[int(WARM_UP_SHARE * len(every)) :]
+    ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
+    tpots = tpots_s(requests)
+    prompt = sum(a.prompt_tokens for a in requests)
+    return Figures(
+        hit_ratio=sum(a.matched_tokens for a in requests) / prompt if prompt else 0.0,
+        ttft_mean_s=fmean(ttfts) if ttfts else None,
+        ttft_p50_s=quantile(ttfts, 0.5) if ttfts else None,
+        ttft_p90_s=quantile(ttfts, 0.9) if ttfts else None,
+        ttft_p99_s=quantile(ttfts, 0.99) if ttfts else None,
+        tpot_p50_s=quantile(tpots, 0.5) if tpots else None,
+        tpot_p90_s=quantile(tpots, 0.9) if tpots else None,
+        counted=len(requests),
+        failed=sum(a.outcome != "ended" or (a.status or 0) >= 400 for a in requests),
+        by_server=dict(Counter(a.server for a in every)),
+    )

@@ -1,0 +1,173 @@
+"""Runs one policy over one trace on simulated servers: the picker's own code, the model server's own
+scheduling, and a virtual clock.
+
+The simulation uses these facts of the recording: the times of requests, the common parts of their prompts,
+the lengths of prompts and answers, adapters, and the servers' cache sizes and speeds. Requests come at their
+recorded times, whatever happens to earlier requests (an open loop). The fleet stays as it was at the end of
+the recording. Pure: the same trace, policy and seed give the same figures.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final
+
+from epp.base.types import ApiKind, InferenceRequest
+from epp.config.policy import Policy
+from epp.picker.picker import Picker
+from epp.tools.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
+from epp.tools.replay.picker_router import BASE_MODEL, PickerRouter
+from epp.tools.replay.trace import UNSTATED, Call, Figures, Piece, Server, Trace
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.cost import CostModel
+from model_server.sim.engine import EngineShape
+from model_server.sim.fleet import Fleet, FleetPlan, Outcome
+from model_server.sim.prompts import Segment
+from model_server.sim.request import Record, SimRequest
+
+_GRACE_S: Final = 60.0
+"""The run goes on for this long after the last arrival."""
+_ANSWER_NAMES: Final = 1 << 63
+_NAME_BYTES: Final = 8
+
+Progress = Callable[[float], None]
+"""A function that gets the share of the requests that have arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The fleet and the rate, as the command line gives them."""
+
+    load: float = 1.0
+    servers: int = 0
+    """0: as recorded."""
+    seed: int = 1
+
+
+def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -> Figures:
+    servers = fleet_of(trace, setting)
+    calls = trace.calls
+    router = _Router(
+        policy, calls, seed=setting.seed, adapters=frozenset(call.adapter for call in calls if call.adapter)
+    )
+    workload = _Arrivals(calls, load=setting.load, progress=progress)
+    plan = _plan_of(trace, servers, horizon_s=calls[-1].at_s / setting.load + _GRACE_S)
+    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(setting.seed)).run()
+    return _figures_of(outcome, servers)
+
+
+def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
+    """Return the recorded servers. If another number is asked for: the first ones, repeated."""
+    if not trace.servers:
+        return [replace(UNSTATED, name=f"server-{n}") for n in range(setting.servers or 8)]
+    found = []
+    for n in range(setting.servers or len(trace.servers)):
+        copy, which = divmod(n, len(trace.servers))
+        server = trace.servers[which]
+        found.append(replace(server, name=f"{server.name}+{copy}") if copy else server)
+    return found
+
+
+class _Router(PickerRouter):
+    """The real picker, which gets the recorded prompts as bytes: each piece is its name, repeated."""
+
+    def __init__(self, policy: Policy, calls: Sequence[Call], *, seed: int, adapters: frozenset[str]) -> None:
+        super().__init__([Picker(policy, rng=random.Random(seed * 1000))], adapters=adapters)
+        self._calls = calls
+
+    def _inference(self, request: SimRequest) -> InferenceRequest:
+        return InferenceRequest(
+            kind=ApiKind.CHAT,
+            model=request.adapter or BASE_MODEL,
+            prompt=b"".join(map(_text_of, self._calls[request.request_id].pieces)),
+            stream=True,
+            max_tokens=request.answer.num_tokens,
+        )
+
+
+def _text_of(piece: Piece) -> bytes:
+    word = piece.name.to_bytes(_NAME_BYTES, "little")
+    return (word * (piece.num_bytes // _NAME_BYTES + 1))[: piece.num_bytes]
+
+
+class _Arrivals:
+    """The calls at their times, divided by the load."""
+
+    def __init__(self, calls: Sequence[Call], *, load: float, progress: Progress) -> None:
+        self._calls = calls
+        self._load = load
+        self._progress = progress
+        self._step = max(1, len(calls) // 100)
+
+    def start(self) -> Iterable[tuple[float, SimRequest]]:
+        for number, call in enumerate(self._calls):
+            yield call.at_s / self._load, _request_of(number, call)
+
+    def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:  # noqa: ARG002 - as the fleet calls it
+        number = record.request.request_id
+        if number % self._step == 0:
+            self._progress(number / len(self._calls))
+        return ()
+
+
+def _request_of(number: int, call: Call) -> SimRequest:
+    return SimRequest(
+        request_id=number,
+        segments=tuple([Segment(piece.name, piece.num_tokens) for piece in call.pieces]),
+        answer=Segment(_ANSWER_NAMES | number, call.output_tokens),
+        adapter=call.adapter,
+        tenant=call.tenant,
+        priority=call.priority,
+    )
+
+
+def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> FleetPlan:
+    """Return the plan of the fleet. It has the cache size and the prefill rate of each server as a share of
+    the first server's.
+    """
+    first = servers[0]
+    costs = CostModel(prefill_tokens_per_s=first.prefill_tokens_per_s)
+    if trace.decode_step_s is not None:
+        costs = replace(costs, decode_step_s=trace.decode_step_s)
+    return FleetPlan(
+        shape=EngineShape(
+            num_blocks=max(1, first.capacity_tokens // trace.block_tokens),
+            block_tokens=trace.block_tokens,
+            limits=SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, max_loras=4),
+            costs=costs,
+        ),
+        num_servers=len(servers),
+        speeds=tuple(s.prefill_tokens_per_s / first.prefill_tokens_per_s for s in servers),
+        cache_shares={f"pod-{n}": s.capacity_tokens / first.capacity_tokens for n, s in enumerate(servers)},
+        horizon_s=horizon_s,
+    )
+
+
+def _figures_of(outcome: Outcome, servers: Sequence[Server]) -> Figures:
+    """Return the figures of a run. The first tenth of the requests meets cold caches and counts only in
+    the requests of each server.
+    """
+    ordered = sorted(outcome.records, key=lambda record: record.arrived_s)
+    records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
+    ttfts = sorted(ttft_s(record, outcome.ended_s) for record in records)
+    tpots = sorted(t for t in map(tpot_s, records) if t is not None)
+    seen = [record for record in records if record.num_cached_tokens is not None]
+    prompt = sum(record.num_prompt_tokens for record in seen)
+    names = {f"pod-{n}": server.name for n, server in enumerate(servers)}
+    got = Counter(names[record.server] for record in ordered if record.server)
+    return Figures(
+        hit_ratio=sum(record.num_cached_tokens or 0 for record in seen) / prompt if prompt else 0.0,
+        ttft_mean_s=fmean(ttfts),
+        ttft_p50_s=quantile(ttfts, 0.5),
+        ttft_p90_s=quantile(ttfts, 0.9),
+        ttft_p99_s=quantile(ttfts, 0.99),
+        tpot_p50_s=quantile(tpots, 0.5) if tpots else None,
+        tpot_p90_s=quantile(tpots, 0.9) if tpots else None,
+        counted=len(records),
+        failed=sum(not record.completed for record in records),
+        by_server={server.name: got[server.name] for server in servers},
+    )

@@ -1,0 +1,83 @@
+"""Reads the certificates of the ext_proc server from files, and again when the files change.
+
+Each transport compares the modification times of the files before a handshake. If the files cannot be read or
+do not belong together (for example in the middle of a renewal), the old certificates stay in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from epp.base.errors import ConfigError
+from epp.config.tls import Tls
+
+_log = logging.getLogger(__name__)
+_Made = TypeVar("_Made")
+
+
+class Certificates(Generic[_Made]):
+    """Holds the result of `read` from the last time when the files fitted together.
+
+    `read` may raise OSError and SSLError.
+    """
+
+    def __init__(self, tls: Tls, read: Callable[[Tls], _Made]) -> None:
+        self._tls = tls
+        self._read = read
+        self._files = [Path(p) for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p]
+        try:
+            self._seen = self._stamp()
+            self.latest = read(tls)
+        except ssl.SSLError as error:
+            raise ConfigError(f"listen.tls: {tls.cert_file}, {tls.key_file}: {_words(error)}") from error
+        except OSError as error:
+            raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
+
+    def refresh(self) -> bool:
+        """Check the files. Return whether `latest` has changed."""
+        try:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return False
+            self.latest = self._read(self._tls)
+        except OSError as error:  # ssl.SSLError is an OSError
+            _log.warning("the new certificates cannot be used; the old ones stay in use: %s", error)
+            return False
+        self._seen = stamp
+        _log.info("certificates were renewed: %s", self._tls.cert_file)
+        return True
+
+    def current(self) -> _Made:
+        self.refresh()
+        return self.latest
+
+    def _stamp(self) -> list[tuple[int, int, int]]:
+        stats = [path.stat() for path in self._files]
+        return [(s.st_mtime_ns, s.st_ino, s.st_size) for s in stats]
+
+
+def ssl_context(tls: Tls) -> ssl.SSLContext:
+    """Return the TLS context of an HTTP/2 server. Clients must show a certificate if a client CA is
+    configured. Raises OSError or ssl.SSLError.
+    """
+    for path in (tls.cert_file, tls.key_file, tls.client_ca_file):
+        if path:
+            Path(path).read_bytes()  # the error of ssl itself does not name the file
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(tls.cert_file, tls.key_file)
+    if tls.client_ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+        # gRPC does the same: the file may hold an intermediate authority, or the certificate of one client.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(tls.client_ca_file)
+    return context
+
+
+def _words(error: ssl.SSLError) -> str:
+    return error.reason or str(error)

@@ -1,0 +1,406 @@
+"""One HTTP/2 connection of a gRPC server, as a pure object. It takes bytes and `now`, and returns events and
+bytes to send.
+
+This module cuts the bytes into frames, checks the order of the frames, and has the steps that every call
+needs: the start of a call, its messages, its windows and its end. `streams` has the open streams and the
+windows of both directions. Other modules do the rest: `preface` the first bytes, `data_parts` and
+`header_parts` the less usual DATA and HEADERS frames, `control_frames` the frames of no call, `replies` the
+chunks that are sent back, `faults` and `time_limits` the ends that a peer causes. A connection knows no
+socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with
+`send` and `end`, and writes what `data_to_send` returns.
+
+Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
+by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
+unfinished messages of all of them. A frame that is not complete is kept, but not the body of DATA, which is
+passed on as it comes. After `Over` nothing is read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from epp.transport.http2 import frames, preface
+from epp.transport.http2.call_events import Event, Fault, HalfClosed, Message, Opened, Over
+from epp.transport.http2.control_frames import ControlFrames
+from epp.transport.http2.data_parts import DataParts
+from epp.transport.http2.faults import Faults
+from epp.transport.http2.frames import (
+    HEAD_BYTES,
+    MAX_STREAM_ID,
+    Code,
+    Flag,
+    FrameError,
+    Kind,
+    read_u32,
+    unpack_head,
+)
+from epp.transport.http2.grpc_messages import INTERNAL, OK, PREFIX_BYTES, Reply, read_prefix
+from epp.transport.http2.header_parts import HeaderParts
+from epp.transport.http2.headers import (
+    HeaderReader,
+    ListTooLargeError,
+    MalformedRequestError,
+    UnreadableBlockError,
+)
+from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.replies import replied
+from epp.transport.http2.streams import State, Stream, Streams
+from epp.transport.http2.time_limits import TimeLimits
+
+ALL: Final = 2**31
+_ANY: Final = -1
+_DATA: Final = Kind.DATA
+_CONTINUATION: Final = Kind.CONTINUATION
+_PADDED: Final = Flag.PADDED
+_END_STREAM: Final = Flag.END_STREAM
+_FORM: Final = Flag.PADDED | Flag.PRIORITY | Flag.END_HEADERS
+"""The flags that say in which form a header block comes."""
+
+
+class Connection:
+    """The server's side of one connection."""
+
+    def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
+        self._limits = limits
+        self._read_at = now
+        self._data = b""
+        """The bytes that are not read yet. They begin at `_at`."""
+        self._at = 0
+        self._preface_seen = False
+        self._only: int = Kind.SETTINGS
+        """The only kind of frames that may come now, or `_ANY`."""
+        self._between_frames = False
+        """Whether everything that came is read, and the next byte begins a frame that may be of any kind."""
+        self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
+        self._table = Streams(limits, held, now=now)
+        self._streams = self._table.by_number
+        self._windows = self._table.windows
+        self._faults = Faults(self._table, limits)
+        self._control = ControlFrames(self._table, self._faults)
+        self._data_parts = DataParts(limits, held, self._table, self._faults)
+        self._header_parts = HeaderParts(limits)
+        self._times = TimeLimits(limits, self._table, self._faults, self._control, self._header_parts)
+        self.pending = False
+        """Whether `receive` stopped at its limit and must be called again."""
+        self.closing = False
+        """Whether we have begun to leave, or the connection is over."""
+        self._replies = False
+        """Whether any stream has had a `reply`."""
+        self.over = ""
+        """Why the connection must be closed. Empty: it need not be closed."""
+        self.data_to_send = self._table.take
+        """Returns the bytes to write now. Each byte is returned once."""
+        self._table.out.append(preface.hello(limits))
+
+    # -- for the owner ---------------------------------------------------------------------------------------
+
+    @property
+    def streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for the peer's windows."""
+        return self._windows.unsent
+
+    @property
+    def drained(self) -> bool:
+        """Whether the peer knows that we leave, and no stream is open any more."""
+        return self._control.left_for_good and not self._streams
+
+    @property
+    def ends(self) -> bool:
+        """Whether the connection must be closed, because it is over or drained."""
+        return bool(self.over) or self.drained
+
+    def is_open(self, stream_id: int) -> bool:
+        """Return whether an answer on this stream can still reach the peer."""
+        return stream_id in self._streams
+
+    def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
+        """Read received bytes in at most about `limit` steps. The rest stays for the next call."""
+        if not self.over:
+            table = self._table
+            table.now = self._read_at = now
+            table.steps = limit
+            if self._replies and self._between_frames and data and limit:
+                rest = replied(data, self._table, self._limits)
+                if rest == len(data):
+                    return []
+                data = data[rest:]
+            if data:
+                left = self._data[self._at :]
+                self._data, self._at = left + data if left else data, 0
+            try:
+                self._read()
+            except FrameError as error:
+                self._fail(error.code, error.reason)
+            if table.send_some(max(1, table.steps)):
+                self.pending = True
+        return self._taken()
+
+    def send(self, stream_id: int, message: bytes) -> None:
+        """Send one message of the answer. Does nothing if the stream is gone."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.end is None:
+            self._table.message(stream, message)
+
+    def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
+        """End the call. Does nothing if the stream is gone."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._table.end(stream, status, details)
+
+    def reply(self, stream_id: int, reply: Reply) -> None:
+        """Answer the next messages by `reply`, without events, as long as they come in whole frames and
+        `reply` has an answer. Does nothing if the stream is gone.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.answered and stream.declared is None:
+            stream.reply, self._replies = reply, True
+
+    def leave(self, *, now: float) -> None:
+        """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
+        without another call.
+        """
+        self._table.now, self.closing = now, True
+        if not self.over:
+            self._control.leave()
+
+    def close(self, *, now: float, reason: str = "") -> list[Event]:
+        """Close at once. The open streams are gone. reason: the fault of the peer, if there is one."""
+        self._table.now = now
+        if not self.over:
+            self._fail(Code.ENHANCE_YOUR_CALM if reason else Code.NO_ERROR, reason or "closed")
+        return self._taken()
+
+    def tick(self, *, now: float) -> list[Event]:
+        """Check all time limits. To be called a few times a second."""
+        if not self.over:
+            self._table.now = now
+            try:
+                self._times.check(read_at=self._read_at)
+                self.closing = self._control.leaving
+            except FrameError as error:
+                self._fail(error.code, error.reason)
+        return self._taken()
+
+    def check_integrity(self) -> None:
+        assert self._windows.window <= self._limits.connection_window_bytes
+        self._table.check_integrity()
+        assert not (self.over and self._streams)
+
+    def _taken(self) -> list[Event]:
+        """Take the events out of the table, since a body must not stay in memory until the next event."""
+        events = self._table.events
+        if events:
+            self._table.events = []
+        return events
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read the received bytes until the steps are used up. Raises FrameError."""
+        if not self._preface_seen:
+            self._at = preface.length(self._data)
+            self._preface_seen = self._at > 0
+            if not self._preface_seen:
+                return
+        data, at, table = self._data, self._at, self._table
+        end, most, parts = len(data), self._limits.max_frame_bytes, self._data_parts
+        while table.steps > 0:
+            if parts.unfinished:
+                at = parts.go_on(data, at)
+                if parts.unfinished:
+                    break
+            start = at + HEAD_BYTES
+            if start > end:
+                break
+            high, low, kind, flags, number = unpack_head(data, at)
+            size: int = high << 8 | low
+            number &= MAX_STREAM_ID
+            after = start + size
+            if (
+                kind != _DATA
+                or after > end
+                or size > most
+                or flags & _PADDED
+                or self._only != _ANY
+                or not self._on_data(number, data, start, after, flags)
+            ):
+                after = self._on_frame(kind, flags, number, data, start, size=size)
+                if after < 0:
+                    break
+            at = after
+            table.steps -= 1
+        self.pending = table.steps <= 0 and at < end
+        if self.pending:
+            self._data, self._at = data, at
+        else:
+            self._data, self._at = data[at:], 0
+        self._between_frames = at == end and not parts.unfinished and self._only != _CONTINUATION
+
+    def _on_frame(self, kind: int, flags: int, number: int, data: bytes, at: int, *, size: int) -> int:
+        """Read a frame that `_on_data` does not take. Its payload of `size` bytes begins at `at`. Returns
+        where the rest begins, or -1 if too little has come.
+        """
+        if self._only != _ANY:
+            self._check_order(kind, number)
+        if size > self._limits.max_frame_bytes:
+            raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
+        if kind == _DATA:
+            return self._data_parts.begin(data, at, size=size, flags=flags, number=number)
+        if kind > _CONTINUATION:
+            self._control.receive(kind, flags, number, b"")
+            self._data_parts.skip(size)
+            return at
+        if size > self._limits.max_header_bytes:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
+        end = at + size
+        if end > len(data):
+            return -1
+        if kind == Kind.WINDOW_UPDATE and size == 4:
+            self._on_window(number, read_u32(data, at)[0] & frames.MAX_WINDOW)
+        elif kind in (Kind.HEADERS, _CONTINUATION):
+            self._on_header_frame(kind, flags, number, data[at:end])
+        else:
+            self._control.receive(kind, flags, number, data[at:end])
+            self._only = _ANY  # If SETTINGS were awaited, they have come.
+        return end
+
+    def _check_order(self, kind: int, number: int) -> None:
+        if self._only == Kind.SETTINGS:
+            if kind != Kind.SETTINGS:
+                raise FrameError(Code.PROTOCOL_ERROR, "no_settings")
+        elif kind != _CONTINUATION or number != self._header_parts.number:
+            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
+
+    # -- effects of the frames -------------------------------------------------------------------------------
+
+    def _on_data(self, number: int, data: bytes, at: int, end: int, flags: int) -> bool:
+        """Take a DATA frame with the body `data[at:end]`, if the body is one whole message, a later part of a
+        long message, or empty at the end of the stream. Returns whether the frame was taken.
+        """
+        stream = self._streams.get(number)
+        if stream is None or stream.state is not State.OPEN or stream.declared is not None:
+            return False
+        size, assembly = end - at, stream.assembly
+        if flags & _END_STREAM:
+            if size or assembly is not None:
+                return False
+            self._table.peer_ended(stream)
+            return True
+        if size > stream.window or stream.end is not None:
+            return False
+        if assembly is not None:  # The next part of a long message.
+            if not assembly.takes(size):
+                return False
+            message = assembly.with_part(data[at:end])
+        elif size < PREFIX_BYTES or size > self._limits.max_message_bytes:
+            return False
+        elif read_prefix(data, at) == (0, size - PREFIX_BYTES):
+            message = data[at + PREFIX_BYTES : end]  # Nearly every frame is one whole message.
+        else:
+            return False
+        self._windows.take(size)
+        stream.window -= size
+        if message is not None:
+            stream.assembly = stream.reply = None
+            self._table.events.append(Message(number, message))
+        self._windows.taken_in(stream, size)
+        return True
+
+    def _on_header_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == Kind.HEADERS and flags & _FORM == Flag.END_HEADERS:
+            self._on_headers(number, payload, ends=flags & _END_STREAM != 0, depends_on_itself=False)
+            return
+        self._faults.too_many("header_flood")
+        parts = self._header_parts
+        block = parts.take(kind, flags, number, payload, now=self._table.now)
+        self._only = _CONTINUATION if block is None else _ANY
+        if block is not None:
+            self._on_headers(number, block, ends=parts.ends, depends_on_itself=parts.depends_on_itself)
+
+    def _on_headers(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+        if not number % 2:
+            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
+        try:
+            if number > self._table.last_id:
+                self._open(number, block, ends=ends, depends_on_itself=depends_on_itself)
+            else:
+                self._on_trailers(number, block, ends=ends)
+        except ListTooLargeError as too_large:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large") from too_large
+        except UnreadableBlockError as unreadable:
+            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from unreadable
+        except MalformedRequestError:
+            self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
+
+    def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+        before, self._table.last_id = self._table.last_id, number
+        request = self._headers.known.get(block) or self._headers.request(self._paid(block))
+        if depends_on_itself or (ends and request.declared_bytes):
+            raise MalformedRequestError
+        if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
+            self._table.last_id = before if self._control.left_for_good else number
+            self._faults.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
+            return
+        stream = self._streams[number] = Stream(number, window=self._limits.stream_window_bytes)
+        stream.declared = request.declared_bytes
+        if ends:
+            stream.state = State.ANSWERING
+        if request.refuse_status:
+            self._faults.refuse(stream, request.refuse_status)
+            return
+        self._table.events.append(Opened(number, request))
+        if request.bad_timeout:
+            self._faults.give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
+            return
+        if request.timeout_s is not None:
+            stream.deadline = self._table.now + request.timeout_s
+            self._table.timed[number] = stream
+        if ends:
+            self._table.events.append(HalfClosed(number))
+
+    def _paid(self, block: bytes) -> bytes:
+        """Count the bytes of a block that has to be decoded, as steps and as a flood."""
+        self._table.steps -= len(block) >> 8
+        self._faults.too_many("header_flood", tokens=1 + (len(block) >> 8))
+        return block
+
+    def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
+        stream = self._streams.get(number)
+        if stream is None or stream.state is State.ANSWERING:
+            self._faults.unexpected(number, Kind.HEADERS)
+            self._headers.skip(self._paid(block))
+            return
+        self._headers.trailers(self._paid(block))
+        if not ends:
+            self._faults.reset(stream, Code.PROTOCOL_ERROR, "second_headers")
+        elif stream.declared:
+            self._faults.reset(stream, Code.PROTOCOL_ERROR, "content_length")
+        else:
+            self._data_parts.peer_ended(stream)
+
+    def _on_window(self, number: int, more: int) -> None:
+        if not number:
+            self._table.widen_connection(more)
+            return
+        stream = self._streams.get(number)
+        if stream is None:
+            self._faults.unexpected(number, Kind.WINDOW_UPDATE)
+        elif not more:
+            self._faults.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
+        elif stream.peer_credit + self._table.initial_window + more > frames.MAX_WINDOW:
+            self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
+        else:
+            self._table.widen(stream, more)
+
+    def _fail(self, code: Code, reason: str) -> None:
+        """End the connection."""
+        self.over, self.closing = reason, True
+        self._data, self._at, self.pending = b"", 0, False
+        self._faults.fail(code, reason)
+        if reason != "closed":
+            self._table.events.append(Fault(reason))
+        self._table.events.append(Over(reason))

@@ -1,0 +1,125 @@
+"""Ends a stream or connection whose peer breaks a rule, or asks for something that we refuse.
+
+A table says which frames each state of a stream allows (RFC 9113, section 5.1). A call without faults uses
+nothing of this module. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from epp.transport.http2 import frames
+from epp.transport.http2.call_events import Fault, Gone
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind
+from epp.transport.http2.headers import refusal
+from epp.transport.http2.limits import Floods, Limits
+from epp.transport.http2.streams import State, Stream, Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A frame that this state does not allow: an error of the stream, or of the connection (`whole`)."""
+
+    code: Code
+    whole: bool
+
+
+_STREAM_CLOSED: Final = Bad(Code.STREAM_CLOSED, whole=False)
+_TOO_EARLY: Final = Bad(Code.PROTOCOL_ERROR, whole=True)
+
+NOT_ALLOWED: Final = {
+    (State.IDLE, Kind.DATA): _TOO_EARLY,
+    (State.IDLE, Kind.RST_STREAM): _TOO_EARLY,
+    (State.IDLE, Kind.WINDOW_UPDATE): _TOO_EARLY,
+    (State.ANSWERING, Kind.HEADERS): _STREAM_CLOSED,
+    (State.ANSWERING, Kind.DATA): _STREAM_CLOSED,
+    (State.CLOSED, Kind.HEADERS): Bad(Code.STREAM_CLOSED, whole=True),
+    (State.CLOSED, Kind.DATA): _STREAM_CLOSED,
+}
+"""Frames that a state does not allow. Other frames are taken, or ignored where their stream is not open."""
+
+FRAME_NAMES: Final = {
+    Kind.DATA: "data",
+    Kind.HEADERS: "headers",
+    Kind.RST_STREAM: "rst_stream",
+    Kind.WINDOW_UPDATE: "window_update",
+}
+
+
+class Faults:
+    """Counts the faults of one connection. Every method may raise FrameError, which ends the connection."""
+
+    def __init__(self, streams: Streams, limits: Limits) -> None:
+        self._streams = streams
+        self._limits = limits
+        self._floods = Floods()
+
+    def too_many(self, what: str, *, tokens: float = 1.0) -> None:
+        if self._floods.too_many(what, tokens=tokens, now=self._streams.now):
+            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+
+    def unexpected(self, number: int, kind: int) -> None:
+        """Handle a frame on a stream that is not open for it, by the table of states."""
+        streams = self._streams
+        stream = streams.by_number.get(number)
+        if stream is not None:
+            state = stream.state
+        else:  # Streams with even numbers are ours to open, and we open none.
+            state = State.CLOSED if number % 2 and number <= streams.last_id else State.IDLE
+        verdict = NOT_ALLOWED.get((state, kind))
+        if verdict is None or number in streams.lately:
+            return
+        reason = f"{FRAME_NAMES[kind]}_when_{state.name.lower()}"
+        if verdict.whole:
+            raise FrameError(verdict.code, reason)
+        self.stream_error(number, verdict.code, reason)
+
+    def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
+        """End a call for a reason that its service does not know."""
+        self.too_many("stream_error_flood")
+        self._streams.events.append(Fault(reason))
+        self._streams.events.append(Gone(stream.number, reason))
+        stream.drop_assembly()
+        self._streams.end(stream, status, details)
+
+    def stream_error(self, number: int, code: Code, reason: str) -> None:
+        streams = self._streams
+        stream = streams.by_number.get(number)
+        if stream is not None:
+            self.reset(stream, code, reason)
+            return
+        self.too_many("stream_error_flood")
+        streams.events.append(Fault(reason))
+        streams.send_reset(number, code)
+
+    def reset(self, stream: Stream, code: Code, reason: str) -> None:
+        handler_waits = stream.handler_waits
+        self._streams.forget(stream)
+        try:
+            self.stream_error(stream.number, code, reason)
+        finally:  # The owner gets its event even if this was one fault too many.
+            if handler_waits:
+                self._streams.events.append(Gone(stream.number, reason))
+
+    def refuse(self, stream: Stream, http_status: int) -> None:
+        """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
+        streams = self._streams
+        streams.events.append(Fault("no_grpc_call"))
+        stream.lingers_until = streams.now + self._limits.linger_s
+        streams.lingering[stream.number] = stream
+        block, body = refusal(http_status)
+        stream.answered = True
+        streams.send_headers(stream.number, block, flags=Flag.END_HEADERS)
+        stream.end = b""
+        streams.queue(stream, body)
+
+    def fail(self, code: Code, reason: str) -> None:
+        """Send GOAWAY and drop every open stream."""
+        streams = self._streams
+        streams.out.append(frames.goaway(streams.last_id, code, reason))
+        for stream in list(streams.by_number.values()):
+            handler_waits = stream.handler_waits
+            streams.forget(stream)
+            if handler_waits:
+                streams.events.append(Gone(stream.number, "connection"))

@@ -1,0 +1,157 @@
+"""Serves our own HTTP/2 on TCP, unix sockets and TLS: makes a `Peer` for each connection.
+
+Owns the connections and their shared parts: the services, the limits, the count of held bytes, and the order
+of turns. If there are too many connections, idle ones give way to newcomers. If too many answers wait unread,
+the connection with most of them is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from epp.transport.accepting import Acceptor
+from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.peer import Peer, Service
+from epp.transport.turns import Source, Turns
+
+_TICK_S: Final = 0.5
+_HANDSHAKE_S: Final = 10.0
+_HANDSHAKES: Final = 256
+"""The most connections that are being accepted at once. The oldest of them gives way to a newcomer."""
+_SHARE_OF_AN_ADDRESS: Final = 0.5
+"""The most connections from one address, as a share of all. The workers of an Envoy share one address."""
+_LAST_WORDS_S: Final = 0.25
+"""The time that peers get at a stop to read our last frames, before we close their connections."""
+
+
+class Http2Server:
+    """Serves `services` by path on sockets that are given to `start`, until `stop`."""
+
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        *,
+        limits: Limits,
+        max_held_bytes: int,
+        max_peers: int,
+        clock: Callable[[], float],
+        on_fault: Callable[[str], None],
+        after_writing: Callable[..., None],
+    ) -> None:
+        """`on_fault` is called with the reason of each fault of a peer. `after_writing` is called with the
+        time `now`, after the write of each turn that leaves work (`Caller.leaves_work`).
+        """
+        self.services = services
+        self.limits = limits
+        self.held = HeldBytes(max_held_bytes)
+        self.max_peers = max_peers
+        self.peers: set[Peer] = set()
+        self._sources: dict[str, Source] = {}
+        self.now = clock
+        self.fault = on_fault
+        self.after_writing = after_writing
+        self.turns = Turns(clock)
+        self._acceptor = Acceptor(
+            self._welcome, has_room=self.make_room, most_arriving=_HANDSHAKES, on_fault=on_fault
+        )
+        self._context: Callable[[], ssl.SSLContext] | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+
+    def start(self, sock: socket.socket, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Accept connections on a listening socket. `context` is called for the TLS context of each
+        connection.
+        """
+        self._context = context
+        self._acceptor.start(sock)
+        self._tick()
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more connections, ask peers to leave, and close the remaining connections after
+        `grace_s`.
+        """
+        if not self._acceptor.listening:
+            return
+        await self._acceptor.stop()
+        if grace_s > 0:
+            for peer in list(self.peers):
+                peer.leave()
+            await self._until_gone(grace_s)
+        for peer in list(self.peers):
+            peer.close()
+        await self._until_gone(_LAST_WORDS_S)
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for peer in list(self.peers):
+            peer.abort()
+
+    async def _until_gone(self, seconds: float) -> None:
+        """Wait until every peer has closed its side, but no longer than the given time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
+                    await asyncio.sleep(0.01)
+
+    def came(self, peer: Peer, address: str) -> Source:
+        """Count a new connection from that address."""
+        source = self._sources.setdefault(address, Source(address))
+        source.guests.add(peer)
+        self.peers.add(peer)
+        return source
+
+    def left(self, peer: Peer) -> None:
+        """Forget a connection. Idempotent."""
+        source = peer.source
+        self.peers.discard(peer)
+        source.guests.discard(peer)
+        source.idle.pop(peer, None)
+        if not source.guests and self._sources.get(source.address) is source:
+            del self._sources[source.address]
+
+    def too_much_unsent(self) -> None:
+        """Close the connection for which most bytes wait, since too many wait for all."""
+        max(self.peers, key=lambda peer: peer.connection.unsent).close(reason="answers_unread")
+
+    def make_room(self, arriving: int, address: str) -> bool:
+        """Return whether one more connection may come. If there are too many, the connection closes that has
+        been idle longest, of the address that has most of the idle ones.
+        """
+        own = self._sources.get(address)
+        if own is not None and address and len(own.guests) >= self.max_peers * _SHARE_OF_AN_ADDRESS:
+            source = own
+        elif len(self.peers) + arriving < self.max_peers:
+            return True
+        else:
+            source = max(self._sources.values(), key=lambda source: len(source.idle), default=Source(""))
+        if source.idle:
+            next(iter(source.idle)).give_way()
+            return True
+        return False
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        loop, context = asyncio.get_running_loop(), self._context
+        try:
+            if context is None:
+                await loop.connect_accepted_socket(lambda: Peer(self), sock)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: Peer(self), sock, ssl=context(), ssl_handshake_timeout=_HANDSHAKE_S
+                )
+        except OSError:  # ssl.SSLError and time-outs are OSErrors
+            self.fault("tls_handshake" if context is not None else "accept_failed")
+            raise
+
+    def check_integrity(self) -> None:
+        for peer in self.peers:
+            peer.check_integrity()
+
+    def _tick(self) -> None:
+        self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        now = self.now()
+        self.held.expire(began_before=now - self.limits.message_s)
+        for peer in list(self.peers):
+            peer.tick(now=now)

@@ -1,0 +1,297 @@
+"""The ext_proc service and the health service on grpc.aio: the second transport, for `listen.transport:
+grpcio`.
+
+Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
+answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
+for comparisons and as a fallback. Calls wait inside gRPC, where their age is not visible, so an overload of
+the picker is not noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from epp.base.errors import ConfigError
+from epp.base.types import Address
+from epp.config.listening import Listen
+from epp.config.tls import Tls
+from epp.protocol import access_log
+from epp.protocol.conversation import SERVICE, Conversation
+from epp.protocol.header_names import TRACEPARENT
+from epp.protocol.health import SERVICES, Health
+from epp.protocol.live_streams import LiveStreams
+from epp.transport.certificates import Certificates
+from epp.transport.http2.grpc_messages import OK, Reply
+from epp.transport.listening_socket import cannot_listen, require_folder
+
+_EOF: Final[object] = grpc.aio.EOF
+
+
+class GrpcioTransport:
+    def __init__(self, streams: LiveStreams, health: Health, *, listen: Listen) -> None:
+        self._streams = streams
+        self._health = health
+        self._listen = listen
+        self._servicer = _Servicer()
+        self._server: grpc.aio.Server | None = None
+        self._writing_late: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
+        server = self._server = grpc.aio.server(options=self._options())
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
+        log: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._access_log)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(access_log.SERVICE, {access_log.METHOD: log}),)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        await self._publish_health()
+        self._health.follow(self._health_changed)
+        port = self._bind(server)
+        await server.start()
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the socket, and cancel the calls still in flight after `grace_s`."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(grace_s)
+
+    def check_integrity(self) -> None:
+        """Check nothing, because gRPC keeps the state."""
+
+    def _health_changed(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._publish_health(), name="gRPC health")
+        self._writing_late.add(task)
+        task.add_done_callback(self._writing_late.discard)
+
+    async def _publish_health(self) -> None:
+        for service in SERVICES:
+            await self._servicer.set(service, self._health.status(service))
+
+    def _written_late(self, task: asyncio.Task[None]) -> None:
+        """Forget a late answer that was written. If its stream has ended, no peer is left for a report."""
+        self._writing_late.discard(task)
+        _look_at(task)
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self._streams.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            # A port that another process uses is a mistake to report, so it is not shared.
+            ("grpc.so_reuseport", 0),
+            # Without these settings, gRPC drops a data plane that sends keepalives every second, with all its
+            # streams.
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Streams that come at the same moment wait for their turn. By default gRPC refuses some of them
+            # at random if there are over 1,000.
+            ("grpc.server.max_pending_requests", 2**31 - 1),
+            ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
+        ]
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        address, tls = self._listen.address, self._listen.tls
+        _require_free(address)
+        try:
+            if tls is not None:
+                port = server.add_secure_port(address, _credentials(tls))
+            else:
+                port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
+        if not address.startswith("unix:"):
+            return port
+        # The socket is made under the umask, and often gets the mode 0755. Then a data plane that runs as
+        # another user could not connect, and would go on without the picker.
+        try:
+            Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
+        except OSError as error:
+            raise ConfigError(f"listen.socketMode: {address}: {error.strerror}") from error
+        return 0
+
+    async def _process(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        streams = self._streams
+        call = _Call(context, task, self._write_late)
+        conversation = Conversation(streams, call)
+        broken = False
+        try:
+            while call.is_open:
+                data = await call.read()
+                now = streams.clock()
+                if data is _EOF:
+                    conversation.half_closed(now=now)
+                    break
+                conversation.message(data, now=now)
+                del data  # A body must not stay in memory until the next message.
+                await call.write()
+                if call.work_left:
+                    call.work_left = False
+                    streams.picker.tidy(now=streams.clock())
+        except asyncio.CancelledError:
+            if call.is_open:
+                raise
+            task.uncancel()  # The drain cancelled this handler: the call ends with OK.
+        except Exception:
+            broken = True
+            raise
+        finally:
+            conversation.gone(now=streams.clock(), broken=broken)
+        if call.refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, call.refused)
+
+    def _write_late(self, call: _Call) -> None:
+        """Write an answer that is ready only after the message that it answers was handled."""
+        writing = asyncio.get_running_loop().create_task(call.write(), name="late answer")
+        self._writing_late.add(writing)
+        writing.add_done_callback(self._written_late)
+
+    async def _access_log(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        streams = self._streams
+        if not streams.access_log.open():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many access logs")
+        try:
+            while (data := await _read(context)) is not _EOF:
+                streams.access_log.receive(data, now=streams.clock())
+        finally:
+            streams.access_log.close()
+        return b""
+
+
+class _Call:
+    """One call as a `calls.Caller`. Answers to a message are written after the message was handled."""
+
+    def __init__(
+        self,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        task: asyncio.Task[None],
+        write_late: Callable[[_Call], None],
+    ) -> None:
+        self._context = context
+        self._task = task
+        self._write_late = write_late
+        self._reading = False
+        """Whether the task waits for the data plane."""
+        self._unwritten: deque[bytes] = deque()
+        self._writing = asyncio.Lock()
+        """gRPC takes one message of a call at a time."""
+        self.is_open = True
+        self.work_left = False
+        self.refused = ""
+        """Why the call must end with an error."""
+
+    @property
+    def trace(self) -> str:
+        """The trace context of the call itself."""
+        values = [value for key, value in self._context.invocation_metadata() or () if key == TRACEPARENT]
+        return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
+
+    def waited_s(self) -> float:
+        """Return 0: gRPC does not say how long a message has waited."""
+        return 0.0
+
+    def send(self, message: bytes) -> None:
+        self._unwritten.append(message)
+        if self._reading and len(self._unwritten) == 1:
+            self._write_late(self)
+
+    def reply(self, reply: Reply) -> None:
+        """Do nothing: every message goes to the conversation, which answers in the same way."""
+
+    def leaves_work(self) -> None:
+        self.work_left = True
+
+    def end(self, status: int = OK, details: str = "") -> None:
+        self.is_open = False
+        if status != OK:
+            self.refused = details
+        if self._reading:
+            self._task.cancel()
+
+    async def read(self) -> Any:
+        self._reading = True
+        data = await _read(self._context)
+        self._reading = False
+        return data
+
+    async def write(self) -> None:
+        """Write all messages that are not written yet, including those that are sent meanwhile."""
+        async with self._writing:
+            while self._unwritten:
+                await self._context.write(self._unwritten.popleft())
+
+
+async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:
+    """Return the next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
+    (grpc/grpc#43360).
+    """
+    reading = asyncio.ensure_future(context.read())
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        reading.add_done_callback(_look_at)
+        raise
+
+
+def _look_at(reading: asyncio.Future[Any]) -> None:
+    """Read the task's exception: no other code awaits this task any more, and asyncio would log the error."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking ships no types
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's name and signature
+        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        return health_pb2.HealthCheckResponse(status=self._server_status.get(request.service, unknown))
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Return the configuration of TLS. gRPC calls this on its own thread at each handshake. None: the current
+    configuration stays in use.
+    """
+    certificates = Certificates(tls, _read_certificates)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.latest,
+        lambda: certificates.latest if certificates.refresh() else None,  # type: ignore[arg-type, return-value]
+        require_client_authentication=bool(tls.client_ca_file),
+    )
+
+
+def _read_certificates(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    cert, key = Path(tls.cert_file).read_bytes(), Path(tls.key_file).read_bytes()
+    ca = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
+    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
+
+
+def _require_free(address: str) -> None:
+    """Raise ConfigError with the reason if the picker cannot listen on the address, because gRPC's own error
+    has no reason.
+    """
+    if address.startswith("unix:"):
+        require_folder(Path(address.removeprefix("unix:")))
+        return
+    if address.endswith(":0"):  # port 0: any free port
+        return
+    wanted = Address.parse(address)
+    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((wanted.host, wanted.port))
+            probe.listen(1)
+    except OSError as error:
+        raise cannot_listen(address, error) from error

@@ -1,0 +1,169 @@
+"""The ext_proc service and the health service on our own HTTP/2 (`transport.http2`): the default transport.
+
+A call is a handler without a task: each message is answered in the same turn of the event loop in which it
+was read.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from epp.config.listening import Listen
+from epp.protocol import access_log
+from epp.protocol.calls import Handler
+from epp.protocol.conversation import SERVICE, Conversation
+from epp.protocol.health import Health
+from epp.protocol.live_streams import LiveStreams
+from epp.transport.certificates import Certificates, ssl_context
+from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.transport.http2.limits import Limits
+from epp.transport.http2_server import Http2Server
+from epp.transport.listening_socket import bound, max_peers
+from epp.transport.peer import Call, Service
+
+_HEALTH: Final = "grpc.health.v1.Health"
+_MOST_QUESTION_BYTES: Final = 1024
+"""The most bytes of a question about health. It names a service."""
+
+
+class Http2Transport:
+    def __init__(self, streams: LiveStreams, health: Health, *, listen: Listen) -> None:
+        self._streams = streams
+        self._listen = listen
+        self._health = health
+        self.server = Http2Server(
+            self._services(),
+            limits=Limits(max_message_bytes=streams.max_message_bytes),
+            max_held_bytes=max(streams.context.settings.room.max_bytes, streams.max_message_bytes),
+            max_peers=max_peers(),
+            clock=streams.clock,
+            on_fault=streams.fault,
+            after_writing=streams.picker.tidy,
+        )
+
+    async def start(self) -> int:
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
+        tls = self._listen.tls
+        certificates = None if tls is None else Certificates(tls, ssl_context)
+        sock = bound(self._listen)
+        self.server.start(sock, context=None if certificates is None else certificates.current)
+        return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
+
+    async def stop(self, grace_s: float) -> None:
+        await self.server.stop(grace_s)
+
+    def check_integrity(self) -> None:
+        self.server.check_integrity()
+
+    def _services(self) -> Mapping[str, Service]:
+        streams, health = self._streams, self._health
+        return {
+            f"/{SERVICE}/Process": partial(Conversation, streams),
+            f"/{access_log.SERVICE}/{access_log.METHOD}": lambda call: _AccessLogCall(call, streams),
+            f"/{_HEALTH}/Check": lambda call: _Check(call, health),
+            f"/{_HEALTH}/Watch": lambda call: _Watch(call, health),
+        }
+
+
+class _AccessLogCall(Handler):
+    """Takes in messages. The only answer follows the caller's last message."""
+
+    def __init__(self, call: Call, streams: LiveStreams) -> None:
+        self._call = call
+        self._streams = streams
+        self._open = streams.access_log.open()
+
+    def message(self, data: bytes, *, now: float) -> None:
+        if self._open:
+            self._streams.access_log.receive(data, now=now)
+        else:
+            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
+
+    def half_closed(self, *, now: float) -> None:
+        if self._open:
+            self._call.send(b"")
+            self._call.end(OK)
+            self.gone(now=now, broken=False)
+        else:
+            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        if self._open:
+            self._open = False
+            self._streams.access_log.close()
+
+
+class _Check(Handler):
+    """Answers one question with one answer."""
+
+    def __init__(self, call: Call, health: Health) -> None:
+        self._call = call
+        self._health = health
+
+    def message(self, data: bytes, *, now: float) -> None:
+        service = _asked(data)
+        if service is None:
+            self._call.end(INTERNAL, "the message cannot be read")
+            return
+        self._call.send(_encoded(self._health.status(service)))
+        self._call.end(OK)
+
+    def half_closed(self, *, now: float) -> None:
+        self._call.end(INTERNAL, "no message came")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        pass
+
+
+class _Watch(Handler):
+    """Answers one question at once, and again after each change until the caller leaves."""
+
+    def __init__(self, call: Call, health: Health) -> None:
+        self._call = call
+        self._health = health
+        self._service: str | None = None
+        self._status = 0
+        self._stop_following: Callable[[], None] = lambda: None
+
+    def message(self, data: bytes, *, now: float) -> None:
+        service = _asked(data)
+        if service is None or self._service is not None:
+            self._stop_following()
+            self._call.end(INTERNAL, "one message that can be read must come")
+            return
+        self._service = service
+        self._stop_following = self._health.follow(self._send_status)
+        self._send_status()
+
+    def half_closed(self, *, now: float) -> None:
+        if self._service is None:
+            self._call.end(INTERNAL, "no message came")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        self._stop_following()
+
+    def _send_status(self) -> None:
+        assert self._service is not None
+        status = self._health.status(self._service)
+        if status != self._status:
+            self._status = status
+            self._call.send(_encoded(status))
+
+
+def _asked(data: bytes) -> str | None:
+    if len(data) > _MOST_QUESTION_BYTES:
+        return None
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
+    except DecodeError:
+        return None
+
+
+def _encoded(status: int) -> bytes:
+    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())

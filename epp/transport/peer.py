@@ -1,0 +1,396 @@
+"""Drives one connection of a data plane: passes bytes from asyncio's transport to `http2`, and events
+from there to the handlers of the calls.
+
+A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers
+to one turn are sent in one write. A turn ends by the clock, which is looked at after each message. `turns`
+says when the rest has its turn. The age of a message counts from its read, or from the moment before which
+its bytes cannot have come: we stopped reading then, or the busy loop last looked for bytes.
+If a peer does not read our answers, we stop reading from it, and disconnect it in the end. `http2_server`
+accepts the connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Final, Protocol, cast
+
+from epp.protocol.calls import Handler
+from epp.transport.accepting import address_of
+from epp.transport.closing import Closing
+from epp.transport.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
+from epp.transport.http2.connection import Connection
+from epp.transport.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
+from epp.transport.http2.headers import Request
+from epp.transport.http2.inbox import Inbox
+from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.turns import AT_ONCE_S, Source, Turns
+
+_log = logging.getLogger(__name__)
+
+_TURN_S: Final = 0.004
+"""How long the messages of begun calls are handled in a turn. Then those of new calls have as much time."""
+_MOST_WAITING_BYTES: Final = 2**20
+"""The most bytes of events on one connection that wait for their handlers. Beyond this, nothing is read."""
+_STEPS: Final = 16
+"""Frames, or steps of as much work, that are read between two readings of the clock."""
+_HIGH_WATER_BYTES: Final = 2**20
+
+
+class Call:
+    """The call of a handler, as a `calls.Caller`."""
+
+    __slots__ = ("_peer", "_stream_id", "trace")
+
+    def __init__(self, peer: Peer, stream_id: int, request: Request) -> None:
+        self._peer = peer
+        self._stream_id = stream_id
+        self.trace = request.traceparent
+
+    @property
+    def is_open(self) -> bool:
+        return self._peer.connection.is_open(self._stream_id)
+
+    def waited_s(self) -> float:
+        return self._peer.server.now() - self._peer.came_after
+
+    def send(self, message: bytes) -> None:
+        peer = self._peer
+        peer.connection.send(self._stream_id, message)
+        if not peer.in_turn:
+            peer.flush_soon()
+
+    def reply(self, reply: Reply) -> None:
+        peer = self._peer
+        if self._stream_id not in peer.inbox.waiting:  # the call's waiting messages come first
+            peer.connection.reply(self._stream_id, reply)
+
+    def leaves_work(self) -> None:
+        self._peer.work_left = True
+
+    def end(self, status: int = OK, details: str = "") -> None:
+        self._peer.end(self._stream_id, status, details)
+
+
+Service = Callable[[Call], Handler]
+
+
+class Surroundings(Protocol):
+    """The parts of the server that a peer uses."""
+
+    services: Mapping[str, Service]
+    limits: Limits
+    held: HeldBytes
+    turns: Turns
+
+    def now(self) -> float: ...
+    def fault(self, reason: str) -> None: ...
+    def after_writing(self, *, now: float) -> None: ...
+    def came(self, peer: Peer, address: str) -> Source: ...
+    def left(self, peer: Peer) -> None: ...
+    def too_much_unsent(self) -> None: ...
+
+
+class Peer(asyncio.Protocol):
+    """One connection of a data plane. Waits for its turns as a `turns.Guest`."""
+
+    def __init__(self, server: Surroundings) -> None:
+        self.server = server
+        self.transport: asyncio.Transport | None = None
+        """None before and after the connection."""
+        self._handlers: dict[int, Handler] = {}
+        self.source = Source("")
+        self.urgent = False
+        self.used_s = 0.0
+        self.in_turn = False
+        """Answers of this turn are written at the end of the turn."""
+        self.work_left = False
+        """Whether a message of this turn left work, to be done after writing."""
+        self._flush_asked = False
+        self._waits = False
+        """Whether `turns` will call `go_on`."""
+        self._closing = Closing()
+        self._paused_at = inf
+        """Since when we have not read, until the first read after that. inf: we read."""
+        self._reading = True
+        self._read_at = 0.0
+        self._read_after = 0.0
+        """The bytes that were read last arrived after this moment."""
+        self.came_after = 0.0
+        """The bytes of the current message arrived after this moment."""
+        self.inbox = Inbox()
+        self.connection = Connection(server.limits, server.held, now=server.now())
+
+    # -- asyncio's calls -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if session is not None and session.selected_alpn_protocol() != "h2":
+            self.server.fault("no_alpn_h2")
+            self.transport.abort()
+            return
+        self.source = self.server.came(self, address_of(transport.get_extra_info("peername")))
+        self.source.idle[self] = None
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        now, turns = self.server.now(), self.server.turns
+        if self._paused_at < inf or turns.busy_since < inf:
+            if not self.connection.pending:
+                came_after = max(min(now, turns.busy_since), self._read_at)
+                self._read_after = min(came_after, self._paused_at)
+            if self._reading:
+                self._paused_at = inf
+        else:
+            self._read_after = now
+        self._read_at = now
+        if now > turns.ends:
+            self._take_in(self.connection.receive(data, now=now, limit=0), now=now)
+            self._later()
+        else:
+            self._turn(data, now=now)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.server.left(self)
+        now = self.server.now()
+        self.in_turn = True
+        self.connection.close(now=now)
+        for stream_id in list(self._handlers):
+            self._gone(stream_id, now=now)
+        self.inbox = Inbox()
+        self.transport = None
+
+    def pause_writing(self) -> None:
+        self._closing.unread_since = self.server.now()
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._closing.unread_since = None
+        self._later()
+
+    # -- for the server and for calls ------------------------------------------------------------------------
+
+    def end(self, stream_id: int, status: int, details: str) -> None:
+        self._forget(stream_id)
+        self.connection.end(stream_id, status, details)
+        self.flush_soon()
+
+    def leave(self) -> None:
+        """Ask the peer to open no more calls."""
+        self.connection.leave(now=self.server.now())
+        self.flush()
+
+    def close(self, *, reason: str = "") -> None:
+        """Close at once, and end all calls. reason: the fault of the peer, if there is one."""
+        now = self.server.now()
+        self._handle_unasked(self.connection.close(now=now, reason=reason), now=now)
+
+    def give_way(self) -> None:
+        """Close at once for a newcomer, since this peer has no calls."""
+        self.server.fault("idle_connection_closed")
+        self.server.left(self)
+        self.close()
+        self.abort()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def tick(self, *, now: float) -> None:
+        if self._closing.never_reads(now=now):
+            self.server.fault("peer_never_reads")
+            self.abort()
+        elif self._closing.is_over(now=now):
+            self.abort()
+        else:
+            self._handle_unasked(self.connection.tick(now=now), now=now)
+
+    def _handle_unasked(self, events: list[Event], *, now: float) -> None:
+        """Handle events that no received bytes caused."""
+        self.in_turn = True
+        self._take_in(events, now=now)
+        self.in_turn = False
+        self.flush()
+
+    def flush_soon(self) -> None:
+        """Write the answer that a handler gave outside of the peer's turn."""
+        if not self.in_turn and not self._flush_asked:
+            self._flush_asked = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        self._flush_asked = False
+        transport = self.transport
+        if transport is None:
+            return
+        connection = self.connection
+        data = connection.data_to_send()
+        if data and not transport.is_closing():
+            transport.write(data)
+        if connection.closing and connection.ends:
+            self._closing.begin(transport, now=self.server.now())
+
+    def check_integrity(self) -> None:
+        self.connection.check_integrity()
+        self.inbox.check_integrity()
+        assert self._handlers.keys() >= self.inbox.new - self.inbox.waiting.keys()
+        assert not self._handlers or self not in self.source.idle
+
+    # -- the turn --------------------------------------------------------------------------------------------
+
+    def _turn(self, data: bytes, *, now: float) -> None:
+        """Read and handle what has come, until the time of the turn is over."""
+        server, connection = self.server, self.connection
+        self.in_turn = True
+        events = connection.receive(data, now=now, limit=_STEPS)
+        if events or connection.pending or self.inbox.waiting:
+            self._serve(events, now=now)
+        self.in_turn = False
+        self.flush()
+        if self.work_left:
+            self.work_left = False
+            server.after_writing(now=server.now())
+        turns, ended = server.turns, server.now()
+        turns.busy_s += ended - now
+        if turns.asked or turns.busy_s > AT_ONCE_S:
+            turns.took(self, began=now, now=ended)
+        if server.held.unsent > server.held.most:
+            server.too_much_unsent()
+
+    def _serve(self, events: list[Event], *, now: float) -> None:
+        """Serve calls that have begun first, then new calls, each for as long as a turn may take. While
+        calls that have begun keep us busy, each turn serves one message of a new call.
+        """
+        connection, inbox, until = self.connection, self.inbox, now + _TURN_S
+        self._take_in(events, now=now)
+        if not connection.pending and not inbox.waiting:
+            return
+        now = self._hand_over(new=False, until=until, now=self.server.now())
+        while connection.pending and now <= until and self._closing.unread_since is None:
+            self._take_in(connection.receive(b"", now=now, limit=_STEPS), now=now)
+            now = self._hand_over(new=False, until=until, now=self.server.now())
+        busy = connection.pending or inbox.of_begun
+        self._hand_over(new=True, until=now if busy else now + _TURN_S, now=now)
+        if connection.pending or inbox.waiting:
+            self._later()
+
+    def _take_in(self, events: list[Event], *, now: float) -> None:
+        """Open calls, end those that are gone, and let the messages of the others wait in the inbox. A
+        message that would wait there alone is handled at once.
+        """
+        inbox = self.inbox
+        for event in events:
+            if type(event) is Message or type(event) is HalfClosed:
+                if event is events[-1] and not inbox.waiting and not self.connection.pending:
+                    inbox.new.discard(event.stream_id)
+                    self._handle(event, came_after=self._read_after, now=now)
+                else:
+                    inbox.add(event, came_after=self._read_after)
+            elif type(event) is Opened:
+                self._open(event)
+            elif type(event) is Gone:
+                if event.stream_id in inbox.waiting and event.stream_id not in inbox.new:
+                    inbox.add(event, came_after=self._read_after)  # the call's messages come first
+                else:
+                    self._gone(event.stream_id, now=now)
+            elif type(event) is Fault:
+                self.server.fault(event.reason)
+
+    def _hand_over(self, *, new: bool, until: float, now: float) -> float:
+        """Hand events to their handlers until that time. Returns the time."""
+        inbox, clock = self.inbox, self.server.now
+        while now <= until and self._closing.unread_since is None:
+            found = inbox.take(new=new)
+            if found is None:
+                break
+            came_after, event = found
+            self._handle(event, came_after=came_after, now=now)
+            now = clock()
+        return now
+
+    def _handle(self, event: Message | HalfClosed | Gone, *, came_after: float, now: float) -> None:
+        handler = self._handlers.get(event.stream_id)
+        if handler is None:
+            return
+        self.came_after = came_after
+        try:
+            if type(event) is Message:
+                handler.message(event.data, now=now)
+            elif type(event) is Gone:
+                self._gone(event.stream_id, now=now)
+            else:
+                handler.half_closed(now=now)
+        except Exception:  # noqa: BLE001 - whatever it is, the others go on
+            self._broken(event.stream_id, now=now)
+
+    def _later(self) -> None:
+        """Let the remaining work wait for the next turn. If the work is frames or many bytes, nothing more is
+        read until then.
+        """
+        if self.connection.pending or self.inbox.held_bytes > _MOST_WAITING_BYTES:
+            self._pause()
+        if not self._waits and self._closing.unread_since is None:
+            self._waits = True
+            self.server.turns.wait(self)
+
+    def go_on(self) -> None:
+        self._waits = False
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._turn(b"", now=self.server.now())
+        if (
+            not self._reading
+            and not self.connection.pending
+            and self.inbox.held_bytes <= _MOST_WAITING_BYTES
+            and self._closing.unread_since is None
+            and not self.transport.is_closing()
+        ):
+            self._reading = True
+            self.transport.resume_reading()
+
+    def _pause(self) -> None:
+        self._reading = False
+        self._paused_at = min(self._paused_at, self.server.now())
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    # -- the calls -------------------------------------------------------------------------------------------
+
+    def _open(self, event: Opened) -> None:
+        service = self.server.services.get(event.request.path)
+        if service is None:
+            self.server.fault("unknown_method")
+            self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
+            return
+        if not self._handlers:
+            self.source.idle.pop(self, None)
+        self.inbox.new.add(event.stream_id)
+        handler = self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
+        self.urgent = self.urgent or handler.urgent
+
+    def _broken(self, stream_id: int, *, now: float) -> None:
+        """End only the call in whose handler the bug is. This is called while the exception is handled."""
+        _log.exception("a call failed")
+        handler = self._handlers.get(stream_id)
+        self.end(stream_id, UNKNOWN, "the service failed")
+        if handler is not None:
+            handler.gone(now=now, broken=True)
+
+    def _gone(self, stream_id: int, *, now: float) -> None:
+        handler = self._forget(stream_id)
+        if handler is not None:
+            handler.gone(now=now, broken=False)
+
+    def _forget(self, stream_id: int) -> Handler | None:
+        """Forget the call, since no caller waits for its answer any more."""
+        if stream_id not in self.inbox.waiting:
+            self.inbox.new.discard(stream_id)
+        handler = self._handlers.pop(stream_id, None)
+        if handler is not None and not self._handlers and self in self.source.guests:
+            self.source.idle[self] = None
+        return handler

@@ -1,0 +1,133 @@
+"""The ext_proc server of a picker: one transport, the streams on it, health, and the drain.
+
+The transport (`over_http2`, or `over_grpcio` if the configuration asks for it) owns the socket and the wire
+format. `live_streams` has the calls in flight. The composition root calls this module. All methods belong to
+the event loop that called `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from epp.config.listening import Listen
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
+from epp.protocol.health import Health
+from epp.protocol.live_streams import LiveStreams
+from epp.protocol.overload import Overload
+from epp.protocol.pump import Pump
+from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamSettings
+
+_NOTICE_S: Final = 3.0
+"""After this time, a data plane that checks health every second uses another picker."""
+
+_POLL_S: Final = 0.05
+
+_LET_GO_S: Final = 10.0
+"""Requests that waited in the gate may take this long until their response headers are answered, even if
+`drainSeconds` is shorter.
+"""
+
+
+class Transport(Protocol):
+    """Carries ext_proc streams and the health service."""
+
+    async def start(self) -> int:
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the socket, and cancel the calls still in flight after `grace_s`."""
+
+    def check_integrity(self) -> None: ...
+
+
+class ExtProcServer:
+    """Serves `picker` at `listen` until `stop`."""
+
+    def __init__(
+        self,
+        picker: Picker,
+        *,
+        listen: Listen,
+        settings: StreamSettings,
+        clock: Callable[[], float] = time.monotonic,
+        gate: Gate | None = None,
+    ) -> None:
+        """Prepare the server. gate: where requests may wait. This server runs the gate's timer."""
+        self._clock = clock
+        self._health = Health()
+        self._streams = LiveStreams(picker, settings=settings, clock=clock, gate=gate)
+        self._pump = Pump(gate, clock=clock, after=picker.tidy) if gate is not None else None
+        if self._pump is not None:
+            self._streams.on_room = self._pump.soon
+        self.transport = _transport(self._streams, self._health, listen)
+        """The transport that carries the calls: our HTTP/2 or grpcio. Callers only read it."""
+        self.port = 0
+        """The port in use after the start. 0 for a unix socket."""
+
+    @property
+    def overload(self) -> Overload:
+        """The share of new requests that go unread because the picker has too much work."""
+        return self._streams.overload
+
+    @property
+    def streams(self) -> int:
+        """The number of ext_proc streams in flight."""
+        return len(self._streams.live)
+
+    async def start(self, *, ready: bool = True) -> None:
+        """Bind and serve. Raises ConfigError if the address or a certificate cannot be used."""
+        self._health.set_ready(ready=ready)
+        self.port = await self.transport.start()
+
+    async def set_ready(self, *, ready: bool) -> None:
+        """Set whether data planes should send requests here."""
+        self._health.set_ready(ready=ready)
+
+    async def drain(self, seconds: float) -> None:
+        """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
+        left, or after `seconds`, but not before the streams of the requests that waited in the gate end.
+
+        Streams that have answered response headers end with OK now: the data plane completes these requests
+        alone.
+        """
+        self._health.set_ready(ready=False)
+        waited = self._streams.drain()
+        started = self._clock()
+        while True:
+            if self._drained(waited, self._clock() - started, seconds):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _drained(self, waited: frozenset[HttpStream], passed_s: float, seconds: float) -> bool:
+        live = self._streams.live
+        if passed_s < _LET_GO_S and not waited.isdisjoint(live):
+            return False
+        return passed_s >= seconds or (not live and passed_s >= min(seconds, _NOTICE_S))
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Close the socket and cancel the calls still in flight after `grace_s`."""
+        await self.transport.stop(grace_s)  # requests that waited may go within the grace
+        if self._pump is not None:
+            self._pump.stop()
+
+    def check_integrity(self) -> None:
+        self._streams.check_integrity()
+        self.transport.check_integrity()
+
+
+def _transport(streams: LiveStreams, health: Health, listen: Listen) -> Transport:
+    """Return the transport that the settings ask for. The other one is not even imported, because gRPC
+    starts its own threads.
+    """
+    if listen.transport == "grpcio":
+        from epp.transport.over_grpcio import GrpcioTransport  # noqa: PLC0415
+
+        return GrpcioTransport(streams, health, listen=listen)
+    from epp.transport.over_http2 import Http2Transport  # noqa: PLC0415
+
+    return Http2Transport(streams, health, listen=listen)
