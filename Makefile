@@ -100,8 +100,8 @@ bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) #
 bench-routing: $(VENV)/.dev ## compare the picker with 19 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
-bench-live: $(VENV)/.dev ## run a small fleet of real processes and the simulator on the same requests (some minutes); ARGS="--help"
-	@$(BIN)/python -m bench.routing.live $(or $(ARGS),--quick)
+bench-live: vllm-env fetch-model ## run rules before four real vLLM servers, and the simulator on the same requests (ten minutes); ARGS="--help"
+	@$(BIN)/python -m bench.routing.live $(ARGS)
 
 bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share, without Redis and over a real Redis
 	@$(BIN)/python -m bench.bench_sharing

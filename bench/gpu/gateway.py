@@ -4,7 +4,7 @@
 On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which
 vLLM makes itself, and 64 users hold conversations whose turns are four times as long as those of
 `bench-live`. `--device cpu` runs a small version on the tiny model of the tests. The bench prints the same
-table as `make bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. One Python needs
+table as `make bench-live`; docs/bench-live.md says how to read it. One Python needs
 Envoy, this project's packages and vLLM.
 """
 
@@ -27,12 +27,13 @@ from bench.routing.live import vllm, vllm_fleet, vllm_report
 from bench.routing.live.vllm_fleet import Setting
 from bench.routing.live.vllm_report import VllmRun
 from bench.tables import write_json
+from epp.config.policy import RuleName
 from model_server.core.scheduler import SchedulerLimits
 from tests.harness.cached_builds import cache_folder
 from tests.vllm_env import environment, tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 
-RULES: Final = ("least-cost", "round-robin")
+RULES: Final[tuple[RuleName, ...]] = ("least-cost", "round-robin")
 ON_GPU: Final = Setting(
     servers=2,
     cache_blocks=3072,

@@ -1,3 +1,3 @@
-"""Runs the same requests by the same rules live and simulated: with real processes on the real clock, and on
-the virtual clock.
+"""Runs the picker's rules before real vLLM servers on the real clock, and the same requests on the virtual
+clock.
 """

@@ -13,25 +13,23 @@ import contextlib
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiohttp
 import msgspec
 
 from bench.load.health import LOOK_S, Health
 from bench.load.sse import AnswerError, read_answer
-from bench.routing.live.words import ENGLISH, MADE_UP, prompt_of
+from bench.routing.live.words import prompt_of
 from epp.config.policy import DEFAULT_POLICY
-from model_server.sim.fleet import Workload
+from model_server.sim.fleet import Outcome, Workload
 from model_server.sim.request import Record, SimRequest
 
-REQUEST_ID: Final = "x-request-id"
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
-class RunClock:
+class _RunClock:
     """Seconds since the run began, or 0 before."""
 
     def __init__(self) -> None:
@@ -42,16 +40,6 @@ class RunClock:
 
     def __call__(self) -> float:
         return 0.0 if self._started_at is None else time.monotonic() - self._started_at
-
-
-class Watcher(Protocol):
-    """Gets the events that the client sees. The rules that stand in for a picker are watchers."""
-
-    def begins(self, request: SimRequest) -> None: ...
-
-    def first_token(self, request_id: int, *, now: float) -> None: ...
-
-    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -78,24 +66,15 @@ class Generator:
         url: str,
         model: str,
         session: aiohttp.ClientSession,
-        clock: RunClock,
-        watcher: Watcher | None = None,
-        encode: Callable[[str], Sequence[int]] | None = None,
-        english: bool = False,
     ) -> None:
-        """`clock` starts with the run, and the watcher gets its times. With `encode`, prompts are sent as
-        these token ids. With `english`, prompts are English words, for a real tokenizer. The tokenizer may
-        make more or fewer tokens of them than the workload says, and the server's count is used.
+        """Prompts are English words, for a real tokenizer. The tokenizer may make more or fewer tokens of
+        them than the workload says, and the server's count is used.
         """
         self._workload = workload
         self._url = f"{url}/v1/completions"
         self._model = model
         self._session = session
-        self._clock = clock
-        self._watcher = watcher
-        self._encode = encode
-        self._words = ENGLISH if english else MADE_UP
-        self._english = english
+        self._clock = _RunClock()
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, SimRequest]] = []
         self._open = 0
@@ -140,10 +119,8 @@ class Generator:
     async def _one(self, request: SimRequest, due_s: float) -> None:
         record = Record(request=request, arrived_s=due_s, num_prompt_tokens=request.num_prompt_tokens)
         self.sent.records.append(record)
-        if self._watcher:
-            self._watcher.begins(request)
-        prompt = prompt_of(request.segments, answers=self._answers, words=self._words)
-        body = _ENCODE(self._body(request, prompt))
+        prompt = prompt_of(request.segments, answers=self._answers)
+        body = _ENCODE(completion(self._model, prompt, answer_tokens=request.answer.num_tokens))
         self.sent.health.note_sent(due_at=due_s, sent_at=self._clock())
         try:
             await self._exchange(request, record, body)
@@ -154,20 +131,13 @@ class Generator:
             self.sent.failures.append(f"request {request.request_id}: {error!r}")
         now = record.ended_s
         assert now is not None
-        if self._watcher:
-            self._watcher.ended(
-                request.request_id,
-                failed=record.failed,
-                cached_tokens=record.num_cached_tokens or 0,
-                now=now,
-            )
         self._open -= 1
         for when, following in self._workload.after(record, now=now):
             self._plan(when, following)
         self._changed.set()
 
     async def _exchange(self, request: SimRequest, record: Record, body: bytes) -> None:
-        headers = {"content-type": "application/json", REQUEST_ID: str(request.request_id)}
+        headers = {"content-type": "application/json"}
         if request.session:
             headers[DEFAULT_POLICY.spec.session_header] = request.session
         pieces: list[tuple[float, bytes]] = []
@@ -176,33 +146,15 @@ class Generator:
                 pieces.append((self._clock(), piece))
                 if record.first_token_s is None and b'"text"' in piece:
                     record.first_token_s = pieces[-1][0]
-                    if self._watcher:
-                        self._watcher.first_token(request.request_id, now=pieces[-1][0])
             if response.status != 200:
                 raise AnswerError(f"status {response.status}", repr(b"".join(p for _, p in pieces)[:200]))
         answer = read_answer(pieces)
-        if self._english:
-            record.num_prompt_tokens = answer.prompt_tokens
-        if (answer.prompt_tokens, answer.output_tokens) != (
-            record.num_prompt_tokens,
-            request.answer.num_tokens,
-        ):
-            raise AnswerError(
-                "another size", f"{answer.prompt_tokens} and {answer.output_tokens} tokens of {request}"
-            )
+        record.num_prompt_tokens = answer.prompt_tokens
+        if answer.output_tokens != request.answer.num_tokens:
+            raise AnswerError("another size", f"{answer.output_tokens} tokens of {request}")
         record.first_token_s, record.ended_s = answer.first_token_at, answer.last_token_at
         record.num_cached_tokens = answer.cached_tokens
         self._answers[request.answer.segment_id] = answer.text
-
-    def _body(self, request: SimRequest, prompt: str) -> dict[str, Any]:
-        return {
-            "model": request.adapter or self._model,
-            "prompt": self._encode(prompt) if self._encode else prompt,
-            "max_tokens": request.answer.num_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
 
     async def _watch(self) -> None:
         """Measure how late this process wakes up."""
@@ -210,3 +162,31 @@ class Generator:
             due_s = self._clock() + LOOK_S
             await asyncio.sleep(LOOK_S)
             self.sent.health.note_wake(late_s=max(0.0, self._clock() - due_s))
+
+
+def completion(model: str, prompt: str, *, answer_tokens: int) -> dict[str, Any]:
+    """Return the body of a request. The answer has exactly this many tokens."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": answer_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def outcome_of(sent: Sent) -> Outcome:
+    """Return the result in the simulator's terms. Values that only a server or the simulator knows (adapter
+    loads, preemptions, the spread of the load) stay 0.
+    """
+    seen = [record for record in sent.records if record.num_cached_tokens is not None]
+    return Outcome(
+        records=sent.records,
+        ended_s=sent.ended_s,
+        load_cov=0.0,
+        adapter_loads=0,
+        preemptions=0,
+        query_tokens=sum(record.num_prompt_tokens for record in seen),
+        hit_tokens=sum(record.num_cached_tokens or 0 for record in seen),
+    )

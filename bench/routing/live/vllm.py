@@ -9,7 +9,6 @@ values. The command calls this module with `--servers vllm`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -22,14 +21,15 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from bench.routing.live import vllm_fleet, vllm_report
-from bench.routing.live.generator import Generator, RunClock
-from bench.routing.live.rules import PRODUCT, simulated_router
-from bench.routing.live.run import name_servers, outcome_of
+from bench.routing.catalog import Config, policy_of_config
+from bench.routing.live import vllm_fleet
+from bench.routing.live.generator import Generator, outcome_of
 from bench.routing.live.vllm_fleet import Setting, Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
+from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from epp.base.types import EndpointMetrics
+from epp.config.policy import RuleName
 from epp.sources.scraping.metrics_page import parse_page
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.weights.known import SMOLLM2, find
@@ -37,26 +37,10 @@ from tests.vllm_env import environment
 from tests.vllm_env.gateway import VllmGateway, running_vllm_gateway
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
-DEFAULTS: Final = ("least-cost", "affinity", "session", "round-robin", "least-load")
+DEFAULTS: Final[tuple[RuleName, ...]] = ("least-cost", "affinity", "session", "round-robin", "least-load")
 SETTING: Final = Setting()
 _GRACE_S: Final = 40.0
 """A run goes on for this long after the last arrival."""
-
-
-def main(args: argparse.Namespace) -> int:
-    rules = args.rules.split(",") if args.rules else list(DEFAULTS)
-    if unknown := [rule for rule in rules if rule not in PRODUCT]:
-        sys.exit(f"no such rule of the picker: {', '.join(unknown)}; there are {', '.join(PRODUCT)}")
-    found = list(stored(args.store))
-    cases = [
-        (rule, seed)
-        for seed in range(1, args.repeats + 1)
-        for rule in [*rules[seed % len(rules) :], *rules[: seed % len(rules)]]
-        if (rule, seed, args.seconds) not in {(run.rule, run.seed, run.seconds) for run in found}
-    ]
-    found += asyncio.run(_runs(cases, args)) if cases else []
-    print(vllm_report.report(found))
-    return 1 if any(run.failures for run in found) else 0
 
 
 def stored(path: Path | None) -> Iterator[VllmRun]:
@@ -65,9 +49,17 @@ def stored(path: Path | None) -> Iterator[VllmRun]:
             yield msgspec.json.decode(line, type=VllmRun)
 
 
-async def _runs(cases: Sequence[tuple[str, int]], args: argparse.Namespace) -> list[VllmRun]:
-    until, made = time.monotonic() + args.most_s, list[VllmRun]()
-    found, model = environment.require(), args.model or find(SMOLLM2, progress=_say)
+async def runs_of(
+    cases: Sequence[tuple[RuleName, int]],
+    *,
+    seconds: float,
+    model: Path | None,
+    store: Path | None,
+    most_s: float,
+) -> list[VllmRun]:
+    """Make a run for each pair of a rule and a seed. No run begins after `most_s` seconds."""
+    until, made = time.monotonic() + most_s, list[VllmRun]()
+    found, model = environment.require(), model or find(SMOLLM2, progress=_say)
     timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
     with tempfile.TemporaryDirectory(prefix="live-vllm-") as folder:
         async with (
@@ -86,20 +78,20 @@ async def _runs(cases: Sequence[tuple[str, int]], args: argparse.Namespace) -> l
                     rule,
                     setting=SETTING,
                     seed=seed,
-                    seconds=args.seconds,
+                    seconds=seconds,
                     speed=speed,
                     servers=servers,
                     session=session,
                     directory=own,
                 )
                 made.append(run)
-                _keep(run, args.store)
+                _keep(run, store)
                 _say(f"{number + 1}/{len(cases)} {rule}, seed {seed}: {run.live.ttft_mean_s:.3f} s")
     return made
 
 
 async def one_run(
-    rule: str,
+    rule: RuleName,
     *,
     setting: Setting,
     seed: int,
@@ -120,20 +112,17 @@ async def one_run(
             url=gateway.envoy.url,
             model=MODEL_NAME,
             session=session,
-            clock=RunClock(),
-            english=True,
         )
         sent = await generator.run(horizon_s=seconds + _GRACE_S)
         await asyncio.sleep(2.5)  # the picker reads the servers once a second, and learns from what it reads
         believed = [await _believed(gateway, server.name) for server in servers]
-        await name_servers(sent, gateway.envoy)
     after = await _pages(session, servers)
     ended = [record for record in sent.records if record.completed]
     return VllmRun(
         rule=rule,
         seed=seed,
         seconds=seconds,
-        live=row_of(outcome_of(sent, servers=setting.servers)),
+        live=row_of(outcome_of(sent)),
         simulated=simulated(rule, setting=setting, seed=seed, seconds=seconds, speed=speed),
         requests_per_s=len(ended) / sent.ended_s,
         prompt_tokens_per_s=sum(record.num_prompt_tokens for record in ended) / sent.ended_s,
@@ -148,11 +137,11 @@ async def one_run(
     )
 
 
-def simulated(rule: str, *, setting: Setting, seed: int, seconds: float, speed: Speed) -> Row:
+def simulated(rule: RuleName, *, setting: Setting, seed: int, seconds: float, speed: Speed) -> Row:
     """Return the row of the same conversations on simulated engines."""
     fleet = Fleet(
         FleetPlan(shape=setting.shape(speed), num_servers=setting.servers, horizon_s=seconds + _GRACE_S),
-        router=simulated_router(rule, seed=seed, adapters=frozenset()),
+        router=PickerRouter(policy_of_config(Config(rule, ours=rule)), seed=seed),
         workload=setting.workload(seed=seed, seconds=seconds),
         rng=random.Random(seed),
     )

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
 
 from bench.load.sse import Answer, read_answer
-from bench.routing.live.small import NUM_SERVERS
-from bench.routing.live.words import ENGLISH, prompt_of
+from bench.routing.live.generator import completion
+from bench.routing.live.words import prompt_of
 from bench.routing.workloads import SYSTEM_IDS, ClosedLoop, Turn, length
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
@@ -42,7 +42,7 @@ _START_S: Final = 600.0
 class Setting:
     """Servers, and the conversations that they get. The defaults are for SmolLM2 on two cores."""
 
-    servers: int = NUM_SERVERS
+    servers: int = 4
     cache_blocks: int = 160
     """The size of a cache, 5,120 tokens. Four caches together hold all conversations of the users, and one
     cache holds about half of them.
@@ -155,8 +155,8 @@ async def probe(setting: Setting, session: aiohttp.ClientSession, servers: Seque
     names = iter(range(1 << 30, 1 << 31))
 
     async def ask(server: VllmServer) -> _Timed:
-        prompt = prompt_of([Segment(next(names), setting.probe_tokens)], answers={}, words=ENGLISH)
-        body = completion(prompt, answer_tokens=_PROBE_ANSWER)
+        prompt = prompt_of([Segment(next(names), setting.probe_tokens)], answers={})
+        body = completion(MODEL_NAME, prompt, answer_tokens=_PROBE_ANSWER)
         sent, pieces = time.monotonic(), []
         async with session.post(f"http://{server.address}/v1/completions", json=body) as response:
             while piece := await response.content.readany():
@@ -181,18 +181,6 @@ class _Timed:
     @property
     def prefill_tokens_per_s(self) -> float:
         return self.answer.prompt_tokens / (self.answer.first_token_at - self.sent_s)
-
-
-def completion(prompt: str, *, answer_tokens: int) -> dict[str, Any]:
-    """Return the body of a request. The answer has exactly this many tokens."""
-    return {
-        "model": MODEL_NAME,
-        "prompt": prompt,
-        "max_tokens": answer_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
 
 
 async def forget(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> None:

@@ -10,10 +10,12 @@ from statistics import fmean
 
 import msgspec
 
-from bench.routing.live.report import APART
 from bench.routing.live.vllm_fleet import Speed
 from bench.routing.rows import Row, mean_row, spread
 from bench.tables import markdown
+
+APART = 0.15
+"""Rules whose simulated means differ by less than this share count as equal."""
 
 
 class Believed(msgspec.Struct, frozen=True):

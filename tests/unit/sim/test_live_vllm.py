@@ -12,11 +12,12 @@ import pytest
 from bench.routing.live import vllm, vllm_report
 from bench.routing.live.vllm_fleet import Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
+from epp.config.policy import RuleName
 
 SPEED = Speed(alone_tokens_per_s=400.0, together_tokens_per_s=200.0, step_s=0.1)
 
 
-def run_of(rule: str, *, seed: int = 1, slower: float = 1.0) -> VllmRun:
+def run_of(rule: RuleName, *, seed: int = 1, slower: float = 1.0) -> VllmRun:
     row = vllm.simulated(rule, setting=vllm.SETTING, seed=seed, seconds=30.0, speed=SPEED)
     return VllmRun(
         rule=rule,
@@ -38,7 +39,7 @@ def run_of(rule: str, *, seed: int = 1, slower: float = 1.0) -> VllmRun:
 
 
 @pytest.mark.parametrize("rule", vllm.DEFAULTS)
-def test_the_conversations_run_in_the_simulator_by_every_rule(rule: str) -> None:
+def test_the_conversations_run_in_the_simulator_by_every_rule(rule: RuleName) -> None:
     first, again = (
         vllm.simulated(rule, setting=vllm.SETTING, seed=1, seconds=30.0, speed=SPEED) for _ in range(2)
     )

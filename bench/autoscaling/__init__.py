@@ -1,3 +1,0 @@
-"""Simulates an autoscaler that follows the picker's signal, to see how many model servers a pool gets
-(docs/autoscaling.md).
-"""
