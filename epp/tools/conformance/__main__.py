@@ -130,7 +130,7 @@ async def _run(
 
 async def run(target: Target) -> list[Result]:
     """Run every check, one after the other. The order of the checks does not matter."""
-    return [await _checked(check, target) for check in CHECKS]
+    return sorted([await _checked(check, target) for check in CHECKS], key=lambda result: result.row)
 
 
 async def _checked(check: Check, target: Target) -> Result:

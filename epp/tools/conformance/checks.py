@@ -264,6 +264,7 @@ async def _a_prefill_server_is_named(target: Target) -> None:
 
 
 CHECKS: Final[Sequence[Check]] = (
+    Check(17, "a prompt goes to the server that has its prefix", _prompts_stay_with_their_prefix),
     Check(1, "a request is routed to one of the endpoints, with a body and without", _a_request_is_routed),
     Check(2, "a long body comes back byte for byte, in small pieces, with one end", _the_body_comes_back),
     Check(2, "headers are answered first and trailers last", _trailers_are_answered_last),
@@ -290,7 +291,6 @@ CHECKS: Final[Sequence[Check]] = (
         _odd_headers_do_no_harm,
     ),
     Check(16, "a request without x-request-id gets one", _a_request_id_is_made),
-    Check(17, "a prompt goes to the server that has its prefix", _prompts_stay_with_their_prefix),
     Check(17, "any cut of the same bytes gives the same pick", _any_cut_gives_the_same_pick),
     Check(19, "a model that no server has gets 404 in OpenAI's format", _an_unknown_model_is_404),
     Check(19, "GET /v1/models lists every model once", _all_models_are_listed),
@@ -304,6 +304,9 @@ CHECKS: Final[Sequence[Check]] = (
         20, "a busy decode server has a long prompt computed by a prefill server", _a_prefill_server_is_named
     ),
 )
+"""In the order in which they run. The first needs idle endpoints. If a gateway shows no answers, the others
+leave requests behind that the picker must believe to be in flight.
+"""
 
 
 def _completion(target: Target, prompt: str = "hello " * 100, *, model: str = "") -> bytes:
