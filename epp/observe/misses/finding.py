@@ -16,7 +16,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from epp.base.types import ChunkHash, EndpointName, InferenceRequest
+from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.observe.misses import causes
 from epp.observe.misses.accounts import Accounts, Bucket
@@ -34,6 +34,8 @@ _PROBES_BYTES: Final = (256, 1024, 4096, 16_384, 65_536)
 """Lengths of the beginnings that are compared over models, adapters and salts."""
 _MOST_PROBES: Final = 16_384
 
+Root = tuple[str, str]
+"""The model and the salt of a prompt."""
 Probe = tuple[int, int]
 """A number of bytes, and the hash of this beginning without model and salt."""
 
@@ -41,8 +43,8 @@ Probe = tuple[int, int]
 class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
-        self._asked: dict[Pick, tuple[Probe, ...]] = {}
-        """The probes of requests that no server has computed yet, if they have any."""
+        self._asked: dict[Pick, tuple[Root, tuple[Probe, ...]]] = {}
+        """The probes of requests that no server has computed yet, where roots are told apart."""
         self._waiting: deque[tuple[Proved, Pick, tuple[Probe, ...]]] = deque()
         self.accounts = Accounts()
         self.seen = Seen()
@@ -50,19 +52,22 @@ class Misses:
         self._roots: dict[int, ChunkHash] = {}
         """By the hash of a beginning without model and salt: the hash of the first chunk of the prompt that
         had it last. That hash depends on model and salt."""
+        self._root: Root | None = None
+        """The root of the first prompt that a server computed."""
         self._several_roots = False
-        self._model = ""
+        """Whether servers computed prompts of different roots."""
         self.skipped = 0
         """Requests that were skipped because too many waited."""
         self.looked_at = 0
 
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
-            probes = self._probes(event.asked.inference)
-            if probes and len(self._asked) < _MOST_ASKED:
-                self._asked[event.request] = probes
+            asked = event.asked.inference
+            root = (asked.model, asked.cache_salt)
+            if (self._several_roots or root != self._root) and len(self._asked) < _MOST_ASKED:
+                self._asked[event.request] = (root, _probes(asked.prompt))
         elif isinstance(event, Proved) and isinstance(event.work, Pick):
-            probes = self._asked.pop(event.work, ())
+            probes = self._proven_probes(event.work)
             if len(self._waiting) < _MOST_WAITING:
                 self._waiting.append((event, event.work, probes))
             else:
@@ -203,18 +208,12 @@ class Misses:
 
     # -- beginnings over models and salts --------------------------------------------------------------------
 
-    def _probes(self, inference: InferenceRequest) -> tuple[Probe, ...]:
-        """Return the beginnings to compare. Empty as long as all prompts have one model and no salt."""
-        prompt = inference.prompt
-        if not self._several_roots:
-            self._several_roots = bool(inference.cache_salt) or inference.model != (
-                self._model or inference.model
-            )
-            self._model = self._model or inference.model
-            if not self._several_roots:
-                return ()
-        view = memoryview(prompt)
-        return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
+    def _proven_probes(self, request: Pick) -> tuple[Probe, ...]:
+        """Return the beginnings to compare. Empty if all computed prompts had one root when this one came."""
+        root, probes = self._asked.pop(request, (self._root, ()))
+        self._root = self._root or root
+        self._several_roots = self._several_roots or root != self._root
+        return probes
 
     def _shared_bytes(self, probes: Sequence[Probe], chain: Sequence[ChunkHash]) -> int:
         """Return the number of bytes of the beginning that were last seen with another model, adapter or
@@ -231,6 +230,11 @@ class Misses:
         self._roots[probe] = chain[0]
         if len(self._roots) > _MOST_PROBES:
             del self._roots[next(iter(self._roots))]
+
+
+def _probes(prompt: bytes) -> tuple[Probe, ...]:
+    view = memoryview(prompt)
+    return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
 
 
 def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
