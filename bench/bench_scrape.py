@@ -27,7 +27,7 @@ from epp.config.observing import Scrape
 from epp.sources.keep import Sources
 from epp.sources.scraping.metrics_page import parse_page
 from epp.sources.scraping.scraper import Scraper
-from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page
+from tests.unit.sources.scraping.metric_pages import EngineState, LoraSeries, vllm_page
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n"
 _PROCESS = b"""\

@@ -20,7 +20,7 @@ from epp.config.sharing import Redis, Sharing
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import RedisServer, running_redis
 from tests.harness.sharing import Sharer, met, sharing_over
-from tests.unit.sharing.pickers import Replica, endpoints, meet
+from tests.unit.sources.sharing.pickers import Replica, endpoints, meet
 
 REQUESTS = 2000
 SIZES = (1_000, 40_000, 400_000)

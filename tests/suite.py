@@ -48,7 +48,7 @@ class Part:
 PROTOCOL = ("tests/conformance", "tests/fuzz")
 """All tests of these folders start processes, as those of tests/integration do (tests/conftest.py)."""
 _IGNORED = tuple(f"--ignore={folder}" for folder in PROTOCOL)
-CORE_FOLDERS = ("tests/integration", "tests/unit/envoy")
+CORE_FOLDERS = ("tests/integration", "tests/unit/serve/envoy")
 """The tests of the core are here, so that pytest need not import all tests to find them."""
 _SINGLE = "not envoy and not vllm and not cluster and not processes"
 _PYTEST = (_PYTHON, "-m", "pytest")

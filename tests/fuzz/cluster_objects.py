@@ -34,8 +34,8 @@ from epp.sources.kube.reflector import Reflector, Source
 from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
-from tests.unit.kube.objects import pod, policy, pool
-from tests.unit.kube.test_rewrites import dated_rewrite, weighted_rule
+from tests.unit.sources.kube.objects import pod, policy, pool
+from tests.unit.sources.kube.test_rewrites import dated_rewrite, weighted_rule
 
 
 class ClusterObjects:

@@ -28,7 +28,7 @@ from tests.fuzz.entry import Entry
 from tests.fuzz.peers import StoredTables
 from tests.harness.fake_redis import FakeRedis
 from tests.harness.live_page import a_board
-from tests.unit.sharing.pickers import Replica
+from tests.unit.sources.sharing.pickers import Replica
 
 _WAIT_S = 60.0
 

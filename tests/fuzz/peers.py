@@ -25,8 +25,8 @@ from epp.sources.sharing.speaker import identity_of
 from epp.sources.sharing.storing import table_portions
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
-from tests.unit.picker_questions import text
-from tests.unit.sharing.pickers import Replica, meet
+from tests.unit.picker.picker_questions import text
+from tests.unit.sources.sharing.pickers import Replica, meet
 
 
 class PeerBatches:

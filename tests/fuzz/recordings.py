@@ -17,7 +17,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.tools.replay.reading import read
 from epp.tools.replay.simulate import Setting, run
 from epp.tools.replay.trace import ReplayError, Trace
-from tests.unit.replay.recordings import record
+from tests.unit.tools.replay.recordings import record
 
 _RUN = 6
 """Requests of a recording that run on simulated servers."""

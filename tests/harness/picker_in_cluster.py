@@ -37,7 +37,7 @@ from tests.harness.simulated_pool import (
     simulated_pool,
 )
 from tests.harness.site import site_config
-from tests.unit.kvevents.a_language import write_language
+from tests.unit.sources.kvevents.a_language import write_language
 
 _POD: Final = "pod-0000"
 _HASH_SEED: Final = "of the configuration"

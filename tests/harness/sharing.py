@@ -19,8 +19,8 @@ from epp.sources.sharing.link import Link
 from epp.sources.sharing.redis_link import RedisLink
 from epp.sources.sharing.service import SharingService
 from tests.harness.processes import wait_until
-from tests.unit.picker_questions import text
-from tests.unit.sharing.pickers import NO_SECRET, Replica, endpoints
+from tests.unit.picker.picker_questions import text
+from tests.unit.sources.sharing.pickers import NO_SECRET, Replica, endpoints
 
 
 class Sharer:

@@ -13,7 +13,7 @@ import pytest
 from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
 from tests.harness.processes import wait_until
 from tests.integration.test_extproc_server import ServerRig, serving_picker
-from tests.unit.extproc.test_extproc_access_log import entry, log_message
+from tests.unit.protocol.test_extproc_access_log import entry, log_message
 
 E1 = "10.0.0.1"
 """The address of the first endpoint of `serving`."""

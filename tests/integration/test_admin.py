@@ -29,7 +29,7 @@ from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.events import Refused
 from tests.harness.live_page import a_board
-from tests.unit.telemetry.records import HERE, THERE, began, decision, pick
+from tests.unit.observe.telemetry.records import HERE, THERE, began, decision, pick
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 

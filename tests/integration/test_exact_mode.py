@@ -45,7 +45,7 @@ from tests.harness.envoy import running_envoy
 from tests.harness.following import following_picker
 from tests.harness.gateway import config_in, running_picker
 from tests.harness.processes import wait_until
-from tests.unit.kvevents.a_language import write_language
+from tests.unit.sources.kvevents.a_language import write_language
 
 BLOCK_TOKENS = 16
 NUM_BLOCKS = 96

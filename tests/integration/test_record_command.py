@@ -25,7 +25,7 @@ from epp.picker.picker import Picker
 from epp.tools.replay.reading import read
 from tests.harness.live_page import a_board
 from tests.harness.processes import wait_until
-from tests.unit.picker_questions import a_picker, ask, serve, text
+from tests.unit.picker.picker_questions import a_picker, ask, serve, text
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import Fault, Kind, RedisServer, faulty, one_address, running_redis
 from tests.harness.sharing import Sharer, both_ways, met, sharing_over
-from tests.unit.picker_questions import text
+from tests.unit.picker.picker_questions import text
 
 FAULTS: list[Fault] = ["killed", "stalled", "full", "refusing", "read-only", "loses its data"]
 

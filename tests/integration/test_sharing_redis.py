@@ -27,7 +27,7 @@ from tests.harness.redis_server import (
     tls_in_front,
 )
 from tests.harness.sharing import Sharer, both_ways, met, sharing, sharing_over
-from tests.unit.picker_questions import text
+from tests.unit.picker.picker_questions import text
 
 
 @pytest.mark.core

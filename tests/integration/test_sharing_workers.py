@@ -17,7 +17,7 @@ from epp.sources.sharing.hub import Hub, HubLink
 from tests.harness.gateway import PickerProcess, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.sharing import both_ways, met, sharing
-from tests.unit.picker_questions import text
+from tests.unit.picker.picker_questions import text
 
 pytest_plugins = ["tests.harness.fixtures"]
 SETTINGS = Sharing(flush_interval_seconds=0.02)

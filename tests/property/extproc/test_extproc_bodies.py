@@ -19,7 +19,7 @@ from epp.protocol.http_events import Refuse, RequestBody, RequestHeaders
 from epp.protocol.stream import HttpStream
 from epp.protocol.stream_settings import StreamSettings
 from tests.harness.steps import steps
-from tests.unit.extproc.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run
+from tests.unit.protocol.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run
 
 values = st.recursive(
     st.none() | st.integers() | st.text(st.sampled_from('"\\{}[]a\n😀'), max_size=6),

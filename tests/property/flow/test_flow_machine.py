@@ -20,7 +20,7 @@ from epp.picker.flow.elsewhere import Row
 from epp.picker.flow.flow_settings import PATIENCE, Bound, FlowSettings
 from epp.picker.flow.queues import TenantFlow
 from epp.picker.flow.request import QueueItem, Refusal
-from tests.unit.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
+from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MANY = 10**6
 EPSILON = 1e-9

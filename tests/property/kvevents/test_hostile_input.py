@@ -22,7 +22,7 @@ from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Deliver, Forget, Sequence
-from tests.unit.kvevents.a_language import write_language
+from tests.unit.sources.kvevents.a_language import write_language
 
 SERVERS = (EndpointName("a"), EndpointName("b"))
 SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=64, later_from_bytes=256)

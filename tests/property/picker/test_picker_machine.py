@@ -27,7 +27,7 @@ from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
-from tests.unit.picker_questions import policy_of
+from tests.unit.picker.picker_questions import policy_of
 
 NAMES = [EndpointName(n) for n in "abcd"]
 HOSTS = [Address(f"10.0.0.{i}", 8000) for i in range(1, 7)]

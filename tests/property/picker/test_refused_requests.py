@@ -28,7 +28,7 @@ from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import Mirror, Run
-from tests.unit.picker_questions import A, B, a_picker, ask
+from tests.unit.picker.picker_questions import A, B, a_picker, ask
 
 SERVERS = {A: EndpointName("a"), B: EndpointName("b")}
 SPEC = PolicySpec(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from epp.base.types import EndpointMetrics
 from epp.sources.scraping.metrics_page import MetricsError, parse_page
-from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page, without_metadata
+from tests.unit.sources.scraping.metric_pages import EngineState, LoraSeries, vllm_page, without_metadata
 
 counts = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 requests = st.integers(0, 10_000)

@@ -21,8 +21,8 @@ from epp.sources.sharing.batches import (
     encode,
     encode_table,
 )
-from tests.unit.picker_questions import text
-from tests.unit.sharing.pickers import Replica, meet
+from tests.unit.picker.picker_questions import text
+from tests.unit.sources.sharing.pickers import Replica, meet
 
 numbers = st.integers(-3, 5) | st.integers(-(2**62), 2**62)
 heads = st.sampled_from([b"", b"\0" * 8, b"\1" * 8, b"abc"]) | st.binary(max_size=9)

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.picker.events import Pick
-from tests.unit.picker_questions import text
-from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet
+from tests.unit.picker.picker_questions import text
+from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet
 
 PIECES = [text(str(n), 600) for n in range(4)]
 prompts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(b"".join)

@@ -78,7 +78,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
             "from epp.config.policy import check_spec\n"
             "from epp.picker.scheduling.rules import RULES\n"
             "from epp.picker.scheduling.schedule import Scheduler\n"
-            "from tests.unit.scheduling.snapshots import SeenEndpoint, request, snapshot\n"
+            "from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot\n"
             "spec = check_spec({'rule': 'last'})\n"
             "scheduler = Scheduler(spec, RULES[spec.rule](spec, None))\n"
             "for waiting in (0, 1000):\n"

@@ -1,0 +1,182 @@
+"""The reasons why prompt tokens were missed: one test for each cause, with the real picker."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from epp.base.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Table
+from epp.config.routing import Gain
+from epp.observe.misses.finding import Misses
+from epp.picker.picker import Picker
+from tests.harness.steps import steps
+from tests.unit.observe.misses.answered import served
+from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, text
+
+
+def missed(misses: Misses) -> dict[str, float]:
+    """Return the missed tokens by cause, as shares of all prompt tokens."""
+    misses.work(limit=10_000)
+    misses.check_integrity()
+    account = misses.accounts.over(900.0, now=900.0)
+    whole = sum(part.tokens for part in account.missed)
+    assert whole == pytest.approx(account.prompt_tokens - account.matched_tokens, rel=0.01), (
+        "every token has one cause"
+    )
+    return {part.cause.name: part.tokens / whole for part in account.missed if part.tokens}
+
+
+def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> tuple[Picker, Misses]:  # noqa: B008 - frozen
+    picker = a_picker(spec, on=endpoints(names, **more))
+    misses = Misses(picker)
+    picker.subscribe(misses.on_event)
+    return picker, misses
+
+
+def test_a_first_prompt_is_new_except_for_its_end_that_is_in_no_chunk() -> None:
+    picker, misses = watched()
+    served(picker, text("one", 8100), now=1.0)
+    assert missed(misses) == {"new": pytest.approx(0.98, abs=0.01), "tail": pytest.approx(0.02, abs=0.01)}
+
+
+def test_tokens_that_a_full_server_dropped_count_as_evicted() -> None:
+    spec = PolicySpec(table=Table(default_capacity_tokens=5000))
+    picker, misses = watched(spec)
+    for n, name in enumerate(("one", "two", "three", "four", "one")):
+        served(picker, text(name, 8192), now=float(n))
+    shares = missed(misses)
+    assert shares["evicted"] == pytest.approx(0.2, abs=0.03)
+    part = next(p for p in misses.accounts.over(900.0, now=9.0).missed if p.cause.name == "evicted")
+    assert list(part.servers) == ["a"]
+
+
+def test_tokens_that_a_server_held_before_its_restart_count_as_restarted() -> None:
+    picker, misses = watched()
+    served(picker, text("one", 8192), now=1.0)
+    for finished, now in ((9.0, 2.0), (0.0, 3.0)):
+        page = EndpointMetrics(
+            scraped_at=now, finished=finished, prompt_tokens=finished, generated_tokens=finished
+        )
+        picker.observe(EndpointName("a"), page, now=now)
+    served(picker, text("one", 8192), now=4.0)
+    assert missed(misses)["restarted"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_rule_without_prefixes_sends_prompts_to_other_servers() -> None:
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
+    assert served(picker, text("one", 8192), now=1.0) != served(picker, text("one", 8192), now=2.0)
+    assert missed(misses)["elsewhere"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_match_below_the_threshold_counts_as_too_little() -> None:
+    spec = PolicySpec(rule="round-robin", gain=Gain(min_match_tokens=100_000))
+    picker, misses = watched(spec, "ab")
+    served(picker, text("one", 8192), now=1.0)
+    served(picker, text("one", 8192), now=2.0)
+    assert missed(misses)["low_gain"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_equal_text_under_another_salt_counts_up_to_where_it_differs() -> None:
+    picker, misses = watched()
+    served(picker, text("system", 4096) + text("first", 4096), salt="x", now=1.0)
+    served(picker, text("system", 4096) + text("other", 4096), salt="y", now=2.0)
+    assert missed(misses)["other_root"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_news_of_another_picker_after_the_pick_counts_as_late() -> None:
+    picker, misses = watched(names="ab")
+    chosen = served(picker, text("one", 8192), now=2.0)
+    other = EndpointName("b" if chosen == "a" else "a")
+    chain = chain_of(picker, text("one", 8192))
+    picker.table.record(other, chain, now=2.1)
+    shares = missed(misses)
+    assert shares["late"] > 0.9
+
+
+def test_tokens_that_are_not_in_another_pickers_news_count_as_new() -> None:
+    picker, misses = watched(names="ab")
+    prompt = text("one", 4096) + text("own question", 4096)
+    chosen = served(picker, prompt, now=2.0)
+    other = EndpointName("b" if chosen == "a" else "a")
+    picker.table.record(other, chain_of(picker, prompt)[: len(chain_of(picker, prompt)) // 2], now=2.1)
+    shares = missed(misses)
+    assert shares["late"] == pytest.approx(0.5, abs=0.05)
+    assert shares["new"] == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("rule", ["least-cost", "round-robin"])
+def test_a_single_picker_never_reports_late_news_however_its_prompts_end(rule: str) -> None:
+    """Cached tokens are rounded down to blocks, and chunks do not end where blocks do."""
+    spec = msgspec.convert({"rule": rule}, PolicySpec)
+    picker, misses = watched(spec, "abc")
+    for name in "abc":
+        page = EndpointMetrics(scraped_at=0.5, block_size=16, capacity_tokens=100_000)
+        picker.observe(EndpointName(name), page, now=0.5)
+    rng, said = random.Random(1), [text(f"system {n}", 3000 + 37 * n) for n in range(20)]
+    for turn in range(400):
+        which = rng.randrange(len(said))
+        said[which] += text(f"{turn}", rng.randrange(50, 900))
+        served(picker, said[which], now=1.0 + turn)
+        misses.work(limit=10)
+    assert not {"late", "unavailable"} & missed(misses).keys()
+
+
+def test_a_server_that_was_not_a_candidate_is_named() -> None:
+    picker, misses = watched(names="ab")
+    first = served(picker, text("one", 8192), now=1.0)
+    elsewhere = [e.address for e in picker.endpoints() if e.name != first]
+    served(picker, text("one", 8192), subset=frozenset(elsewhere), now=2.0)
+    assert missed(misses)["unavailable"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_misses_of_a_body_that_was_not_read_count_as_unread() -> None:
+    picker, misses = watched()
+    request = ask(b"", body_bytes=40_000)
+    unread = InferenceRequest(kind=request.inference.kind, model="m", unread="costly_body")
+    pick = picker.pick(type(request)("r", unread, body_bytes=40_000), now=1.0)
+    picker.on_response_headers(pick, status=200, served=None, now=2.0)
+    assert missed(misses) == {"unread": 1.0}
+
+
+def test_two_equal_requests_at_once_are_not_taken_for_another_pickers_news() -> None:
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
+    served(picker, text("one", 8192), now=1.0)
+    served(picker, text("one", 8192), now=1.0)
+    assert "late" not in missed(misses)
+
+
+def test_too_many_requests_at_once_are_skipped_and_counted() -> None:
+    picker, misses = watched()
+    for n in range(1200):
+        served(picker, text(f"{n}", 512), now=float(n) / 1000)
+    assert misses.skipped == 200
+    misses.check_integrity()
+
+
+def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
+    probe = a_picker(picker.policy.spec, on=endpoints("a"))
+    events: list[Any] = []
+    probe.subscribe(events.append)
+    served(probe, prompt, now=0.0)
+    return list(events[0].request.chain)
+
+
+def test_explaining_prompts_that_many_send_at_once_costs_little_more_than_their_picks() -> None:
+    """Each prompt is on its way to two servers before its misses are explained. Before, all chunks of all
+    waiting prompts were compared with one another.
+    """
+    picker, misses = watched(names="ab")
+    prompts = [text(str(n), 400_000) for n in range(20)]
+
+    def pick_all() -> None:
+        for address in (A, B):
+            for prompt in prompts:
+                picker.pick(ask(prompt, subset=frozenset([address])), now=1.0)
+
+    picks = steps(pick_all)
+    assert steps(lambda: missed(misses)) < 20 * picks

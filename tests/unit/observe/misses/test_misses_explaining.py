@@ -1,0 +1,88 @@
+"""What people see of the misses: the causes by size, and the hottest beginnings of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from epp.config.policy import PolicySpec
+from epp.observe.misses.command import table
+from epp.observe.misses.explaining import Explaining
+from epp.picker.picker import Picker
+from tests.unit.observe.misses.answered import served
+from tests.unit.picker.picker_questions import a_picker, endpoints, text
+
+
+async def test_the_answer_names_causes_servers_and_advice() -> None:
+    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
+    explaining = Explaining(picker)
+    for n in range(2):
+        served(picker, text("one", 8192), now=float(n))
+    looking = asyncio.create_task(explaining.run())
+    async with asyncio.timeout(60):
+        while (told := explaining.account(1e12))["requests"] < 2:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)
+    looking.cancel()
+    assert told["hit_ratio"] == 0.0
+    shown = table(told)
+    assert "sent to another server" in shown
+    assert "-> Nothing to change if time to first token is good" in shown
+    assert "a: " in shown
+
+
+async def explained(picker: Picker, explaining: Explaining, *, requests: int) -> dict[str, Any]:
+    """Let the loop run until it has looked at the requests, and return the account."""
+    looking = asyncio.create_task(explaining.run())
+    async with asyncio.timeout(60):
+        while explaining.account(1e12)["requests"] < requests:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)
+    looking.cancel()
+    return explaining.account(1e12)
+
+
+async def test_shares_of_the_causes_add_up_and_the_cost_of_the_account_is_stated() -> None:
+    picker = a_picker(PolicySpec(), on=endpoints("a"))
+    explaining = Explaining(picker)
+    before = explaining.account(1e12)
+    assert (before["requests"], before["hit_ratio"], before["cost_us"]) == (0, 0.0, None)
+    for n, prompt in enumerate((text("one", 8192), text("one", 8192), text("two", 8192))):
+        served(picker, prompt, now=float(n))
+    told = await explained(picker, explaining, requests=3)
+    assert 0.3 < told["hit_ratio"] < 0.4
+    assert sum(cause["share_of_missed"] for cause in told["causes"]) == pytest.approx(1.0, abs=0.01)
+    assert sum(cause["share_of_prompt"] for cause in told["causes"]) == pytest.approx(
+        1 - told["hit_ratio"], abs=0.01
+    )
+    assert told["cost_us"] > 0
+    assert told["chunks_followed"] == "1 in 1"
+
+
+async def test_a_server_that_left_is_named_without_the_share_of_its_cache() -> None:
+    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
+    explaining = Explaining(picker)
+    for n in range(2):
+        served(picker, text("one", 8192), now=float(n))
+    told = await explained(picker, explaining, requests=2)
+    (server,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
+    assert 0 < server["full"] < 1
+    picker.set_endpoints([], now=3.0)
+    told = explaining.account(1e12)
+    (gone,) = told["causes"][0]["servers"] or told["causes"][1]["servers"]
+    assert gone == server | {"full": None}
+
+
+async def test_a_hot_prefix_names_its_holders_and_the_servers_of_its_requests() -> None:
+    picker = a_picker(PolicySpec(), on=endpoints("ab"))
+    explaining = Explaining(picker)
+    homes = {served(picker, text("often", 8192), now=float(n)) for n in range(3)}
+    served(picker, text("once", 8192), now=4.0)
+    await explained(picker, explaining, requests=4)
+    often, once = explaining.hot_prefixes()
+    (home,) = homes
+    assert (often["requests"], often["copies"], often["holders"]) == (3.0, 1, [home])
+    assert often["sent"] == {home: 3.0}
+    assert often["hit_ratio"] > 0.6
+    assert once["hit_ratio"] == 0.0
+    assert len(once["prefix"]) == 8

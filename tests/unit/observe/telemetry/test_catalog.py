@@ -1,0 +1,67 @@
+"""The list of all metrics: names that Prometheus accepts, each once, with a place where its objects are."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from epp.base.types import EndpointName
+from epp.observe.telemetry.catalog import GROUPS, METRICS, Shown, metrics_reference
+from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
+from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
+from tests.unit.observe.telemetry.records import HERE
+
+A = EndpointName("a")
+
+
+def shown(status: PickerStatus) -> Shown:
+    return Shown(RequestCounts(), {A: ServerCounts()}, ProcessCounts(), status)
+
+
+def test_each_metric_has_its_own_name_by_the_conventions_of_prometheus() -> None:
+    assert [name for name, count in Counter(m.name for m in METRICS).items() if count > 1] == []
+    for metric in METRICS:
+        assert re.fullmatch(r"epp_[a-z0-9_]+", metric.name)
+        assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
+        assert all(re.fullmatch(r"[a-z_]+", label) for label in metric.labels)
+        assert len(set(metric.labels)) == len(metric.labels)
+
+
+def test_each_help_text_is_a_sentence_without_characters_that_break_the_table() -> None:
+    for metric in METRICS:
+        assert metric.help.endswith("."), metric.name
+        assert "|" not in metric.help
+        assert "  " not in metric.help
+
+
+def test_the_metrics_that_a_help_text_names_exist() -> None:
+    names = {metric.name for metric in METRICS}
+    for metric in METRICS:
+        assert set(re.findall(r"\bepp_\w+", metric.help)) <= names, metric.name
+
+
+def test_parts_that_are_off_have_no_rows_and_parts_that_are_on_have_rows_of_their_labels() -> None:
+    model = ExactModelStatus(state="on", reason="", prompts={})
+    server = ExactServerStatus(state="following", reason="", blocks=1, chunks=1, events=1)
+    exact = ExactStatus(models={"m": model}, servers={A: server}, gaps={}, malformed=0)
+    on = PickerStatus(
+        endpoints=(EndpointStatus(name=A, address=HERE, prefill_tokens_per_s=1.0),), exact=exact
+    )
+    rows = {group.title: list(group.rows(shown(on))) for group in GROUPS}
+    assert [labels for labels, _ in rows["Exact mode, by base model"]] == [("m",)]
+    assert [labels for labels, _ in rows["Pools, for autoscalers"]] == [("", "")]
+    assert rows["Sharing, only where pickers share"] == []
+    for group in GROUPS:
+        for labels, thing in rows[group.title]:
+            assert len(labels) == len(group.labels)
+            assert isinstance(thing, group.of)
+    off = {group.title: list(group.rows(shown(PickerStatus()))) for group in GROUPS}
+    assert [title for title, found in off.items() if title.startswith("Exact") and found] == []
+
+
+def test_the_reference_page_has_a_line_for_each_metric() -> None:
+    page = metrics_reference()
+    for metric in METRICS:
+        assert f"| `{metric.name}` | {metric.kind} | " in page
+    assert page.count("\n## ") == len(GROUPS)

@@ -1,0 +1,93 @@
+"""The numbers that an autoscaler follows, over all servers of a base model."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.base.types import EndpointName
+from epp.observe.telemetry.picker_state import EndpointStatus
+from epp.observe.telemetry.pool_status import pools_of
+from epp.picker.flow.status import FlowStatus
+from tests.unit.observe.telemetry.records import HERE
+
+
+def server(
+    name: str,
+    *,
+    backlog: float = 0.0,
+    rate: float = 1000.0,
+    kv: float | None = 0.0,
+    model: str = "m",
+    pool: str = "",
+    ready: bool = True,
+    computed: float = 0.0,
+) -> EndpointStatus:
+    return EndpointStatus(
+        name=EndpointName(name),
+        address=HERE,
+        model=model,
+        pool=pool,
+        backlog_tokens=backlog,
+        computed_tokens_per_s=computed,
+        prefill_tokens_per_s=rate,
+        kv_usage=kv,
+        ready=ready,
+    )
+
+
+def flow_status(tokens: int, *, model: str = "m") -> FlowStatus:
+    return FlowStatus(model=model, saturation=0.0, oldest_s=0.0, requests={0: 1}, tokens={0: tokens})
+
+
+def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
+    (pool,) = pools_of([server("a", backlog=3000), server("b", rate=2000)], [flow_status(600)], goal_s=2.0)
+    assert (pool.servers, pool.waiting_s) == (2, {"servers": 1.0, "queue": 0.2})
+    assert pool.saturation == pytest.approx(0.6)
+
+
+def test_twice_as_many_servers_halve_the_saturation() -> None:
+    few = [server("a", backlog=4000)]
+    (before,), (after,) = (pools_of(each, [], goal_s=2.0) for each in (few, [*few, server("b")]))
+    assert (before.saturation, after.saturation) == (2.0, 1.0)
+
+
+def test_caches_that_are_full_of_running_requests_also_mean_saturation() -> None:
+    (pool,) = pools_of([server("a", kv=0.9), server("b", kv=0.7), server("c", kv=None)], [], goal_s=2.0)
+    assert pool.saturation == pytest.approx(0.8)
+
+
+def test_servers_that_compute_prompts_most_of_the_time_are_saturated_before_requests_wait() -> None:
+    (pool,) = pools_of([server("a", computed=900), server("b", computed=300)], [], goal_s=2.0)
+    assert (pool.busy, pool.saturation) == (0.6, 0.6)
+
+
+def test_a_server_with_impossible_counters_does_not_raise_the_saturation() -> None:
+    (pool,) = pools_of([server("a", computed=1e15), server("b"), server("c"), server("d")], [], goal_s=2.0)
+    assert (pool.busy, pool.saturation) == (0.25, 0.25)
+
+
+def test_servers_that_take_no_requests_are_not_counted_and_each_model_has_its_own_numbers() -> None:
+    servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
+    pools = {pool.model: pool for pool in pools_of(servers, [flow_status(100, model="other")], goal_s=1.0)}
+    assert {model: (pool.servers, pool.saturation) for model, pool in pools.items()} == {
+        "m": (1, 0.5),
+        "other": (1, 0.2),
+    }
+
+
+def test_a_model_without_a_server_has_no_pool() -> None:
+    assert pools_of([server("gone", ready=False)], [flow_status(100)], goal_s=1.0) == []
+
+
+def test_two_pools_of_one_model_have_their_own_numbers_and_share_the_waiting_requests() -> None:
+    servers = [
+        server("a", pool="old", backlog=500),
+        server("b", pool="new", rate=3000),
+        server("x", model="n"),
+    ]
+    told = pools_of(servers, [flow_status(800)], goal_s=1.0)
+    assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in told] == [
+        ("m", "old", 1, 0.5, 0.2),
+        ("m", "new", 1, 0.0, 0.2),
+        ("n", "", 1, 0.0, 0.0),
+    ]

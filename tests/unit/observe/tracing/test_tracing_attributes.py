@@ -1,0 +1,86 @@
+"""The attributes of a span: what a decision knows, and nothing that is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.base.errors import NoEndpointError
+from epp.base.types import EndpointName
+from epp.observe.tracing.attributes import attributes_of, attributes_of_refusal, error_of
+from tests.unit.observe.telemetry.records import HERE, THERE, decision
+
+REFUSAL = NoEndpointError("nobody", reason="no_endpoint")
+PAGE = Path("docs/tracing.md").read_text()
+
+
+def test_unknown_values_are_left_out_and_the_first_destination_stands_for_the_server() -> None:
+    found = attributes_of(decision(model=""))
+    assert (found["server.address"], found["server.port"]) == (HERE.host, HERE.port)
+    assert not {"gen_ai.request.model", "http.response.status_code", "error.type"} & found.keys()
+    assert "prefix_gateway.first_token_seconds" not in found
+    assert all(value is not None for value in found.values())
+
+
+def test_a_finished_request_has_its_server_and_status() -> None:
+    told = decision(adapter="sql")
+    told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "ended"
+    found = attributes_of(told)
+    assert (found["server.address"], found["prefix_gateway.served_by"]) == (THERE.host, "other")
+    assert (found["http.response.status_code"], found["error.type"]) == (503, "503")
+    assert found["prefix_gateway.adapter"] == "sql"
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [("chat", "chat"), ("completions", "text_completion"), ("embeddings", "embeddings"), ("score", "score")],
+)
+def test_the_operation_has_the_name_of_the_conventions_or_else_our_own(kind: str, operation: str) -> None:
+    told = decision()
+    told.kind = kind
+    assert attributes_of(told)["gen_ai.operation.name"] == operation
+
+
+def test_the_forecast_is_the_chosen_servers_work_divided_by_its_rate() -> None:
+    found = attributes_of(decision(prompt_tokens=1000, matched_tokens=600))
+    assert found["prefix_gateway.predicted_first_token_seconds"] == pytest.approx(450 / 8000)
+    assert found["prefix_gateway.score_seconds"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "error"),
+    [
+        (200, "ended", ""),
+        (404, "ended", ""),
+        (500, "ended", "500"),
+        (None, "failed", "failed"),
+        (200, "aborted", ""),
+    ],
+)
+def test_only_faults_of_servers_are_errors(status: int | None, outcome: str, error: str) -> None:
+    told = decision()
+    told.status, told.outcome = status, outcome
+    assert error_of(told) == error
+
+
+def test_a_refusal_says_why_and_how_long_flow_control_held_it() -> None:
+    found = attributes_of_refusal("r1", REFUSAL)
+    assert (found["http.response.status_code"], found["error.type"]) == (
+        503,
+        REFUSAL.reason,
+    )
+    assert found["prefix_gateway.queue_seconds"] == 0.0
+    assert found["prefix_gateway.outcome"] == "refused"
+
+
+def test_every_attribute_is_documented() -> None:
+    told = decision(adapter="sql")
+    told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "failed"
+    told.headers_s, told.ttft_s, told.cached_tokens, told.unread = 0.1, 0.2, 5, "encoded_body"
+    names = attributes_of(told).keys() | attributes_of_refusal("r1", REFUSAL).keys()
+    # The page shortens a second name of a row to its last part.
+    shown = {
+        name for name in names if f"`{name}`" in PAGE or f"`.{name.removeprefix('prefix_gateway.')}`" in PAGE
+    }
+    assert names - shown == set()

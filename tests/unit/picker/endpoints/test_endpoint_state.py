@@ -1,0 +1,202 @@
+"""The state of one endpoint: its load, from scrapes and from requests that began and ended, and its undone
+work.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.base.types import EndpointMetrics
+from epp.config.policy import PolicySpec
+from epp.config.routing import Lora
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
+from epp.picker.endpoints.endpoint_state import Backlog, Booking
+from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
+
+SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
+
+
+def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
+    state = a_state()
+    first = book(state, 10, now=0.0)
+    book(state, 10, now=0.0)
+    assert state.load(None) == 2
+    state.release(first, computed=True, now=1.0)
+    assert state.load(None) == 1
+
+
+@pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
+def test_with_a_page_that_lacks_a_gauge_the_load_is_the_number_of_our_open_requests(
+    said: dict[str, int],
+) -> None:
+    state = a_state()
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
+    book(state, 10, now=1.0)
+    assert state.load(state.metrics) == 1
+
+
+def test_the_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> None:
+    state = a_state()
+    first = book(state, 10, now=0.0)
+    pages.take_in(state, page(1.0, running=5, waiting=2), now=1.0)
+    assert state.load(state.metrics) == 7
+    book(state, 10, now=1.1)
+    book(state, 10, now=1.2)
+    state.release(first, computed=True, now=1.3)
+    assert state.load(state.metrics) == 8
+
+
+def test_the_load_is_never_below_the_number_of_our_open_requests() -> None:
+    """A page does not count a request that was on its way while the page was written."""
+    state = a_state()
+    for _ in range(3):
+        book(state, 10, now=0.99)
+    pages.take_in(state, page(1.0, running=0), now=1.0)
+    assert state.load(state.metrics) == 3
+
+
+def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
+    state = a_state()
+    pages.take_in(state, page(0.0), now=0.0)
+    book(state, 10, now=0.1)
+    state.detach()
+    assert state.in_flight == 0
+    assert state.load(state.metrics) == 1  # picked since the scrape
+    pages.take_in(state, page(1.0, running=1), now=1.0)
+    assert state.load(state.metrics) == 1
+    pages.take_in(state, page(2.0, running=0), now=2.0)
+    assert state.load(state.metrics) == 0
+
+
+def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
+    first, second = a_state(), a_state()
+    for state in (first, second):
+        pages.take_in(state, page(0.0), now=0.0)
+    booking = book(first, 500, now=0.1)
+    first.release(booking, computed=False, now=0.2)
+    moved = book(second, 500, now=0.2)
+    assert (first.load(first.metrics), second.load(second.metrics)) == (0, 1)
+    assert first.backlog.undone_tokens(now=0.2, rate=1000.0) == 0
+    second.release(moved, computed=True, now=0.3)
+    assert second.load(second.metrics) == 0
+
+
+def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
+    state = a_state()
+    assert state.fresh(now=0.0, stale_after_s=5.0) is None
+    pages.take_in(state, page(10.0, running=1), now=10.0)
+    assert state.fresh(now=15.0, stale_after_s=5.0) is state.metrics
+    assert state.fresh(now=15.1, stale_after_s=5.0) is None
+
+
+def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -> None:
+    state = a_state()
+    book(state, 100, now=0.0)
+    state.detach()
+    state.scrape_failed(now=599.0)
+    assert len(state.backlog.bookings) == 1
+    state.scrape_failed(now=601.0)
+    assert len(state.backlog.bookings) == 0
+    assert state.failures == 2
+
+
+def test_nothing_is_known_of_a_new_process() -> None:
+    state = a_state()
+    pages.take_in(state, page(1.0, running=4), now=1.0)
+    use_adapter(state, "x", spec=SPEC, now=1.0)
+    booking = book(state, 5000, now=1.0)
+    state.forget_server(now=2.0)
+    assert state.metrics is None
+    assert not loaded_adapters(state)
+    assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
+    state.release(booking, computed=False, now=3.0)
+    assert state.in_flight == 0
+
+
+EVENTS = st.sampled_from(["book", "end", "detach", "scrape", "fail"])
+
+
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=60))
+def test_after_any_events_the_load_is_never_below_our_open_requests_and_all_are_released(
+    events: list[tuple[str, int]],
+) -> None:
+    state, held, now = a_state(), list[Booking](), 0.0
+    for event, number in events:
+        now += 0.3
+        if event == "book":
+            held.append(book(state, number * 100, now=now))
+        elif event == "end" and held:
+            state.release(held.pop(number % len(held)), computed=number % 2 == 0, now=now)
+        elif event == "detach" and held:
+            held.pop(number % len(held))
+            state.detach()
+        elif event == "scrape":
+            pages.take_in(state, page(now, running=number, prompt_tokens=now * number), now=now)
+        elif event == "fail":
+            state.scrape_failed(now=now)
+        state.backlog.check_integrity()
+        assert state.in_flight == len(held)
+        assert state.load(state.metrics) >= len(held)
+    for booking in held:
+        state.release(booking, computed=True, now=now)
+    assert state.in_flight == 0
+
+
+def test_work_drains_at_the_servers_rate() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 400, now=0.0)
+    booked(backlog, 1000, now=0.0)
+    assert undone_at(backlog, now=1.0) == 1300
+    assert undone_at(backlog, now=13.5) == 50
+    assert undone_at(backlog, now=99.0) == 0
+
+
+def test_idle_time_does_not_drain_later_work() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=50.0)
+    assert undone_at(backlog, now=50.0) == 300
+
+
+def test_a_released_request_removes_its_own_work_and_no_more() -> None:
+    backlog = Backlog(now=0.0)
+    first = booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=0.0)
+    backlog.release(first, computed=True, now=0.5, rate=RATE)
+    assert undone_at(backlog, now=0.5) == 300  # the server worked on the first request in this half second
+
+
+def test_an_abort_of_the_last_request_leaves_the_estimate_for_the_first() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 300, now=0.0)
+    last = booked(backlog, 500, now=0.0)
+    backlog.release(last, computed=False, now=1.0, rate=RATE)
+    assert undone_at(backlog, now=1.0) == 200
+
+
+def test_release_is_idempotent() -> None:
+    backlog = Backlog(now=0.0)
+    first = booked(backlog, 100, now=0.0)
+    booked(backlog, 100, now=0.0)
+    for _ in range(3):
+        backlog.release(first, computed=True, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 100
+    assert len(backlog.bookings) == 1
+
+
+def test_a_prompt_known_to_be_done_is_removed_with_its_part_of_the_estimate() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 400, now=0.5)
+    # the estimate had 80 tokens of the first done, and none of the second
+    backlog.clear_before(0.5, now=0.8, rate=RATE)
+    assert undone_at(backlog, now=0.8) == 400
+
+
+def test_time_that_runs_backwards_changes_nothing() -> None:
+    backlog = Backlog(now=10.0)
+    booked(backlog, 100, now=10.0)
+    assert undone_at(backlog, now=9.0) == 100

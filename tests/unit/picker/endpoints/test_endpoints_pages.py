@@ -1,0 +1,312 @@
+"""What a server's metrics page says about its undone work, its rate and its adapters."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.config.policy import PolicySpec
+from epp.picker.endpoints import pages
+from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
+from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
+from epp.picker.endpoints.pages import baseline, begun, confirm, settle
+from epp.picker.endpoints.prefill_rate import ModelRate
+from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
+
+
+def test_a_quarter_of_a_prompt_that_a_page_does_not_count_stays_undone_and_drains_from_then() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 400, now=0.0)
+    booked(backlog, 1000, now=0.0)
+    begun(backlog, 0, now=99.0, rate=RATE)
+    assert undone_at(backlog, now=99.0) == 1100
+    begun(backlog, 1, now=99.0, rate=RATE)
+    assert undone_at(backlog, now=99.0) == 1000
+    begun(backlog, 0, now=199.0, rate=RATE)
+    assert undone_at(backlog, now=199.0) == 250
+    assert undone_at(backlog, now=201.0) == 50
+    assert undone_at(backlog, now=299.0) == 0
+    begun(backlog, 1, now=299.0, rate=RATE)
+    assert undone_at(backlog, now=299.0) == 0
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
+    backlog = Backlog(now=0.0)
+    for n in range(1_000):
+        booked(backlog, 0, now=n * 0.1)
+        if counts:
+            confirm(backlog, 0.0, now=n * 0.1, rate=RATE)
+        else:
+            settle(backlog, now=n * 0.1, rate=RATE)
+    backlog.check_integrity()
+    assert len(backlog.bookings) == 0
+
+
+def test_counters_replace_the_estimate_except_for_a_prompt_that_may_be_partly_done() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 200, now=0.0)
+    booked(backlog, 400, now=0.0)
+    # The estimate says that 500 tokens are done, and the server counted 100. Of the rest only the next 200
+    # tokens can be under way.
+    confirm(backlog, 100, now=5.0, rate=RATE)
+    assert undone_at(backlog, now=5.0) == 450
+
+
+def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 50, now=0.0)
+    booked(backlog, 400, now=0.0)
+    assert undone_at(backlog, now=4.0) == 50
+    confirm(backlog, 0, now=4.0, rate=RATE)
+    assert undone_at(backlog, now=4.0) == 412.5
+
+
+def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=1.0, rate=RATE)
+    confirm(backlog, 100, now=1.0, rate=RATE)  # the counters show the short request
+    assert undone_at(backlog, now=1.0) == 5000
+    confirm(backlog, 100, now=1.0, rate=RATE)  # the next growth belongs to another request
+    assert undone_at(backlog, now=1.0) == 4900
+
+
+def test_the_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
+    backlog = Backlog(now=0.0)
+    aborted = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(aborted, computed=False, now=0.0, rate=RATE)
+    confirm(backlog, 100, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 4900
+
+
+def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
+    backlog = Backlog(now=0.0)
+    for tokens in (5000, 10, 300):
+        booked(backlog, tokens, now=0.0)
+    begun(backlog, 2, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 300
+
+
+def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
+    backlog = Backlog(now=0.0)
+    for tokens in (100, 200, 400):
+        booked(backlog, tokens, now=0.0)
+    # The estimate says that 500 tokens are done, and the server began one answer. Of the rest only the next
+    # 200 tokens can be under way.
+    begun(backlog, 1, now=5.0, rate=RATE)
+    assert undone_at(backlog, now=5.0) == 450
+
+
+def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_booking() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=0.0, rate=RATE)
+    begun(backlog, 1, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 5000
+
+
+def test_the_first_token_of_a_request_that_ended_after_the_page_counts_for_the_next_page() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=0.0, rate=RATE)
+    begun(backlog, 0, now=0.0, rate=RATE)
+    begun(backlog, 1, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 5000
+
+
+def test_first_tokens_of_unknown_requests_do_not_end_later_bookings() -> None:
+    backlog = Backlog(now=0.0)
+    begun(backlog, 7, now=0.0, rate=RATE)
+    booked(backlog, 300, now=0.0)
+    begun(backlog, 0, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 300
+
+
+def test_first_tokens_are_compared_with_the_tokens_that_waited_only_if_all_requests_are_known() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
+    assert begun(backlog, 2, now=4.0, rate=RATE) == (400, 100 + 350)
+    booked(backlog, 100, now=5.0)
+    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "the picker does not know one of the requests"
+    backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
+    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "the request ended before the page was read"
+    backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
+    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
+
+
+def test_the_first_counters_include_the_work_that_was_released_before() -> None:
+    backlog = Backlog(now=0.0)
+    backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
+    booked(backlog, 500, now=0.0)
+    baseline(backlog)
+    confirm(backlog, 100, now=0.0, rate=RATE)
+    assert undone_at(backlog, now=0.0) == 400
+
+
+def test_without_counters_the_estimate_is_used() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 100, now=0.0)
+    settle(backlog, now=1.5, rate=RATE)
+    assert len(backlog.bookings) == 1
+    assert undone_at(backlog, now=1.5) == 50
+
+
+def test_an_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
+    state = a_state()
+    book(state, 5000, now=0.5)
+    pages.take_in(state, page(1.0, running=1, prompt_tokens=0.0), now=1.0)
+    book(state, 700, now=1.5)
+    pages.take_in(state, page(2.0, prompt_tokens=0.0), now=2.0)
+    # the second request may still be on its way
+    assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
+    assert len(state.backlog.bookings) == 1
+
+
+def test_work_counted_by_the_server_leaves_the_backlog() -> None:
+    state = a_state()
+    pages.take_in(state, page(0.0, prompt_tokens=0.0), now=0.0)
+    book(state, 300, now=0.0)
+    book(state, 5000, now=0.0)
+    pages.take_in(state, page(0.1, running=2, prompt_tokens=300.0), now=0.1)
+    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
+    assert len(state.backlog.bookings) == 1
+
+
+@pytest.mark.parametrize("booked_at", [0.5, 1.5], ids=["busy all the time", "idle at first"])
+def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: float) -> None:
+    """The server computes 500 tokens a second, where the policy says 1,000."""
+    state = a_state()
+    for _ in range(60):
+        book(state, 500, now=booked_at)
+    for n in range(1, 31):
+        counted = 500.0 * (n - 1)
+        metrics = EndpointMetrics(
+            scraped_at=float(n),
+            running=60,
+            prompt_tokens=counted,
+            cached_prompt_tokens=0.0,
+            ttft_count=n - 1.0,
+        )
+        pages.take_in(state, metrics, now=float(n))
+        if n == 2:
+            assert (state.tokens_per_s < 1000) == (booked_at < 1)
+    assert state.tokens_per_s == pytest.approx(550, rel=0.1)
+
+
+def test_a_first_token_ends_a_booking_however_many_tokens_were_expected() -> None:
+    state = a_state()
+    pages.take_in(state, page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
+    book(state, 4000, now=0.0)
+    book(state, 5000, now=0.0)
+    # All but 100 tokens of the first prompt were cached, which nobody expected.
+    pages.take_in(state, page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
+    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
+    assert len(state.backlog.bookings) == 1
+
+
+def test_a_server_that_only_decodes_has_no_prompts_left_from_before_the_first_page() -> None:
+    """Bookings from before the first page end there, because no later growth can show their first tokens."""
+    state = a_state()
+    book(state, 4000, now=0.0)
+    pages.take_in(state, page(1.0, running=1, begun=51, finished=50), now=1.0)
+    book(state, 900, now=1.5)
+    pages.take_in(state, page(2.0, running=2, begun=51, finished=50), now=2.0)
+    # One of the two requests has no first token yet, and nobody can tell which.
+    assert len(state.backlog.bookings) == 2
+    book(state, 700, now=2.5)
+    pages.take_in(state, page(3.0, running=2, begun=52, finished=50), now=3.0)
+    assert len(state.backlog.bookings) == 1
+    assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
+
+
+def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_busy_for_good() -> None:
+    state = a_state()
+    pages.take_in(state, page(1.0, running=2, begun=10, finished=8), now=1.0)
+    # the server is idle, since three requests were aborted in their prefill
+    pages.take_in(state, page(2.0, begun=10, finished=13), now=2.0)
+    book(state, 4000, now=2.5)
+    pages.take_in(state, page(3.0, running=1, begun=10, finished=13), now=3.0)
+    pages.take_in(state, page(4.0, running=1, begun=10, finished=13), now=4.0)
+    assert len(state.backlog.bookings) == 1
+    pages.take_in(state, page(5.0, running=1, begun=11, finished=13), now=5.0)
+    assert len(state.backlog.bookings) == 0
+
+
+def test_a_good_scrape_resets_the_count_of_failures() -> None:
+    state = a_state()
+    state.scrape_failed(now=1.0)
+    state.scrape_failed(now=2.0)
+    pages.take_in(state, page(3.0), now=3.0)
+    assert state.failures == 0
+
+
+def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
+    state = a_state()
+    for now, adapter in enumerate(["x", "y", "z"]):
+        use_adapter(state, adapter, spec=PolicySpec(), now=float(now))
+    pages.take_in(state, EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
+    assert loaded_adapters(state) == {"x", "y", "z"}  # the first page may be older than the picks
+    later = EndpointMetrics(
+        scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
+    )
+    pages.take_in(state, later, now=2.5)
+    # A request for x waits there, and z was sent there after the previous page. The server dropped y and
+    # loaded w for an unknown request.
+    assert loaded_adapters(state) == {"w", "x", "z"}
+    # another process has started and does not report it
+    pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
+    assert loaded_adapters(state) == {"x", "z"}
+
+
+def test_an_adapter_load_counts_between_the_two_pages_where_its_request_ended() -> None:
+    state = a_state()
+    loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
+    loading.loads = aborted.loads = True
+    pages.take_in(state, page(1.0, running=3), now=1.0)
+    assert state.ended_loads == 0
+    state.release(loading, computed=True, now=1.5)
+    state.release(other, computed=True, now=1.5)
+    state.release(aborted, computed=False, now=1.5)
+    assert state.ended_loads == 1
+    pages.take_in(state, page(2.0), now=2.0)
+    assert state.ended_loads == 0
+
+
+def test_computed_tokens_a_second_cover_the_last_minute_without_hits_and_end_with_the_process() -> None:
+    state = a_state()
+    for second in range(120):
+        tokens = 1000.0 * min(second, 60)
+        page_now = EndpointMetrics(
+            scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
+        )
+        pages.take_in(state, page_now, now=float(second))
+        if second == 60:
+            assert state.computed_per_s == pytest.approx(750, rel=0.15)
+    assert 0 < state.computed_per_s < 750 * 0.2
+    state.forget_server(now=120.0)
+    assert state.computed_per_s == 0.0
+
+
+def test_a_server_whose_first_tokens_take_longer_than_those_of_its_peers_is_slower_before_an_answer_ends() -> (
+    None
+):
+    model = ModelRate(start=8000.0)
+    endpoints = [Endpoint(EndpointName(n), Address("10.0.0.1", 8000 + i)) for i, n in enumerate("abc")]
+    slow, *others = (EndpointState.new(endpoint, model_rate=model, now=0.0) for endpoint in endpoints)
+    sums = dict.fromkeys((slow, *others), 0.0)
+    for at in range(25):
+        for state in sums:
+            sums[state] += 1.0 if state is slow else 0.5
+            seen = EndpointMetrics(scraped_at=float(at), ttft_count=float(at), ttft_sum_s=sums[state])
+            pages.take_in(state, seen, now=float(at))
+            book(state, 4000, now=float(at))
+    assert slow.tokens_per_s < 0.7 * others[0].tokens_per_s
+    assert others[0].tokens_per_s == pytest.approx(others[1].tokens_per_s, rel=0.05)

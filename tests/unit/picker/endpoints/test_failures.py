@@ -1,0 +1,236 @@
+"""Which servers a picker leaves out of its picks after failures, why, and what it forgets."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.routing import Failures
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.endpoint_state import Answers, EndpointState
+from epp.picker.endpoints.marks import Form
+from epp.picker.endpoints.prefill_rate import ModelRate
+from epp.picker.endpoints.symptoms import suspects
+from epp.picker.picker import Picker
+from tests.unit.picker.picker_questions import policy_of
+
+
+def chat_request() -> PickRequest:
+    return PickRequest("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
+
+
+def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:
+    state = picker.fleet.get(EndpointName(name))
+    assert state is not None
+    for _ in range(times):
+        picker.fleet.failures.failed(state, Form.FAILS, now=now)
+
+
+def started(incarnation: str = "") -> Picker:
+    """Return a picker of four servers. `incarnation` names the process of server `a`."""
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(four(incarnation), now=0.0)
+    return picker
+
+
+def four(incarnation: str = "") -> list[Endpoint]:
+    return [
+        Endpoint(
+            EndpointName(name), Address(f"10.0.0.{n}", 1), incarnation=incarnation if name == "a" else ""
+        )
+        for n, name in enumerate("abcd", 1)
+    ]
+
+
+def test_the_fallback_list_names_failing_servers_last() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
+    )
+    fail_answers(picker, "a", times=4, now=1.0)
+    pick = picker.pick(chat_request(), now=1.1)
+    assert pick.destinations[-1] == Address("10.0.0.1", 1)
+    assert pick.decision.candidates[-1].excluded == "failing"
+
+
+def test_no_server_is_left_out_if_all_fail_alike() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
+    )
+    for name in "abcd":
+        fail_answers(picker, name, times=10, now=1.0)
+    assert [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates] == [""] * 4
+
+
+def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_back() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
+    )
+    fail_answers(picker, "a", times=4, now=1.0)
+    for name in "bc":
+        fail_answers(picker, name, times=40, now=1.0)
+    excluded = {c.name: c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates}
+    assert excluded == {"a": "", "b": "failing", "c": "failing", "d": ""}
+    tried = {
+        (pick.decision.chosen, pick.decision.reason)
+        for pick in [picker.pick(chat_request(), now=10.0) for _ in range(3)]
+    }
+    assert ("a", "trial") in tried
+
+
+def test_at_most_a_share_of_the_servers_is_left_out() -> None:
+    picker = Picker(policy_of(PolicySpec(failures=Failures(max_left_out_share=0.5))), rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcdef", 1)], now=0.0
+    )
+    for name in "abcd":
+        fail_answers(picker, name, times=20, now=1.0)
+    excluded = [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates]
+    assert excluded.count("failing") == 3
+
+
+def test_a_single_failure_raises_the_price_and_is_forgotten() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("ab", 1)], now=0.0
+    )
+    fail_answers(picker, "a", times=1, now=1.0)
+    priced = {c.name: c for c in picker.pick(chat_request(), now=1.0).decision.candidates}
+    assert priced[EndpointName("a")].parts_s["failing"] == pytest.approx(0.2)  # a fifth of a second
+    assert priced[EndpointName("a")].score_s == pytest.approx(sum(priced[EndpointName("a")].parts_s.values()))
+    later = {c.name: c for c in picker.pick(chat_request(), now=60.0).decision.candidates}
+    assert later[EndpointName("a")].parts_s["failing"] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize("waiting", [None, 0, 1])
+def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int | None) -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
+    fail_answers(picker, "a", times=1, now=1.0)
+    page = EndpointMetrics(scraped_at=1.0, waiting=waiting)
+    picker.observe(EndpointName("a"), page, now=1.0)
+    failures = picker.fleet.failures
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    failures.failed(state, Form.FAILS, asked_model="m", now=1.0)
+    [probe] = failures.probes_due(now=1.0)
+    assert probe.queued == bool(waiting)
+
+
+def test_a_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
+    pick = picker.pick(chat_request(), now=0.5)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=0.6)
+    for at in (1.0, 2.0, 3.0, 4.0):
+        page = EndpointMetrics(scraped_at=at, generated_tokens=1.0, waiting=5)
+        picker.observe(EndpointName("a"), page, now=at)
+    [probe] = picker.probes_due(now=4.0)
+    assert not probe.queued
+
+
+def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abc", 1)], now=0.0
+    )
+    fail_answers(picker, "a", times=4, now=1.0)
+    states = list(picker.fleet.states())
+    why = picker.fleet.failures.why(states, now=1.0)
+    assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its answers fail"}
+    picker.set_endpoints(picker.endpoints()[1:], now=2.0)
+    assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint
+
+
+def test_a_request_with_an_absurd_forecast_is_forgotten_after_a_while() -> None:
+    answers = Answers()
+    state = EndpointState.new(
+        Endpoint(EndpointName("a"), Address("10.0.0.1", 1)), model_rate=ModelRate(start=1000.0), now=0.0
+    )
+    for n in range(100):
+        answers.sent(state, model="", streams=True, predicted_s=1e12, hang_seconds=10.0, now=float(n))
+    assert len(answers) == 100
+    suspects(answers, now=1000.0)
+    assert len(answers) == 0
+
+
+def test_requests_that_break_with_a_removed_server_are_held_against_no_server() -> None:
+    picker = started()
+    picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
+    picker.set_endpoints(four()[1:], now=1.0)
+    for pick in picks:
+        picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
+    picker.housekeep(now=60.0)  # this also looks for servers that never answered
+    assert not picker.probes_due(now=60.0)
+    chosen: Counter[tuple[str, str]] = Counter()
+    for n in range(300):
+        now = 60.0 + n
+        pick = picker.pick(chat_request(), now=now)
+        chosen[pick.decision.chosen, pick.decision.reason] += 1
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        picker.end(pick, outcome="ended", now=now)
+    assert {reason for _, reason in chosen} == {"load"}
+    assert min(chosen.values()) > 60
+
+
+def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_one() -> None:
+    picker = started("1")
+    picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
+    picker.set_endpoints(four("2"), now=1.0)
+    for pick in picks:
+        picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
+    assert not picker.left_out(now=1.2)
+    assert not picker.probes_due(now=1.2)
+
+
+def test_a_probe_of_the_old_process_does_not_change_the_failure_share_of_the_new_one() -> None:
+    picker = started()
+    failures = picker.fleet.failures
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    failures.failed(state, Form.FAILS, asked_model="m", now=1.0)
+    [old] = picker.probes_due(now=1.0)
+    failures.forget(state)
+    failures.failed(state, Form.FAILS, asked_model="m", now=2.0)
+    before = failures.share(state, now=2.0)
+    [_] = picker.probes_due(now=2.0)
+    picker.probed(old, "ill", now=2.0)
+    assert failures.share(state, now=2.0) == before
+
+
+def test_a_server_whose_client_reads_slowly_does_not_hang() -> None:
+    picker = started()
+    held = picker.pick(chat_request(), now=0.1)
+    picker.on_response_headers(held, status=200, served=held.destinations[0], now=0.2)
+    for n in range(300):
+        now = 1.0 + 0.2 * n
+        for endpoint in four():
+            busy = endpoint.name != held.decision.chosen or n < 10
+            tokens = float(5 * (n if busy else 10))
+            page = EndpointMetrics(
+                scraped_at=now, running=0, waiting=0, generated_tokens=tokens, prompt_tokens=1.0, finished=1.0
+            )
+            picker.observe(endpoint.name, page, now=now)
+        picker.housekeep(now=now)
+        assert not picker.left_out(now=now)
+        assert not picker.probes_due(now=now)
+
+
+def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    servers = [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("ab", 1)]
+    picker.set_endpoints(servers, now=0.0)
+    picks = [picker.pick(chat_request(), now=0.01 * n) for n in range(20)]
+    for pick in picks:
+        if pick.decision.chosen == "b":
+            picker.on_response_headers(pick, status=200, served=None, now=0.5)
+    picker.set_endpoints(servers[1:], now=0.6)
+    picker.housekeep(now=60.0)
+    assert not len(picker.fleet.answers)
+    picker.fleet.check_integrity()

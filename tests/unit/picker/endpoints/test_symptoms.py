@@ -1,0 +1,91 @@
+"""Symptoms of a sick server: answers that begin and do not go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.symptoms import Seen, Stalls
+from tests.unit.picker.endpoints.bookings import a_state, book
+
+HANG_S = 2.0
+
+
+class WatchedServers:
+    """Servers whose pages come once a second, each with the counter of generated tokens."""
+
+    def __init__(self) -> None:
+        self.stalls = Stalls()
+        self._before: dict[EndpointState, EndpointMetrics] = {}
+
+    def page(
+        self,
+        state: EndpointState,
+        tokens: float | None,
+        *,
+        now: float,
+        running: int = 1,
+        at_end: bool = False,
+    ) -> Seen:
+        after = EndpointMetrics(
+            scraped_at=now, generated_tokens=tokens, running=running, waiting=0, counts_at_end=at_end
+        )
+        before, self._before[state] = self._before.get(state), after
+        seen = self.stalls.page(state, before, after, hang_seconds=HANG_S, now=now)
+        state.picks_since_scrape = 0
+        return seen
+
+
+def sent_to(state: EndpointState, tokens: int = 0) -> EndpointState:
+    book(state, tokens, now=0.0)
+    return state
+
+
+def test_a_server_with_open_requests_and_counters_that_stand_still_stalls_after_a_while() -> None:
+    watched, state = WatchedServers(), sent_to(a_state())
+    assert [watched.page(state, 5.0, now=float(n)) for n in range(4)] == [
+        "grew",  # nothing is known of the time before
+        "may stall",
+        "stalls",  # 80 % of `hangSeconds` have passed since the first of these pages
+        "stalls",
+    ]
+    assert watched.page(state, 6.0, now=4.0) == "grew"
+    assert watched.page(state, 6.0, now=5.0) == "may stall", "the time counts from the last growth"
+
+
+def test_a_server_stalls_alone_if_the_counters_of_another_one_have_grown_since() -> None:
+    watched, state, other = WatchedServers(), sent_to(a_state()), sent_to(a_state())
+    for n in range(2):
+        watched.page(state, 5.0, now=float(n))
+    watched.page(other, 5.0, now=1.5)
+    assert watched.page(state, 5.0, now=2.0) == "stalls alone"
+    watched.stalls.forget(other)
+    assert watched.page(state, 5.0, now=3.0) == "stalls"
+
+
+def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
+    watched, state = WatchedServers(), sent_to(a_state(), 3000)  # 3 s of work
+    seen = [watched.page(state, 5.0, now=float(n)) for n in range(8)]
+    assert seen.index("stalls") == 6, "0.8 * 2 s, and twice the 2 s that were left at the second page"
+
+
+def test_a_server_without_open_requests_is_idle_however_long_its_counters_stand_still() -> None:
+    watched, state = WatchedServers(), a_state()
+    assert [watched.page(state, 5.0, now=float(n)) for n in range(6)] == ["grew"] + ["idle"] * 5
+
+
+def test_a_server_that_has_computed_everything_waits_for_a_slow_client_and_does_not_stall() -> None:
+    watched, state = WatchedServers(), sent_to(a_state())
+    for n, tokens in enumerate((0.0, 0.0, 9.0)):
+        watched.page(state, tokens, now=float(n))
+    for n in range(3, 9):
+        assert watched.page(state, 9.0, now=float(n), running=0) == "idle"
+
+
+@pytest.mark.parametrize(("tokens", "at_end"), [(None, False), (5.0, True)])
+def test_a_server_that_does_not_count_while_it_generates_is_assumed_to_work(
+    tokens: float | None, *, at_end: bool
+) -> None:
+    watched, state = WatchedServers(), sent_to(a_state())
+    assert {watched.page(state, tokens, now=float(n), at_end=at_end) for n in range(8)} == {"grew"}

@@ -1,0 +1,137 @@
+"""Which requests go at once, which wait, and which are refused."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from epp.picker.flow.flow_settings import FlowSettings
+from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway, reasons
+
+
+def test_a_request_for_an_idle_server_goes_at_once() -> None:
+    gate = gateway()
+    item = gate.offer(SECOND, now=0.0)
+    assert gate.let_go == [item]
+    assert gate.flow.due_at == inf
+
+
+def test_a_request_for_a_busy_fleet_waits_until_the_headroom() -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0)
+    second = gate.offer(SECOND, now=0.0)
+    assert gate.pump(now=0.0) == 0
+    assert gate.flow.due_at == pytest.approx(0.7)
+    gate.run(now=0.0, until=0.75)
+    assert gate.let_go[-1] is second
+
+
+def test_no_request_overtakes_those_that_wait_even_if_a_server_is_free_by_now() -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0)
+    first, second = gate.offer(SECOND, now=0.1), gate.offer(Ask(1), now=1.0)
+    gate.pump(now=1.0)
+    assert gate.let_go[1:] == [first]
+    gate.run(now=1.0, until=2.0)
+    assert gate.let_go[1:] == [first, second]
+
+
+def test_a_draining_gateway_lets_all_go_in_order_and_holds_no_request() -> None:
+    gate = gateway(FlowSettings(ttft_s=3.0))
+    gate.offer(SECOND, now=0.0)
+    first, second = gate.offer(SECOND, now=0.0), gate.offer(SECOND, now=0.0)
+    gate.flow.drain()
+    newcomer = gate.offer(SECOND, now=0.0)
+    gate.pump(now=0.0)
+    assert gate.let_go[1:] == [newcomer, first, second]
+
+
+def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
+    gate = gateway(FlowSettings(ttft_s=2.0))
+    gate.offer(Ask(1500), now=0.0)
+    gate.offer(Ask(1000), now=0.0)
+    assert reasons(gate) == ["deadline"]
+    assert len(gate.flow) == 0
+
+
+def test_the_deadline_of_a_request_counts_before_that_of_the_policy() -> None:
+    gate = gateway(FlowSettings(ttft_s=0.5))
+    gate.offer(SECOND, ttft_s=5.0, now=0.0)
+    assert reasons(gate) == []
+
+
+def test_waiting_requests_are_reported_by_priority() -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0)
+    for priority, size in ((0, 10), (0, 20), (5, 30)):
+        gate.offer(SECOND, priority=priority, size_bytes=size, now=0.5)
+    told = gate.flow.waiting()
+    assert {p: (w.requests, w.size_bytes, w.tokens) for p, w in told.items()} == {
+        0: (2, 30, 2000),
+        5: (1, 30, 1000),
+    }
+    assert gate.flow.oldest_s(now=0.75) == 0.25
+
+
+def test_every_request_goes_once_the_process_ends() -> None:
+    gate = gateway(FlowSettings(ttft_s=0.5))
+    gate.offer(Ask(400), now=0.0)
+    gate.offer(Ask(50), now=0.0)
+    gate.flow.drain()
+    late = gate.offer(SECOND, priority=3, tenant="t", now=0.0)
+    assert gate.let_go[-1] is late
+    assert (late.priority, late.tenant) == (3, "t")
+
+
+@pytest.mark.parametrize("ttft_s", [None, 1.5], ids=["the server is busy", "it would be late"])
+def test_a_request_that_does_not_go_at_once_is_not_charged(ttft_s: float | None) -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0)
+    gate.offer(SECOND, tenant="t", ttft_s=ttft_s, now=0.0)
+    assert "t" not in gate.flow.shares.tokens
+
+
+def test_a_request_waits_for_its_prefix_while_the_next_one_takes_the_idle_server() -> None:
+    gate = gateway(num_servers=2)
+    gate.offer(Ask(5000, home=0), now=0.0)  # half a second at server 0, which holds its prompt
+    gate.fleet.busy_until = [1.0, 0.5]
+    at_home, anywhere = gate.offer(Ask(9000, home=0), now=0.0), gate.offer(Ask(100), now=0.0)
+    gate.run(now=0.0, until=0.4)
+    assert gate.let_go[1:] == [anywhere]
+    gate.run(now=0.4, until=0.8)
+    assert gate.let_go[1:] == [anywhere, at_home]
+
+
+def test_a_fleet_without_room_costs_no_forecasts() -> None:
+    gate = gateway()
+    gate.offer(Ask(10_000), now=0.0)
+    for _ in range(200):
+        gate.offer(SECOND, now=0.0)
+    asked = gate.fleet.asked
+    for n in range(100):
+        gate.pump(now=0.01 * n)
+    assert gate.fleet.asked == asked
+
+
+def test_an_event_costs_four_forecasts_whatever_waits() -> None:
+    """All wait for server 0, while server 1 is free."""
+    gate = gateway(num_servers=2)
+    gate.fleet.busy_until[0] = 100.0
+    for n in range(500):
+        gate.offer(Ask(10**6, home=0), tenant=str(n % 5), now=0.0)
+    asked = gate.fleet.asked
+    for n in range(1, 101):
+        assert gate.pump(now=0.001 * n) == 0
+        assert gate.fleet.asked - asked <= 4 * n
+    assert gate.fleet.asked - asked <= 160, "in a tenth of a second each of the first 160 is tried once"
+
+
+def test_a_request_that_waits_for_its_deadline_costs_a_few_forecasts() -> None:
+    gate = gateway(FlowSettings(ttft_s=5.0))
+    gate.offer(Ask(4000), now=0.0)
+    for _ in range(100):
+        gate.offer(Ask(500), now=0.0)
+    gate.run(now=0.0, until=10.0)
+    assert len(gate.flow) == 0
+    assert gate.fleet.asked <= 3 * 101

@@ -1,0 +1,49 @@
+"""What flow control needs of a request, and the decisions that it makes about one."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import get_args
+
+from epp.picker.flow.control import FlowControl
+from epp.picker.flow.flow_settings import Bound, FlowSettings
+from epp.picker.flow.queues import TenantFlow
+from epp.picker.flow.request import Forecast, QueueItem, RefusedFor
+from tests.unit.picker.flow.a_fleet import SECOND, gateway, reasons
+
+
+class IdleServers:
+    """Implements `Forecaster`, and reads nothing of a request."""
+
+    def least_wait_s(self, *, now: float) -> float:
+        return 0.0
+
+    def forecast(self, payload: object, *, now: float) -> Forecast:
+        return Forecast(0.0, 0.0, 0.0, 0)
+
+
+def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
+    payload, servers = object(), IdleServers()
+    flow: FlowControl[object] = FlowControl(FlowSettings(), servers)
+    forecast = servers.forecast(payload, now=3.0)
+    item = flow.hold(
+        payload, forecast, priority=0, tenant="", size_bytes=0, ttft_s=2.0, longest_s=inf, now=3.0
+    )
+    assert isinstance(item, QueueItem)
+    assert item.payload is payload
+    assert (item.arrived_at, item.deadline, item.expires_at) == (3.0, 5.0, inf)
+    assert item.tokens == 1, "each request counts as one token at least"
+    assert flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0) is None, "another waits"
+    assert flow.next(now=3.0) == (item, None)
+    assert isinstance(flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0), TenantFlow)
+
+
+def test_requests_are_refused_for_each_of_the_reasons() -> None:
+    gate = gateway(FlowSettings(ttl_s=0.5, in_all=Bound(requests=1)))
+    gate.offer(SECOND, now=0.0)
+    gate.offer(SECOND, ttft_s=1.5, now=0.0)
+    gate.offer(SECOND, now=0.0)
+    gate.offer(SECOND, now=0.0)
+    gate.run(now=0.0, until=0.6)
+    assert reasons(gate) == ["deadline", "full", "ttl"]
+    assert {*reasons(gate)} == {*get_args(RefusedFor)}

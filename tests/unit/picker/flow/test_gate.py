@@ -1,0 +1,121 @@
+"""How all waiting requests go when flow control ends: at a drain, or because the policy holds nothing any
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from epp.base.errors import PickError
+from epp.base.types import ApiKind, InferenceRequest
+from epp.config.flow import Flow
+from epp.config.policy import PolicySpec
+from epp.config.routing import Cost
+from epp.picker.decision import PickRequest
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
+from epp.picker.model_queue import WaitingRequest
+from epp.picker.picker import Picker
+from tests.unit.picker.picker_questions import a_picker, endpoints
+
+MANY = 300
+End = Callable[["WaitingRequests"], None]
+
+
+class WaitingRequests:
+    """A gate before one busy server, and the requests that wait there."""
+
+    def __init__(self, requests: int) -> None:
+        spec = PolicySpec(
+            flow=Flow(mode="Hold", ttl_seconds=3600.0),
+            cost=Cost(prefill_tokens_per_second=1.0),
+        )
+        self.picker: Picker = a_picker(spec, on=endpoints("a"))
+        self.gate = Gate(self.picker)
+        self.went: list[str] = []
+        self.pumps = 0
+        assert isinstance(self.offer("first"), Pick)
+        self.waiting: dict[str, WaitingRequest] = {}
+        for n in range(requests):
+            held = self.offer(f"r{n}")
+            assert isinstance(held, WaitingRequest)
+            self.waiting[f"r{n}"] = held
+
+    def offer(self, name: str) -> Pick | WaitingRequest:
+        def decided(pick: Pick | PickError, _: float) -> None:
+            assert isinstance(pick, Pick)
+            self.went.append(name)
+
+        inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
+        request = PickRequest(request_id=name, inference=inference)
+        return self.gate.offer(request, Claim(), decided, size_bytes=10, longest_s=3600.0, now=1.0)
+
+    def pump(self) -> None:
+        """Call flow control as often as it asks for."""
+        while self.gate.due_at <= 1.0:
+            self.gate.pump(now=1.0)
+            self.gate.check_integrity()
+            self.pumps += 1
+
+
+def drain(queue: WaitingRequests) -> None:
+    queue.gate.drain(now=1.0)
+
+
+def turn_off(queue: WaitingRequests) -> None:
+    policy = queue.picker.policy
+    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=Flow())), now=1.0)
+    queue.gate.pump(now=1.0)
+
+
+ENDS = pytest.mark.parametrize("end", [drain, turn_off])
+
+
+@ENDS
+def test_a_long_queue_goes_in_order_and_in_portions_that_hold_the_process_only_for_a_moment(end: End) -> None:
+    queue = WaitingRequests(MANY)
+    end(queue)
+    assert 0 < len(queue.went) < MANY / 3
+    assert queue.gate.waiting == MANY - len(queue.went)
+    queue.pump()
+    assert queue.went == [*queue.waiting]
+    assert 3 < queue.pumps < MANY / 5
+    assert queue.gate.waiting == 0
+
+
+@ENDS
+def test_a_client_that_leaves_meanwhile_is_not_sent(end: End) -> None:
+    queue = WaitingRequests(MANY)
+    end(queue)
+    queue.gate.leave(queue.waiting[f"r{MANY - 1}"])
+    queue.pump()
+    assert queue.went == [*queue.waiting][:-1]
+
+
+@ENDS
+def test_a_request_that_comes_meanwhile_does_not_wait(end: End) -> None:
+    queue = WaitingRequests(MANY)
+    end(queue)
+    assert not queue.gate.on
+
+
+def test_flow_control_that_is_on_again_meanwhile_holds_new_requests_and_lets_the_others_go() -> None:
+    queue = WaitingRequests(MANY)
+    on = queue.picker.policy
+    turn_off(queue)
+    queue.picker.set_policy(on, now=1.0)
+    assert isinstance(queue.offer("new"), WaitingRequest)
+    queue.gate.leave(queue.waiting[f"r{MANY - 1}"])
+    queue.pump()
+    assert queue.went == [*queue.waiting][:-1]
+    assert queue.gate.waiting == 1
+
+
+def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
+    queue = WaitingRequests(MANY)
+    turn_off(queue)
+    shown = sum(count for status in queue.gate.status(now=1.0) for count in status.requests.values())
+    assert shown == queue.gate.waiting > 0

@@ -1,0 +1,154 @@
+"""The servers' own reports correct the table: chains that a server holds or lacks, and its slower tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from epp.base.types import EndpointName
+from epp.picker.prefix_index.eviction import evict
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport, Tier
+from epp.picker.prefix_index.reported import ReportedCaches, credit
+from epp.picker.prefix_index.servers import drop_endpoint
+from epp.picker.prefix_index.table import PrefixTable
+from tests.unit.picker.prefix_index.tables import SCHEDULE, A, B, chain, new_table
+
+SHARES = (1.0, 0.5, 0.25)
+
+
+def report(table: PrefixTable, *reports: KvReport) -> ReportedCaches:
+    reported = ReportedCaches()
+    reported.take_in(reports, table)
+    check_integrity(table)
+    return reported
+
+
+def lookup(
+    text: str,
+    held: Mapping[EndpointName, int],
+    *,
+    sure: frozenset[EndpointName] = frozenset({A, B}),
+    at: float = 100.0,
+    from_chunk: int = 0,
+    to_chunk: int = 100,
+) -> LookupReport:
+    return LookupReport(
+        chain=chain(text), held=held, sure=sure, from_chunk=from_chunk, to_chunk=to_chunk, at=at
+    )
+
+
+class TestCredit:
+    def test_reported_chunks_count_as_the_least_recently_used(self) -> None:
+        table = new_table(A, capacity_bytes=8)
+        table.record(A, chain("abcd"), now=1)
+        assert credit(table, A, chain("wxyz"), now=2)
+        table.record(A, chain("kl"), now=3)
+        assert evict(table, 4) == 2
+        assert table.match(chain("wxyz")) == {A: 2}
+        assert table.match(chain("abcd")) == {A: 4}
+        check_integrity(table)
+
+    def test_only_missing_chunks_are_added_and_known_ones_keep_their_time(self) -> None:
+        table = new_table(A)
+        table.record(A, chain("ab"), now=5)
+        assert credit(table, A, chain("abcd"), now=9)
+        assert [use.at for use in table.mirrors[A].uses()] == [5, 5]
+        assert table.match(chain("abcd")) == {A: 4}
+        assert not credit(table, A, chain("abcd"), now=10)
+        check_integrity(table)
+
+    def test_without_room_nothing_is_added(self) -> None:
+        table = new_table(A, capacity_bytes=5)
+        table.record(A, chain("abc"), now=1)
+        assert not credit(table, A, chain("xyz"), now=2)
+        assert credit(table, A, chain("xy"), now=2)
+        assert (table.mirrors[A].used_bytes, table.match(chain("xyz"))) == (5, {A: 2})
+
+    def test_a_server_that_left_and_an_empty_chain_are_ignored(self) -> None:
+        table = new_table(A)
+        assert not credit(table, A, [], now=1)
+        drop_endpoint(table, A)
+        assert not credit(table, A, chain("ab"), now=1)
+        assert table.entries == 0
+
+
+class TestChains:
+    def test_a_chain_that_a_server_holds_is_credited(self) -> None:
+        table = new_table(A)
+        reported = report(table, ChainReport(server=A, chain=chain("abcd"), held=4, at=1.0))
+        assert table.match(chain("abcd")) == {A: 4}
+        assert reported.corrected == {"credited": 1, "forgotten": 0}
+
+    def test_a_chunk_that_a_server_lacks_is_removed_with_all_chunks_after_it(self) -> None:
+        table = new_table(A, B)
+        for name in (A, B):
+            table.record(name, chain("abcd"), now=1)
+            table.record(name, chain("abxy"), now=2)
+        reported = report(table, ChainReport(server=A, chain=chain("abcd"), held=1, at=3.0))
+        assert table.match(chain("abcd")) == {A: 1, B: 4}
+        assert table.match(chain("abxy")) == {A: 1, B: 4}
+        assert reported.corrected == {"credited": 0, "forgotten": 5}
+
+    def test_a_chunk_that_was_used_after_the_report_stays(self) -> None:
+        table = new_table(A)
+        table.record(A, chain("abcd"), now=2)
+        reported = report(table, ChainReport(server=A, chain=chain("abcd"), held=1, at=1.0))
+        assert table.match(chain("abcd")) == {A: 4}
+        assert reported.corrected["forgotten"] == 0
+
+
+class TestLookups:
+    def test_each_server_is_credited_with_held_chunks_and_loses_missing_chunks(self) -> None:
+        table = new_table(A, B)
+        table.record(A, chain("abcd"), now=1)
+        report(table, lookup("abcd", {A: 2, B: 3}))
+        assert table.match(chain("abcd")) == {A: 2, B: 3}
+
+    def test_a_server_that_may_hold_more_loses_nothing(self) -> None:
+        table = new_table(A)
+        table.record(A, chain("abcd"), now=1)
+        report(table, lookup("abcd", {}, sure=frozenset({B})))
+        assert table.match(chain("abcd")) == {A: 4}
+
+    def test_prefixes_without_a_whole_block_are_left_alone(self) -> None:
+        table = new_table(A)
+        table.record(A, chain("abcd"), now=1)
+        report(table, lookup("abcd", {}, from_chunk=2))
+        assert table.match(chain("abcd")) == {A: 2}
+
+    def test_nothing_is_removed_beyond_the_longest_prefix_that_was_ever_stored(self) -> None:
+        table = new_table(A)
+        table.record(A, chain("abcd"), now=1)
+        report(table, lookup("abcd", {A: 2}, to_chunk=2))
+        assert table.match(chain("abcd")) == {A: 4}
+
+
+class TestServers:
+    def test_the_servers_that_may_need_another_size_are_returned(self) -> None:
+        reports: list[KvReport] = [
+            ServerReport(server=A, live=True, known_bytes=7),
+            ChainReport(server=B, chain=chain("ab"), held=2, at=1.0),
+        ]
+        reported = ReportedCaches()
+        assert reported.take_in(reports, new_table(A, B)) == {A}
+        assert reported.known_bytes == {A: 7}
+
+    def test_a_chunk_in_a_slower_tier_is_worth_its_share_until_it_moves_back(self) -> None:
+        table, held = new_table(A), chain("abcd")
+        moved = {held[0]: Tier.CPU, held[3]: Tier.STORAGE}
+        reported = report(table, ServerReport(server=A, live=True, moved=moved))
+        worth_bytes = reported.worth_bytes(A, held, schedule=SCHEDULE, shares=SHARES)
+        assert worth_bytes == pytest.approx(0.5 + 1 + 1 + 0.25)
+        assert reported.worth_bytes(A, held[1:3], schedule=SCHEDULE, shares=SHARES) == 2
+        assert reported.worth_bytes(B, held, schedule=SCHEDULE, shares=SHARES) == 4
+        back = ServerReport(server=A, live=True, moved=dict.fromkeys(moved, Tier.GPU))
+        reported.take_in([back], table)
+        assert reported.slower == {}
+
+    def test_reports_of_a_server_that_is_no_longer_followed_are_forgotten(self) -> None:
+        table, moved = new_table(A), {chain("a")[0]: Tier.CPU}
+        reported = report(table, ServerReport(server=A, live=True, known_bytes=7, moved=moved))
+        reported.take_in([ServerReport(server=A, live=False)], table)
+        assert (reported.known_bytes, reported.slower) == ({}, {})

@@ -1,0 +1,60 @@
+"""Servers of the prefix table that join, change their size, restart or leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.picker.prefix_index.eviction import charge, evict
+from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
+from tests.unit.picker.prefix_index.tables import A, B, C, chain, new_table
+
+
+def test_unknown_servers_and_impossible_sizes_are_refused() -> None:
+    table = new_table(A)
+    with pytest.raises(KeyError):
+        drop_endpoint(table, B)
+    with pytest.raises(ValueError, match="already"):
+        add_endpoint(table, A, capacity_bytes=1)
+    with pytest.raises(ValueError, match="capacity"):
+        resize(table, A, capacity_bytes=-1)
+    with pytest.raises(ValueError, match="capacity"):
+        add_endpoint(table, B, capacity_bytes=-1)
+    assert list(table.mirrors) == [A]
+
+
+class TestServersThatRestartOrLeave:
+    def test_a_restart_empties_the_cache_and_keeps_the_server(self) -> None:
+        table = new_table(A, B)
+        table.record(A, chain("abc"), now=1)
+        table.record(B, chain("abcdef"), now=1)
+        charge(table, A, size_bytes=5, now=2)
+        clear_endpoint(table, A)
+        assert (list(table.mirrors), table.mirrors[A].used_bytes, table.mirrors[A].entries) == ([A, B], 0, 0)
+        assert table.match(chain("abcdef")) == {B: 6}
+        check_integrity(table)
+
+    def test_a_restart_leaves_no_cycles_to_the_garbage_collector(self) -> None:
+        table = new_table(A)
+        for n in range(3):
+            table.record(A, chain(str(n)), now=n)
+        uses = list(table.mirrors[A].uses())
+        clear_endpoint(table, A)
+        assert [(use.older, use.newer) for use in uses] == [(None, None)] * 3
+
+    def test_a_new_server_in_the_slot_of_a_departed_server_inherits_nothing(self) -> None:
+        table = new_table(A, B)
+        table.record(A, chain("abc"), now=1)
+        drop_endpoint(table, A)
+        add_endpoint(table, C, capacity_bytes=10)
+        assert table.match(chain("abc")) == {}
+        table.record(C, chain("abc"), now=2)
+        assert table.match(chain("abc")) == {C: 3}
+        check_integrity(table)
+
+    def test_a_departed_server_does_not_wait_for_eviction(self) -> None:
+        table = new_table(A, capacity_bytes=0)
+        table.record(A, chain("abc"), now=1)
+        drop_endpoint(table, A)
+        assert evict(table, 2) == 0
+        check_integrity(table)

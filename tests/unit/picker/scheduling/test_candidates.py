@@ -1,0 +1,94 @@
+"""The record of candidates is made when somebody looks, and shows what the rule saw."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from epp.base.types import Address
+from epp.config.policy import PolicySpec
+from epp.config.routing import Load, Lora
+from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.least_cost import Demand
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import Scheduler, only_ranked
+from epp.picker.scheduling.snapshot import Earlier, Snapshot
+from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
+
+SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))
+
+
+def shown(
+    seen: list[SeenEndpoint],
+    *,
+    adapter: str = "",
+    look: Snapshot | None = None,
+    earlier: Earlier | None = None,
+) -> Shown:
+    asked, look = request(seen, earlier=earlier), look or snapshot(seen, adapter=adapter)
+    choice = Scheduler(SPEC, RULES[SPEC.rule](SPEC, random.Random(0))).schedule(asked, look)
+    best = int(asked.cached_tokens.max())
+    return Shown(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
+
+
+def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
+    heavy = SeenEndpoint(
+        "a",
+        cached=128,
+        backlog=5000.7,
+        in_flight=2,
+        waiting=9,
+        kv_usage=0.5,
+        rate=10_000.0,
+        has_adapter=False,
+    )
+    candidate = shown([heavy, SeenEndpoint("b")], adapter="sql")[1]
+    assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
+    assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
+    assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 9, 0.5)
+    # this endpoint is left out, so it has no score
+    assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.0)
+    assert candidate.parts_s["backlog"] == pytest.approx(0.50007)
+    assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot for an adapter is free
+    assert candidate.excluded == "waiting"
+
+
+def test_unknown_load_is_shown_as_unknown() -> None:
+    candidate = shown([SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN)])[0]
+    assert (candidate.waiting, candidate.kv_usage) == (None, None)
+
+
+def test_the_parts_sum_to_the_score() -> None:
+    seen = [SeenEndpoint(n, cached=100, backlog=300, in_flight=3, rate=700.0) for n in "ab"]
+    for candidate in shown(seen, adapter="sql"):
+        assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
+
+
+def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
+    holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
+    demand = Demand()
+    for _ in range(4):
+        demand.asked(1, now=5.0)
+    first, second = shown([holder, SeenEndpoint("c", in_flight=10)], earlier=demand.earlier(1, now=10.0))
+    assert first.name == "c"
+    assert second.score_s == pytest.approx(sum(second.parts_s.values()))
+    assert first.score_s == pytest.approx(sum(first.parts_s.values()))
+    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (200 + 800 / 2) / 1000)
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_candidates_can_be_counted_and_iterated_and_stay_the_same_objects(count: int) -> None:
+    candidates = shown([SeenEndpoint(f"e{n:02}", in_flight=n) for n in range(count)])
+    names = [f"e{n:02}" for n in range(min(count, 10))]
+    assert len(candidates) == len(names)
+    assert [c.name for c in candidates] == names
+    assert [candidates[n].in_flight for n in range(3)] == [0, 1, 2]
+    assert candidates[-1].name == names[-1]
+    assert candidates[0] is next(iter(candidates))
+
+
+def test_only_the_ten_best_of_many_candidates_are_kept() -> None:
+    candidates = shown([SeenEndpoint(f"e{n:03}", in_flight=n) for n in range(500)])
+    assert len(candidates.cached_tokens) == len(candidates.snapshot) == len(candidates.snapshot.rate) == 10
+    assert len(candidates.choice.uncached_tokens) == 10

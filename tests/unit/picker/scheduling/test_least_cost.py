@@ -1,0 +1,288 @@
+"""The preferences of the least-cost rule, and the parts of its price. `test_rules` has the other rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.picker.scheduling.least_cost import Demand, cost_parts_s
+from epp.picker.scheduling.schedule import MOST
+from epp.picker.scheduling.snapshot import Earlier
+from tests.unit.picker.scheduling.orders import SPEC, order, rule_of
+from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
+
+
+def first(seen: list[SeenEndpoint], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
+    """Return the place that `least-cost` takes if other pickers have sent `unreported_picks` requests that
+    this picker does not know yet.
+    """
+    ranked = rule_of("least-cost", seed=seed).rank(
+        weighed(seen, adapter=adapter, unreported_picks=unreported_picks)
+    )
+    assert sorted(set(ranked.places)) == sorted(ranked.places)
+    assert len(ranked.places) == min(len(seen), MOST)
+    return ranked.places[0]
+
+
+def test_the_cost_is_backlog_and_own_work_with_its_stall_price() -> None:
+    one = SeenEndpoint("a", cached=400, backlog=500.0, in_flight=2, rate=2000.0, free_slot=True)
+    score_s = rule_of("least-cost").rank(weighed([one], adapter="x")).score_s
+    # 500 / 2000 + (600 / 2000 + 0.5) x (1 + 0.15 x 2)
+    assert score_s == pytest.approx([1.29])
+    parts = cost_parts_s(500.0, 600.0, 2.0, 2000.0, 0.5, cost=SPEC.cost)
+    assert parts == pytest.approx({"backlog": 0.25, "prefill": 0.3, "stall": 0.24, "lora": 0.5})
+
+
+@given(
+    matched=st.integers(0, 1000),
+    backlog=st.floats(0, 1e6),
+    in_flight=st.integers(0, 100),
+    rate=st.floats(1, 1e5),
+    has_adapter=st.booleans(),
+    free_slot=st.booleans(),
+    adapter=st.sampled_from(["", "x"]),
+)
+def test_the_shown_parts_sum_to_the_score(
+    *,
+    matched: int,
+    backlog: float,
+    in_flight: int,
+    rate: float,
+    has_adapter: bool,
+    free_slot: bool,
+    adapter: str,
+) -> None:
+    one = SeenEndpoint(
+        "a",
+        cached=matched,
+        backlog=backlog,
+        in_flight=in_flight,
+        rate=rate,
+        has_adapter=has_adapter,
+        free_slot=free_slot,
+    )
+    given = weighed([one], adapter=adapter)
+    score_s = rule_of("least-cost").rank(given).score_s
+    load_s = float(given.load_s[0]) if given.load_s is not None else None
+    parts = cost_parts_s(backlog, 1000.0 - matched, float(in_flight), rate, load_s, cost=SPEC.cost)
+    assert score_s == pytest.approx([sum(parts.values())])
+
+
+def test_the_cached_copy_wins_until_its_backlog_outweighs_it() -> None:
+    rule = rule_of("least-cost")
+    assert order(rule, [SeenEndpoint("cold"), SeenEndpoint("warm", cached=900, backlog=800.0)])[0] == "warm"
+    assert order(rule, [SeenEndpoint("cold"), SeenEndpoint("warm", cached=900, backlog=1000.0)])[0] == "cold"
+
+
+def test_a_faster_server_wins_at_equal_work() -> None:
+    assert order(rule_of("least-cost"), [SeenEndpoint("slow"), SeenEndpoint("fast", rate=2000.0)]) == [
+        "fast",
+        "slow",
+    ]
+
+
+def test_long_prompts_avoid_servers_whose_answers_they_would_stall_and_short_prompts_do_not() -> None:
+    rule = rule_of("least-cost")
+    seen = [SeenEndpoint("waits", backlog=3000.0), SeenEndpoint("writes", in_flight=10)]
+    assert order(rule, seen, prompt=8000)[0] == "waits"
+    assert order(rule, seen, prompt=100)[0] == "writes"
+
+
+def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> None:
+    def first(in_flight: int) -> str:
+        holder = SeenEndpoint("holder", cached=8000, in_flight=in_flight)
+        return order(rule_of("least-cost"), [holder, SeenEndpoint("other")], prompt=9000)[0]
+
+    # 1000 (1 + 0.15 L) against 9000
+    assert first(53) == "holder"
+    assert first(54) == "other"
+
+
+def one_in(others: int, *ago_s: float) -> Earlier:
+    """Return the earlier requests for a prefix. One in `others` of all requests was for this prefix."""
+    demand = Demand()
+    for ago in ago_s:
+        demand.asked(1, now=100.0 - ago)
+        for _ in range(others - 1):
+            demand.asked(2, now=100.0 - ago)
+    earlier = demand.earlier(1, now=100.0)
+    assert earlier is not None
+    return earlier
+
+
+def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> None:
+    def first(earlier: Earlier | None, *, backlog: float = 9000.0) -> str:
+        idle = [SeenEndpoint(f"idle{n}", backlog=99_000.0) for n in range(2)]
+        seen = [SeenEndpoint("holder", 8000, backlog, 40), SeenEndpoint("other", in_flight=10), *idle]
+        return order(rule_of("least-cost"), seen, prompt=9000, earlier=earlier)[0]
+
+    # Holder: 9 s + 1 s (1 + 0.15 x 40) = 16 s. Other: 9 s + 1.5 (1 s + 8 s / (1 + n / 2))
+    assert first(None) == "holder", "22.5 s elsewhere"
+    assert first(one_in(1, 4.0)) == "holder", "18.3 s elsewhere: 0.75 of 1 are too many for one of four"
+    assert first(one_in(1, 6.0, 5.0, 4.0, 3.0)) == "other", "15.3 s elsewhere"
+    assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
+    assert first(one_in(1, *[9.1] * 30)) == "holder", "the earlier requests came before such a wait"
+    assert first(one_in(1, *[0.05] * 30)) == "holder", "the earlier requests came together with this one"
+    assert first(one_in(1, 6.0, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "14 s there"
+
+
+def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular() -> None:
+    def score_s(earlier: Earlier | None) -> float:
+        holder = SeenEndpoint("holder", 800, 9000.0, has_adapter=True)
+        seen = [holder, SeenEndpoint("other", in_flight=10, free_slot=True)]
+        ranked = rule_of("least-cost").rank(weighed(seen, adapter="sql", earlier=earlier))
+        assert ranked.score_s is not None
+        return float(ranked.score_s[1])
+
+    whole = (1 + 0.5) * (1 + 0.15 * 10)
+    assert score_s(None) == pytest.approx(whole)
+    assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
+
+
+def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreported() -> None:
+    seen = [SeenEndpoint(f"s{n}", in_flight=n) for n in range(100)]
+    known = Counter(first(seen, seed=seed, unreported_picks=2.0) for seed in range(300))
+    assert known == {0: 300}
+    unreported = Counter(first(seen, seed=seed, unreported_picks=80.0) for seed in range(300))
+    assert unreported[0] < 30, "one of about forty pickers looks at the best server"
+    assert sum(place * times for place, times in unreported.items()) / 300 < 35, (
+        "the better of a few, not any"
+    )
+
+
+def test_a_single_holder_gets_its_requests_and_several_share_them_if_many_picks_are_unreported() -> None:
+    others = [SeenEndpoint(f"s{n}") for n in range(99)]
+    one = [*others, SeenEndpoint("h", cached=900, in_flight=1)]
+    assert {first(one, seed=seed, unreported_picks=500.0) for seed in range(50)} == {99}
+    ten = [*others, *(SeenEndpoint(f"h{n}", cached=900, in_flight=n) for n in range(10))]
+    taken = Counter(first(ten, seed=seed, unreported_picks=500.0) for seed in range(300))
+    assert set(taken) <= set(range(99, 109))
+    assert taken[99] < 120, "a pick looks at two of the ten"
+
+
+def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported() -> None:
+    """All pickers see the same idle server, and each of them would make one more copy of the prefix there."""
+    seen = [
+        SeenEndpoint("h", cached=900, backlog=8000),
+        SeenEndpoint("idle"),
+        *(SeenEndpoint(f"s{n}", backlog=12_000) for n in range(98)),
+    ]
+    assert first(seen, seed=1, unreported_picks=0.0) == 1
+    taken = Counter(first(seen, seed=seed, unreported_picks=500.0) for seed in range(300))
+    assert taken[0] > 270
+
+
+def test_servers_without_the_adapter_do_not_come_before_a_server_that_has_it() -> None:
+    seen = [*(SeenEndpoint(f"s{n}") for n in range(50)), SeenEndpoint("a", has_adapter=True, in_flight=1)]
+    assert {first(seen, seed=seed, adapter="x", unreported_picks=500.0) for seed in range(50)} == {50}
+
+
+def test_servers_with_longer_queues_than_all_unreported_requests_are_never_drawn() -> None:
+    seen = [
+        SeenEndpoint("a"),
+        SeenEndpoint("b"),
+        SeenEndpoint("c", backlog=3e6),
+        SeenEndpoint("d", backlog=3e6),
+    ]
+    taken = Counter(first(seen, seed=seed, unreported_picks=20.0) for seed in range(100))
+    assert set(taken) == {0, 1}
+
+
+# -- adapters ------------------------------------------------------------------------------------------------
+
+
+def test_an_adapters_requests_stay_at_its_server_until_a_load_is_cheaper_than_the_queue() -> None:
+    rule = rule_of("least-cost")
+
+    def first(backlog: float) -> str:
+        holder = SeenEndpoint("holder", has_adapter=True, backlog=backlog)
+        return order(rule, [holder, SeenEndpoint("other", free_slot=True)], adapter="x")[0]
+
+    assert first(450.0) == "holder"
+    assert first(550.0) == "other"
+
+
+def test_a_load_that_drops_another_adapter_counts_twice() -> None:
+    rule = rule_of("least-cost")
+    seen = [SeenEndpoint("free", free_slot=True, backlog=400.0), SeenEndpoint("full")]
+    assert order(rule, seen, adapter="x") == ["free", "full"]
+    seen[0].backlog = 600.0
+    assert order(rule, seen, adapter="x") == ["full", "free"]
+
+
+def test_base_model_requests_ignore_adapters() -> None:
+    seen = [
+        SeenEndpoint("a", has_adapter=True, backlog=10.0),
+        SeenEndpoint("b", free_slot=True, backlog=5.0),
+        SeenEndpoint("c"),
+    ]
+    assert order(rule_of("least-cost"), seen) == ["c", "b", "a"]
+
+
+def test_the_reason_is_prefix_lora_or_load() -> None:
+    def reason(*seen: SeenEndpoint, adapter: str = "") -> str:
+        return rule_of("least-cost").rank(weighed(seen, adapter=adapter)).reason
+
+    assert reason(SeenEndpoint("a", cached=500), SeenEndpoint("b")) == "prefix"
+    assert reason(SeenEndpoint("a", has_adapter=True), SeenEndpoint("b"), adapter="x") == "lora"
+    assert reason(SeenEndpoint("a"), SeenEndpoint("b", backlog=900.0)) == "load"
+
+
+def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_s: float = 99.0) -> object:
+    earlier = demand.earlier(prefix, now=now)
+    return earlier(least_s, most_s) if earlier is not None else None
+
+
+def test_requests_for_a_prefix_and_all_requests_since_the_first_of_them_are_counted() -> None:
+    demand = Demand()
+    assert came(demand, 7, now=1.0) is None
+    demand.asked(7, now=1.0)
+    demand.asked(8, now=2.0)
+    demand.asked(0, now=3.0)
+    demand.asked(7, now=4.0)
+    assert came(demand, 7, now=4.0) == (2, 4)
+    assert came(demand, 7, now=4.0, most_s=2.0) == (1, 1)
+    assert came(demand, 7, now=4.0, least_s=1.0) == (1, 4)
+    assert came(demand, 7, now=4.0, least_s=1.0, most_s=2.0) == (0, 0)
+    assert came(demand, 8, now=4.0) == (1, 3)
+    assert came(demand, 0, now=4.0) is None, "no server held a part of the prompt"
+
+
+def test_only_the_last_prefixes_and_requests_that_were_served_are_remembered() -> None:
+    demand = Demand()
+
+    def serve(prefix: int, *, now: float) -> None:
+        demand.asked(prefix, now=now)
+        demand.served(prefix)
+
+    for n in range(40):
+        serve(1, now=float(n))
+    assert came(demand, 1, now=40.0) == (32, 32)
+    for prefix in range(2, 4097):
+        serve(prefix, now=50.0)
+    serve(1, now=60.0)
+    serve(5000, now=60.0)
+    demand.check_integrity()
+    assert came(demand, 2, now=60.0) is None, "used least recently"
+    assert came(demand, 1, now=60.0, most_s=1.0) == (1, 2)
+    assert came(demand, 3, now=60.0) is not None
+
+
+def test_requests_that_no_server_computed_leave_no_trace_in_the_demand() -> None:
+    asked, never = Demand(), Demand()
+    for n in range(32):
+        for demand in (asked, never):
+            demand.asked(1, now=float(n))
+            demand.served(1)
+    for n in range(5000):
+        asked.asked(n, now=40.0 + n)
+    assert came(asked, 1, now=5040.0, most_s=5039.0) == (32, 5031)
+    for n in range(5000):
+        asked.refused(n, at=40.0 + n)
+    asked.check_integrity()
+    for least_s, most_s in ((0.0, 5041.0), (5018.0, 5038.0)):
+        figures = [came(each, 1, now=5040.0, least_s=least_s, most_s=most_s) for each in (asked, never)]
+        assert figures[0] == figures[1] != (0, 0)

@@ -1,0 +1,275 @@
+"""Every rule puts all candidates in order, and chooses among equals by chance.
+The tests also check the preferences of each rule except the least-cost rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.config.policy import RuleName
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import MOST
+from tests.unit.picker.scheduling.orders import firsts, order, rule_of
+from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
+
+ALL: list[RuleName] = list(get_args(RuleName))
+
+
+def test_every_rule_name_of_a_policy_has_a_rule() -> None:
+    assert set(RULES) == set(ALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+@given(
+    data=st.data(),
+    count=st.integers(1, 25),
+    session=st.sampled_from(["", "s1", "s2"]),
+    beginning=st.sampled_from([0, 1, 2**64 - 1]),
+    adapter=st.sampled_from(["", "x"]),
+)
+def test_the_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
+    *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
+) -> None:
+    seen = [
+        SeenEndpoint(
+            f"e{i}",
+            cached=data.draw(st.integers(0, 1000)),
+            backlog=data.draw(st.floats(0, 1e6)),
+            in_flight=data.draw(st.integers(0, 50)),
+            has_adapter=data.draw(st.booleans()),
+        )
+        for i in range(count)
+    ]
+    given = weighed(seen, session=session, beginning=beginning, adapter=adapter)
+    before = weighed(seen, session=session, beginning=beginning, adapter=adapter)
+    ranked = rule_of(name).rank(given)
+    assert len(ranked.places) == len(set(ranked.places)) == min(count, MOST)
+    assert set(ranked.places) <= set(range(count))
+    assert ranked.reason
+    for column in ("undone_tokens", "rate", "in_flight", "waiting", "kv_usage"):
+        # the rule does not change the caller's columns
+        assert getattr(given.seen, column).tolist() == getattr(before.seen, column).tolist()
+    assert given.uncached_tokens.tolist() == before.uncached_tokens.tolist()
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
+def test_equal_candidates_are_chosen_by_chance_and_not_by_their_place_in_the_list(name: RuleName) -> None:
+    counts = firsts(rule_of(name), [SeenEndpoint(n) for n in "abcd"])
+    assert set(counts) == set("abcd")
+    assert max(counts.values()) < 160  # 100 each on average
+
+
+@pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
+def test_the_fallback_among_equal_candidates_is_chosen_by_chance_too(name: RuleName) -> None:
+    """A fixed second choice would get everything when the first choice is dead."""
+    rule, seen = (
+        rule_of(name),
+        [SeenEndpoint("a", cached=900), *(SeenEndpoint(n, in_flight=1) for n in "bcd")],
+    )
+    if name == "least-load":
+        seen[0].in_flight = 0
+    orders = [order(rule, seen) for _ in range(100)]
+    assert {o[0] for o in orders} == {"a"}
+    assert {o[1] for o in orders} == set("bcd")
+
+
+# -- affinity ------------------------------------------------------------------------------------------------
+
+
+def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
+    rule = rule_of("affinity")
+    seen = [SeenEndpoint("idle", cached=100), SeenEndpoint("busy", cached=200, in_flight=90)]
+    assert order(rule, seen) == ["busy", "idle"]
+
+
+def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
+    seen = [
+        SeenEndpoint("match", cached=900),
+        SeenEndpoint("slot", free_slot=True),
+        SeenEndpoint("holder", has_adapter=True),
+    ]
+    assert order(rule_of("affinity"), seen, adapter="x") == ["holder", "slot", "match"]
+
+
+def test_affinity_without_a_match_takes_the_least_load() -> None:
+    ranked = rule_of("affinity").rank(
+        weighed([SeenEndpoint("a", in_flight=2), SeenEndpoint("b", in_flight=1)])
+    )
+    assert (ranked.places, ranked.reason) == ([1, 0], "load")
+
+
+# -- round robin ---------------------------------------------------------------------------------------------
+
+
+def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
+    rule = rule_of("round-robin")
+    seen = [SeenEndpoint(n) for n in "cab"]
+    assert [order(rule, seen) for _ in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=40))
+def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) -> None:
+    """An endpoint that is there all the time is served exactly once in each round."""
+    rule, members = rule_of("round-robin"), {"m", "n"}
+    picks: list[str] = []
+    for toggled in ["", *toggles]:
+        members ^= {toggled} - {""}
+        picks.append(order(rule, [SeenEndpoint(n) for n in members])[0])
+    for steady in "mn":
+        turns = [i for i, name in enumerate(picks) if name == steady]
+        other = "n" if steady == "m" else "m"
+        for first, second in pairwise(turns):
+            assert other in picks[first + 1 : second]
+
+
+# -- power of two, least load, session -----------------------------------------------------------------------
+
+
+def test_least_load_takes_the_fewest_in_flight() -> None:
+    assert order(
+        rule_of("least-load"), [SeenEndpoint(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
+    ) == [
+        "b",
+        "c",
+        "a",
+    ]
+
+
+def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> None:
+    seen = [SeenEndpoint(n, in_flight=i) for i, n in enumerate("abcd")]
+    counts = firsts(rule_of("power-of-two"), seen, times=1200)
+    assert counts["d"] == 0
+    # Endpoint a is in three of the six pairs. b is the better one of two pairs, and c of one.
+    assert 500 < counts["a"] < 700
+    assert 300 < counts["b"] < 500
+    assert 120 < counts["c"] < 280
+
+
+def test_power_of_two_falls_back_to_the_other_of_the_two() -> None:
+    seen = [SeenEndpoint(n, in_flight=i) for i, n in enumerate("abcd")]
+    rule = rule_of("power-of-two")
+    for _ in range(50):
+        first, second, *_ = rule.rank(weighed(seen)).places
+        assert seen[first].in_flight < seen[second].in_flight
+
+
+NAMES = [f"pod-{i}" for i in range(10)]
+
+
+def sessions_to(names: list[str], *, sessions: int = 500) -> dict[str, str]:
+    rule, seen = rule_of("session"), [SeenEndpoint(n) for n in names]
+    return {f"s{i}": order(rule, seen, session=f"s{i}")[0] for i in range(sessions)}
+
+
+def test_a_session_keeps_its_endpoint_whatever_the_load_and_the_order_of_the_list() -> None:
+    rule = rule_of("session")
+    chosen = {
+        order(rule, [SeenEndpoint(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
+        for k, names in enumerate([NAMES, NAMES[::-1], sorted(NAMES)])
+    }
+    assert len(chosen) == 1
+
+
+def test_an_endpoint_that_leaves_moves_only_its_own_sessions() -> None:
+    before, after = sessions_to(NAMES), sessions_to(NAMES[1:])
+    moved = {s for s in before if before[s] != after[s]}
+    assert moved == {s for s in before if before[s] == NAMES[0]}
+    assert len({after[s] for s in moved}) > 4  # these spread over the other endpoints
+
+
+def test_an_endpoint_that_joins_takes_its_share_and_moves_nothing_else() -> None:
+    before, after = sessions_to(NAMES[1:]), sessions_to(NAMES)
+    moved = [s for s in before if before[s] != after[s]]
+    assert all(after[s] == NAMES[0] for s in moved)
+    assert 20 < len(moved) < 100  # 50 on average
+
+
+def test_sessions_spread_over_all_endpoints() -> None:
+    counts = Counter(sessions_to(NAMES).values())
+    assert set(counts) == set(NAMES)
+    assert max(counts.values()) < 100
+
+
+def test_a_request_without_a_session_goes_by_load() -> None:
+    ranked = rule_of("session").rank(weighed([SeenEndpoint("a", in_flight=1), SeenEndpoint("b")]))
+    assert (ranked.places, ranked.reason) == ([1, 0], "load")
+
+
+# -- prefix-hash ---------------------------------------------------------------------------------------------
+
+
+def keys(count: int = 500) -> list[int]:
+    rng = random.Random(5)
+    return [rng.randrange(1, 2**64) for _ in range(count)]
+
+
+def owners(names: list[str], *, in_flight: int = 0) -> dict[int, str]:
+    rule, seen = rule_of("prefix-hash"), [SeenEndpoint(n, in_flight=in_flight) for n in names]
+    return {key: order(rule, seen, beginning=key)[0] for key in keys()}
+
+
+def test_equal_beginnings_have_one_owner_in_every_picker_whatever_the_order_of_its_list() -> None:
+    assert owners(NAMES) == owners(NAMES[::-1]) == owners(NAMES, in_flight=30)
+
+
+def test_owners_are_spread_almost_evenly_and_only_those_of_a_lost_endpoint_change() -> None:
+    before, after = owners(NAMES), owners(NAMES[1:])
+    counts = Counter(before.values())
+    assert set(counts) == set(NAMES)
+    assert max(counts.values()) < 100
+    assert {key for key in before if before[key] != after[key]} == {
+        key for key in before if before[key] == NAMES[0]
+    }
+
+
+def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
+    rule, key = rule_of("prefix-hash"), keys()[0]
+    idle = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)
+
+    def with_load(owners: int) -> list[str]:
+        return order(
+            rule, [SeenEndpoint(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key
+        )
+
+    # The bound is 1.25 times the mean, rounded up. It is 11 if the owner has 10 requests and each other
+    # endpoint has 8, and it is 11 if the owner has 11.
+    assert with_load(10) == idle
+    assert with_load(11) == [*idle[1:], idle[0]]
+
+
+@given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))
+def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
+    load: list[int], key: int
+) -> None:
+    seen = [SeenEndpoint(f"e{i}", in_flight=n) for i, n in enumerate(load)]
+    first = order(rule_of("prefix-hash"), seen, beginning=key)[0]
+    had = dict(zip([s.name for s in seen], load, strict=True))[first]
+    assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
+
+
+def test_an_owner_takes_its_prompts_up_to_four_requests_even_if_all_others_are_idle() -> None:
+    rule, key = rule_of("prefix-hash"), keys()[0]
+    owner = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)[0]
+    for in_flight, kept in ((3, True), (4, False)):
+        seen = [SeenEndpoint(n, in_flight=in_flight if n == owner else 0) for n in NAMES]
+        assert (order(rule, seen, beginning=key)[0] == owner) is kept
+
+
+def test_a_prompt_without_a_full_chunk_goes_by_load() -> None:
+    assert order(rule_of("prefix-hash"), [SeenEndpoint("busy", in_flight=1), SeenEndpoint("idle")]) == [
+        "idle",
+        "busy",
+    ]

@@ -1,0 +1,209 @@
+"""One decision: the gain threshold, the load thresholds, the candidates that are left, and that there is
+always one.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.base.errors import NoEndpointError, SaturatedError
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Gain, Load
+from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.schedule import (
+    MOST,
+    Choice,
+    Scheduler,
+    excluded,
+    fewest,
+    over_limits,
+    uncached_tokens,
+)
+from epp.picker.scheduling.snapshot import SchedulingRequest
+from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
+
+LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
+
+
+def scheduler_of(spec: PolicySpec) -> Scheduler:
+    return Scheduler(spec, RULES[spec.rule](spec, random.Random(0)))
+
+
+def choose(seen: list[SeenEndpoint], *, rule: RuleName = "least-cost", load: Load = LOAD) -> Choice:
+    return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request(seen), snapshot(seen))
+
+
+def over(one: SeenEndpoint, *, load: Load = LOAD) -> list[str]:
+    return list(over_limits(load, snapshot([one])))
+
+
+@pytest.mark.parametrize(
+    ("above", "at_limit", "why"),
+    [
+        (SeenEndpoint("a", waiting=11), SeenEndpoint("a", waiting=10), "waiting"),
+        (SeenEndpoint("a", kv_usage=0.91), SeenEndpoint("a", kv_usage=0.9), "kv_usage"),
+        (SeenEndpoint("a", backlog=1001.0), SeenEndpoint("a", backlog=1000.0), "undone"),
+    ],
+)
+def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_not(
+    above: SeenEndpoint, at_limit: SeenEndpoint, why: str
+) -> None:
+    assert over(above) == [why]
+    assert over(at_limit) == []
+
+
+def test_unknown_load_is_over_no_threshold() -> None:
+    assert (
+        over(SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN), load=Load(max_waiting=0, max_kv_usage=0))
+        == []
+    )
+
+
+def test_without_an_undone_limit_any_backlog_is_allowed() -> None:
+    assert over(SeenEndpoint("a", backlog=1e12), load=Load()) == []
+
+
+def test_a_full_cache_leaves_no_endpoint_out_unless_a_policy_says_so() -> None:
+    assert over(SeenEndpoint("a", kv_usage=1.0), load=Load()) == []
+
+
+def test_endpoints_over_a_threshold_come_last_with_the_first_crossed_threshold_as_the_reason() -> None:
+    choice = choose(
+        [
+            SeenEndpoint("a", waiting=11, kv_usage=1.0),
+            SeenEndpoint("b", kv_usage=1.0),
+            SeenEndpoint("c", in_flight=9),
+        ]
+    )
+    assert choice.places[0] == 2
+    assert sorted(choice.places[1:]) == [0, 1]
+    assert [excluded(choice.left_out, place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
+
+
+def test_endpoints_left_out_are_ordered_by_load() -> None:
+    choice = choose(
+        [
+            SeenEndpoint("a", waiting=11, in_flight=5),
+            SeenEndpoint("b", waiting=11, in_flight=3),
+            SeenEndpoint("c"),
+        ]
+    )
+    assert choice.places == [2, 1, 0]
+
+
+def test_if_all_endpoints_are_over_a_threshold_the_pick_is_saturated_and_all_are_ranked() -> None:
+    choice = choose([SeenEndpoint("a", waiting=11, in_flight=1), SeenEndpoint("b", kv_usage=1.0)])
+    assert (choice.reason, choice.saturated, choice.left_out) == ("saturated", True, {})
+    assert choice.places == [1, 0]
+
+
+def test_if_all_endpoints_are_over_a_threshold_the_policy_may_refuse_the_request() -> None:
+    with pytest.raises(SaturatedError) as refused:
+        choose(
+            [SeenEndpoint("a", waiting=1)],
+            load=Load(max_waiting=0, when_saturated="Reject", retry_after_seconds=7),
+        )
+    assert refused.value.retry_after_s == 7
+
+
+def test_plain_rules_ignore_the_thresholds() -> None:
+    choice = choose([SeenEndpoint("a", waiting=99), SeenEndpoint("b", in_flight=1)], rule="least-load")
+    assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
+
+
+@pytest.mark.parametrize(
+    ("gain", "counts"),
+    [
+        (Gain(min_match_tokens=64), True),
+        (Gain(min_match_tokens=65), False),
+        (Gain(min_match_tokens=0, min_match_ratio=0.064), True),
+        (Gain(min_match_tokens=0, min_match_ratio=0.065), False),
+    ],
+)
+def test_matches_count_only_if_the_best_match_saves_enough(gain: Gain, *, counts: bool) -> None:
+    asked = request([SeenEndpoint("a", cached=64), SeenEndpoint("b", cached=16), SeenEndpoint("c")])
+    uncached = uncached_tokens(asked, gain).tolist()
+    assert uncached == ([936, 984, 1000] if counts else [1000, 1000, 1000])
+
+
+def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> None:
+    seen = [SeenEndpoint(name) for name in "abc"]
+    scheduler, shown = scheduler_of(PolicySpec()), snapshot(seen)
+    plain = request(seen)
+    asked = SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
+    choice = scheduler.schedule(asked, shown)
+    assert (choice.places, choice.reason) == ([2, 0], "prescribed")
+    with pytest.raises(NoEndpointError):
+        scheduler.schedule(SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[]), shown)
+
+
+ENDPOINTS = st.lists(
+    st.builds(
+        SeenEndpoint,
+        st.just("e"),
+        cached=st.integers(0, 999),
+        waiting=st.integers(0, 20) | st.just(UNKNOWN),
+        kv_usage=st.floats(0, 1) | st.just(UNKNOWN),
+        backlog=st.floats(0, 2000),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(ENDPOINTS)
+def test_an_endpoint_is_always_chosen_and_exactly_those_over_a_threshold_are_left_out(
+    seen: list[SeenEndpoint],
+) -> None:
+    seen = [SeenEndpoint(**{**vars(s), "name": f"e{n}"}) for n, s in enumerate(seen)]
+    choice = choose(seen)
+    heavy = {n for n, s in enumerate(seen) if s.waiting > 10 or s.kv_usage > 0.9 or s.backlog > 1000}
+    assert len(choice.places) == len(set(choice.places)) == min(MOST, len(seen))
+    assert choice.saturated == (len(heavy) == len(seen))
+    if choice.saturated:
+        assert not choice.left_out
+        return
+    assert {n for n in range(len(seen)) if excluded(choice.left_out, n)} == heavy
+    shown_light = [place for place in choice.places if place not in heavy]
+    assert shown_light == choice.places[: len(shown_light)]
+    assert len(shown_light) == min(MOST, len(seen) - len(heavy))
+
+
+@given(
+    keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    seed=st.integers(0, 1000),
+)
+def test_the_smallest_scores_are_those_that_a_full_sort_puts_first(keys: list[int], seed: int) -> None:
+    places = fewest(np.array(keys, dtype=float), random.Random(seed))
+    assert len(set(places)) == len(places) == min(len(keys), MOST)
+    assert [keys[place] for place in places] == sorted(keys)[:MOST]
+
+
+@given(
+    size=st.sampled_from([199, 200, 201, 1000]),
+    different=st.sampled_from([1, 2, 12, 10**6]),
+    seed=st.integers(0, 1000),
+)
+def test_the_smallest_of_very_many_scores_are_those_that_a_full_sort_puts_first(
+    size: int, different: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    keys = [rng.randrange(different) for _ in range(size)]
+    places = fewest(np.array(keys, dtype=float), rng)
+    assert len(set(places)) == len(places) == MOST
+    assert [keys[place] for place in places] == sorted(keys)[:MOST]
+
+
+def test_among_many_equal_scores_each_may_be_first_and_each_may_be_second() -> None:
+    rng, key = random.Random(0), np.zeros(40)
+    orders = [fewest(key, rng) for _ in range(400)]
+    assert {order[0] for order in orders} == {order[1] for order in orders} == set(range(40))
+
+
+def test_without_a_random_generator_equal_scores_keep_their_order() -> None:
+    assert fewest(np.zeros(40), None) == list(range(MOST))

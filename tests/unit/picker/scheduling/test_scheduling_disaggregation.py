@@ -1,0 +1,96 @@
+"""Which prompts another endpoint computes, and at which prices."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from epp.base.types import Address, Endpoint, EndpointName, Role
+from epp.config.disaggregation import Disaggregation
+from epp.config.policy import PolicySpec
+from epp.config.routing import Cost, Load
+from epp.picker.scheduling.disaggregation import Elsewhere, computed_elsewhere, transfer_s
+from epp.picker.scheduling.schedule import Choice
+from epp.picker.scheduling.snapshot import Roster, Snapshot
+from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot
+
+SETTINGS = Disaggregation(
+    min_uncached_tokens=256, kv_bytes_per_token=1000.0, transfer_bytes_per_second=1e6, overhead_seconds=0.5
+)
+SPEC = PolicySpec(
+    disaggregation=SETTINGS,
+    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.1),
+)
+
+
+def prefillers(seen: list[SeenEndpoint], role: Role = Role.PREFILL) -> Snapshot:
+    shown = snapshot(seen)
+    endpoints = [
+        Endpoint(EndpointName(name), Address("10.0.0.9", 8000 + n), role=role)
+        for n, name in enumerate(shown.roster.names)
+    ]
+    return replace(shown, roster=Roster(endpoints))
+
+
+def computed(
+    here: SeenEndpoint,
+    prefilling: Snapshot,
+    cached: list[SeenEndpoint],
+    *,
+    prompt: int = 4000,
+    spec: PolicySpec = SPEC,
+) -> Elsewhere | None:
+    """Return the result for a prompt of which `here` holds `here.cached` tokens."""
+    answering = snapshot([here])
+    choice = Choice([0], "load", np.array([prompt - here.cached]), None, None, {}, saturated=False)
+    asked = request(cached, prompt=prompt)
+    return computed_elsewhere(choice, answering, asked, prefilling, spec=spec, rng=random.Random(0))
+
+
+def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
+    assert transfer_s(0, SETTINGS) == 0.5
+    assert transfer_s(2000, SETTINGS) == 0.5 + 2.0
+
+
+def test_the_price_elsewhere_has_no_stalled_answers_but_the_transfer_of_the_missing_tokens() -> None:
+    idle = [SeenEndpoint("p", backlog=500.0, in_flight=50, cached=1000)]
+    found = computed(SeenEndpoint("d", in_flight=40, cached=2000), prefillers(idle), idle)
+    assert found is not None
+    assert found.instead_of_s == pytest.approx(2.0 * (1 + 0.1 * 40))
+    assert found.transfer_s == 0.5 + 2.0
+    assert found.cost_s == pytest.approx(0.5 + 3.0 + 2.5), "its backlog, its own 3,000 tokens, the transfer"
+    assert (found.place, found.uncached_tokens, found.trial) == (0, 3000, False)
+
+
+def test_an_endpoint_that_also_answers_stalls_its_answers() -> None:
+    both = [SeenEndpoint("b", in_flight=5)]
+    found = computed(SeenEndpoint("d", in_flight=90), prefillers(both, Role.BOTH), both)
+    assert found is not None
+    assert found.cost_s == pytest.approx(4.0 * (1 + 0.1 * 5) + 4.5)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "in_flight"), [(255, 1000), (4000, 0)], ids=["too short", "not worth the transfer"]
+)
+def test_a_prompt_stays_if_little_of_it_is_uncached_or_if_moving_it_costs_more(
+    lacking: int, in_flight: int
+) -> None:
+    idle = [SeenEndpoint("p")]
+    here = SeenEndpoint("d", in_flight=in_flight, cached=4000 - lacking)
+    assert computed(here, prefillers(idle), idle) is None
+
+
+def test_endpoints_that_fail_or_are_over_a_load_threshold_compute_nothing_except_as_a_trial() -> None:
+    three = [SeenEndpoint("p"), SeenEndpoint("q", backlog=900.0), SeenEndpoint("r", backlog=500.0)]
+    spec = replace(SPEC, load=Load(max_undone_tokens=800))
+    failing = replace(prefillers(three), failing=np.array([True, False, False]))
+    here = SeenEndpoint("d", in_flight=90)
+    found = computed(here, failing, three, spec=spec)
+    assert found is not None
+    assert (found.place, found.trial) == (2, False)
+    tried = computed(here, replace(failing, trials=[0]), three, spec=spec)
+    assert tried is not None
+    assert (tried.place, tried.trial) == (0, True)

@@ -1,0 +1,331 @@
+"""An open loop of requests before a few servers, one of them sick for a while, in simulated time.
+
+The tests count what an operator would ask: how many requests the sick server gets, and how soon the server is
+back in use after it has recovered.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, get_args
+
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
+from epp.config.routing import Failures
+from epp.picker.decision import Outcome, PickRequest
+from epp.picker.endpoints.marks import Probe, Verdict
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
+from epp.request.response import ResponseFeedback
+from epp.sources.scraping.probes import verdict_of
+from epp.sources.sharing.exchange import Exchange
+from tests.unit.picker.picker_questions import policy_of
+
+SICK: Final = "a"
+RULES: tuple[RuleName, ...] = get_args(RuleName)
+
+Step = Callable[[float], None]
+"""Called with the time at which it happens."""
+
+Answer = tuple[float, int | None]
+"""The seconds until an answer begins, and its status. None: there is no answer, and the client leaves after
+ten seconds."""
+
+
+@dataclass
+class Traffic:
+    """Requests come at even times. Healthy servers take some seconds, and the sick server does what `sick`
+    says for the model of the request.
+    """
+
+    servers: str = "abcd"
+    rule: RuleName = "least-cost"
+    per_s: float = 40.0
+    sick_from: float = 0.0
+    sick_to: float = 20.0
+    sick: Callable[[str], Answer] = lambda model: (0.002, 500)
+    models: tuple[str, ...] = ("m",)
+    retries: bool = False
+    """The data plane sends a request that failed to the second destination of its pick."""
+    pickers: int = 1
+    clients: int = 0
+    """Clients that send their next request when their last answer has ended. 0: requests come at even
+    times."""
+    poisoners: int = 0
+    """Clients whose requests every server refuses with 400. They send as `clients` do, besides the others."""
+    begins_s: float = 0.2
+    """About the time until a good answer begins."""
+    lasts_s: float = 2.0
+    """The time from the beginning of a good answer to its end."""
+    told: int = 0
+    """The sick server's answers begin with 200 and tell of an error with this code in their first event."""
+    readable: bool = True
+    """The data plane hands the picker the bodies of answers that it asks for."""
+    wants_key: bool = False
+    """All servers answer 401 to probes, because the pickers have no key."""
+    shares: bool = False
+    """The pickers share what they know, 20 ms later."""
+    stuck: bool = False
+    """The sick server's answers begin, and then neither a token nor an end follows."""
+    cuts: bool = False
+    """The sick server's answers begin well and break off. Envoy's access log reports that a little later."""
+    cuts_probes: bool = True
+    probes: bool = True
+    """The pickers send their probes. A server answers a probe as it would answer a request."""
+    failures: Failures = DEFAULT_POLICY.spec.failures
+    sent: list[tuple[float, str]] = field(default_factory=list)
+    """When each request was sent, and to which server."""
+    failed: int = 0
+    left_out_s: float = 0.0
+    """How long the pickers left a server out, all together."""
+    out: list[str] = field(default_factory=list)
+    """The servers that a picker leaves out at the end."""
+
+    def run(self, until_s: float) -> Traffic:
+        run = _Run(self)
+        run.until(until_s)
+        self.sent, self.failed, self.left_out_s = run.sent, run.failed, run.left_out_s
+        self.out = run.left_out(until_s)
+        return self
+
+    def to(self, name: str, *, since: float, until: float) -> float:
+        """Return the share of the requests of this time that were sent to the server."""
+        chosen = [n for at, n in self.sent if since <= at < until]
+        return chosen.count(name) / len(chosen)
+
+    def first_ten_apart(self) -> float:
+        """Return the sick server's share of the first hundred requests, without the first ten that it got."""
+        counts = Counter(name for _, name in self.sent[:100])
+        return max(0, counts[SICK] - 10) / 100
+
+
+class _Run:
+    """One run of the traffic: the pickers, the servers, and what will happen when."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self.sent: list[tuple[float, str]] = []
+        self.failed = 0
+        self.left_out_s = 0.0
+        self._rng = random.Random(1)
+        self._fleet = [
+            Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(traffic.servers, 1)
+        ]
+        self._address = {endpoint.name: endpoint.address for endpoint in self._fleet}
+        self._name = {endpoint.address: endpoint.name for endpoint in self._fleet}
+        spec = PolicySpec(rule=traffic.rule, failures=traffic.failures)
+        self._pickers = [Picker(policy_of(spec), rng=random.Random(n)) for n in range(traffic.pickers)]
+        for picker in self._pickers:
+            picker.set_endpoints(self._fleet, now=0.0)
+        self._exchanges = [
+            Exchange(picker, me=b"%d" % n, outbox_bytes=2**20, peer_timeout_s=10.0)
+            for n, picker in enumerate(self._pickers)
+        ]
+        self._tokens = dict.fromkeys(self._address, 0.0)
+        self._running: Counter[EndpointName] = Counter()
+        self._finished: Counter[EndpointName] = Counter()
+        self._events: list[tuple[float, int, Step]] = []
+        self._count = 0
+
+    def until(self, until_s: float) -> None:
+        self._at(0.0, self._scrape)
+        if self.traffic.probes:
+            self._at(0.1, self._probe)
+        if self.traffic.shares:
+            self._at(0.02, self._share)
+        if not self.traffic.clients:
+            self._at(0.01, self._arrive)
+        for n in range(self.traffic.clients + self.traffic.poisoners):
+            self._at(0.01 + 0.001 * n, partial(self._send, client=n))
+        while self._events and self._events[0][0] <= until_s:
+            when, _, step = heapq.heappop(self._events)
+            step(when)
+        for picker in self._pickers:
+            picker.check_integrity()
+
+    def left_out(self, now: float) -> list[str]:
+        return [state.endpoint.name for picker in self._pickers for state in picker.left_out(now=now)]
+
+    def _at(self, when: float, step: Step) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, step))
+
+    def _is_ill(self, name: str, now: float) -> bool:
+        return name == SICK and self.traffic.sick_from <= now < self.traffic.sick_to
+
+    def _scrape(self, now: float) -> None:
+        for name in self._address:
+            if self._running[name] and not (self.traffic.stuck and self._is_ill(name, now)):
+                self._tokens[name] += self._running[name]
+        for picker in self._pickers:
+            for name, tokens in self._tokens.items():  # The sick server's metrics are fine: it looks idle.
+                page = EndpointMetrics(
+                    scraped_at=now, generated_tokens=tokens, finished=float(self._finished[name])
+                )
+                picker.observe(name, page, now=now)
+        self._at(now + 1.0, self._scrape)
+
+    def _probe(self, now: float) -> None:
+        for picker in self._pickers:
+            self.left_out_s += 0.1 * len(picker.left_out(now=now))
+            for due in picker.probes_due(now=now):
+                delay, verdict = self._answer_to_probe(due, now)
+                self._at(now + delay, _report(picker, due, verdict))
+        self._at(now + 0.1, self._probe)
+
+    def _answer_to_probe(self, due: Probe, now: float) -> tuple[float, Verdict]:
+        ill = self._is_ill(due.state.endpoint.name, now)
+        delay, status = self.traffic.sick(due.model) if ill else (0.1, 200)
+        if ill and self.traffic.cuts:
+            return delay, "ill" if self.traffic.cuts_probes else "well"
+        if status is None or (ill and self.traffic.stuck):
+            return 3.0, "unclear" if due.queued else "ill"
+        if self.traffic.wants_key:
+            return delay, "refused"
+        told = self.traffic.told if ill and status < 400 else 0
+        return delay, verdict_of(told or status, about_model=bool(due.about))
+
+    def _share(self, now: float) -> None:
+        for one in self._exchanges:
+            if (batch := one.next_batch(now=now)) is not None:
+                for other in self._exchanges:
+                    other.receive(batch, now=now)
+        self._at(now + 0.02, self._share)
+
+    def _arrive(self, now: float) -> None:
+        self._at(now + 1 / self.traffic.per_s, self._arrive)
+        self._send(now)
+
+    def _send(self, now: float, client: int | None = None) -> None:
+        """Send one request. A client sends its next one when this one has ended, with the same beginning."""
+        picker = self._rng.choice(self._pickers)
+        model = self._rng.choice(self.traffic.models)
+        beginning = b"" if client is None else b"client %d" % client * 100
+        prompt = beginning + self._rng.randbytes(200).hex().encode()
+        number = self._rng.randrange(1000) if client is None else client
+        session = f"s{number}" if self.traffic.rule == "session" else ""
+        inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
+        pick = picker.pick(PickRequest("r", inference, session=session, path_hash=1), now=now)
+        picker.housekeep(now=now)
+        self.sent.append((now, pick.decision.chosen))
+        self._serve(_Request(self, picker, pick, model, pick.destinations[0], client), now)
+
+    def over(self, request: _Request, now: float) -> None:
+        """The client has the end of its answer."""
+        client = request.client
+        if client is not None:
+            self._at(now + 0.0005, lambda then: self._send(then, client))
+
+    def _serve(self, request: _Request, now: float) -> None:
+        """A server gets the request, and its answer is under way."""
+        ill = self._is_ill(self._name[request.served], now)
+        begins_s = self._rng.uniform(0.5, 1.5) * self.traffic.begins_s
+        delay, status = self.traffic.sick(request.model) if ill else (begins_s, 200)
+        if request.client is not None and request.client >= self.traffic.clients:
+            delay, status = 0.002, 400
+        if status is None:
+            self._at(now + 10.0, request.end("aborted"))
+            self.failed += 1
+        elif status >= 500 and self.traffic.retries and request.served == request.pick.destinations[0]:
+            again = replace(request, served=request.pick.destinations[1])
+            self._at(now + delay, lambda then: self._serve(again, then))
+        else:
+            self.failed += status >= 400
+            follow = self._finish
+            if ill and self.traffic.stuck:
+                follow = self._fall_silent
+            elif ill and self.traffic.cuts:
+                follow = self._cut
+            elif ill and self.traffic.told and status == 200:
+                follow = self._tell
+            self._at(now + delay, lambda then: self._answer(request, status, follow, then))
+
+    def _answer(self, request: _Request, status: int, follow: _Follow, now: float) -> None:
+        request.picker.on_response_headers(request.pick, status=status, served=request.served, now=now)
+        follow(request, status, now)
+
+    def _fall_silent(self, request: _Request, status: int, now: float) -> None:
+        self._at(now + 10.0, request.end("aborted"))
+
+    def _cut(self, request: _Request, status: int, now: float) -> None:
+        self._at(now + 0.05, request.end("ended"))
+        self._at(now + 0.3, request.log_cut)
+        self.failed += 1
+
+    def _tell(self, request: _Request, status: int, now: float) -> None:
+        self.failed += 1
+        self._at(now + 0.001, request.end("ended", told=self.traffic.told))
+
+    def _finish(self, request: _Request, status: int, now: float) -> None:
+        name = self._name[request.served]
+        self._running[name] += 1
+        if status == 200:
+            self._tokens[name] += 1
+        end = request.end("failed" if status >= 500 else "ended", told=200 if status < 400 else None)
+
+        def over(then: float) -> None:
+            self._running[name] -= 1
+            self._finished[name] += 1
+            end(then)
+
+        self._at(now + (self.traffic.lasts_s if status == 200 else 0.0), over)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request on its way to the server at `served`."""
+
+    run: _Run
+    picker: Picker
+    pick: Pick
+    model: str
+    served: Address
+    client: int | None
+
+    def end(self, outcome: Outcome, *, told: int | None = None) -> Step:
+        """told: the status that the answer's body tells, if the picker reads the body."""
+
+        def ended(now: float) -> None:
+            if told is not None and self.run.traffic.readable and self.pick.sampled:
+                self.picker.on_feedback(self.pick, ResponseFeedback(told=told), now=now)
+            self.picker.end(self.pick, outcome=outcome, now=now)
+            self.run.over(self, now)
+
+        return ended
+
+    def log_cut(self, now: float) -> None:
+        """Envoy's access log reports the cut."""
+        assert self.picker.answer_cut(self.served, now=now)
+
+
+_Follow = Callable[[_Request, int, float], None]
+"""What follows after the headers of an answer with this status."""
+
+
+def _report(picker: Picker, due: Probe, verdict: Verdict) -> Step:
+    return lambda now: picker.probed(due, verdict, now=now)
+
+
+def hang(model: str) -> Answer:
+    return 0.0, None
+
+
+def overloaded(model: str) -> Answer:
+    return 0.002, 429
+
+
+def refuses(model: str) -> Answer:
+    return 0.002, 401
+
+
+def lacks_x(model: str) -> Answer:
+    return (0.002, 404) if model == "x" else (0.2, 200)
+
+
+def begins(model: str) -> Answer:
+    return 0.002, 200

@@ -1,0 +1,83 @@
+"""The picker's mirrors change their size by what the servers' hit counters say of its predictions."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from epp.base.types import EndpointMetrics, EndpointName
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Table
+from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, serve, text
+
+A = EndpointName("a")
+PROMPT_BYTES = 8000
+
+
+class LruServer:
+    """Keeps a number of whole prompts, and counts as vLLM does. Its page has no cache size unless a test
+    sets one.
+    """
+
+    def __init__(self, prompts: int, *, stated_tokens: int | None = None) -> None:
+        self._prompts = prompts
+        self._stated_tokens = stated_tokens
+        self._held: OrderedDict[str, None] = OrderedDict()
+        self._queries = self._hits = 0.0
+
+    def serve(self, name: str) -> None:
+        self._queries += PROMPT_BYTES / 4
+        if name in self._held:
+            self._hits += PROMPT_BYTES / 4
+            self._held.move_to_end(name)
+        self._held[name] = None
+        while len(self._held) > self._prompts:
+            self._held.popitem(last=False)
+
+    def page(self, now: float) -> EndpointMetrics:
+        return EndpointMetrics(
+            scraped_at=now,
+            waiting=0,
+            capacity_tokens=self._stated_tokens,
+            prompt_tokens=self._queries,
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+        )
+
+
+def believed_prompts(
+    *, at_first: int, really: int, learn: bool = True, stated: int | None = None, seconds: int = 1500
+) -> float:
+    """Send one prompt a second, of 200 that are not equally popular. Return how many of them the server
+    keeps, as the picker believes.
+    """
+    table = Table(default_capacity_tokens=at_first * PROMPT_BYTES // 4, learn_capacity=learn)
+    picker = a_picker(PolicySpec(table=table), on=endpoints("a"))
+    server = LruServer(really, stated_tokens=stated * PROMPT_BYTES // 4 if stated else None)
+    rng = random.Random(7)
+    for second in range(seconds):
+        name = f"p{int(200 * rng.random() ** 2)}"
+        serve(picker, ask(text(name, PROMPT_BYTES)), now=float(second))
+        picker.housekeep(now=second + 0.6)
+        server.serve(name)
+        picker.observe(A, server.page(second + 0.9), now=second + 0.9)
+    check(picker)
+    return picker.table.mirrors[A].capacity_bytes / PROMPT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_first", [20, 30, 120, 480])
+def test_the_size_of_a_cache_is_found_from_a_larger_and_a_smaller_guess(at_first: int) -> None:
+    assert 30 <= believed_prompts(at_first=at_first, really=60) <= 120
+
+
+@pytest.mark.slow
+def test_a_stated_size_is_corrected_only_a_little() -> None:
+    assert 48 <= believed_prompts(at_first=1, really=15, stated=60) < 55
+    assert 65 < believed_prompts(at_first=1, really=150, stated=60) <= 75
+
+
+def test_a_policy_may_turn_off_the_learning_of_cache_sizes() -> None:
+    assert believed_prompts(at_first=30, really=60, learn=False, seconds=200) == 30

@@ -1,0 +1,327 @@
+"""The picker as its callers see it: what is booked for a request until its end, and what the picker learns
+from it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import get_args
+
+import pytest
+
+from epp.base.types import (
+    ApiKind,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    InferenceRequest,
+    ModelCard,
+    ModelList,
+)
+from epp.config.observing import Sampling
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Table
+from epp.picker.decision import Outcome, PickRequest
+from epp.request.response import ResponseFeedback
+from tests.unit.picker.picker_questions import (
+    ELSEWHERE,
+    A,
+    a_picker,
+    ask,
+    check,
+    endpoints,
+    held_bytes,
+    in_flight,
+    serve,
+    text,
+    undone,
+)
+
+# -- the answer ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", get_args(Outcome))
+def test_a_request_is_in_flight_until_its_end_however_often_the_end_is_reported(outcome: Outcome) -> None:
+    picker = a_picker(on=endpoints("ab"))
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert in_flight(picker) == {pick.decision.chosen: 1}
+    for _ in range(3):
+        picker.end(pick, outcome=outcome, now=2.0)
+        picker.detach(pick, now=2.0)
+        assert in_flight(picker) == {}
+    assert pick.decision.outcome == outcome
+    assert undone(picker, pick.decision.chosen, now=2.0) == 0
+
+
+def test_a_request_that_got_no_answer_leaves_no_prefix_behind() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert picker.table.guessed_entries == 31  # of 8,000 bytes
+    picker.end(pick, outcome="failed", now=2.0)
+    assert picker.table.guessed_entries == picker.table.entries == 0
+
+
+def test_a_refused_request_leaves_no_prefix_behind() -> None:
+    picker = a_picker()
+    serve(picker, ask(text("p")), now=1.0, status=503)
+    assert picker.table.entries == 0
+
+
+@pytest.mark.parametrize("told", [500, 400])
+def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> None:
+    picker = a_picker()
+    for name in "abcd":  # the counters of these servers, not headers, show that a prompt is computed
+        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, prompt_tokens=0.0), now=0.5)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=None, now=1.1)
+    picker.on_feedback(pick, ResponseFeedback(told=told), now=1.2)
+    picker.end(pick, outcome="ended", now=1.3)
+    assert picker.table.entries == 0
+    assert (pick.computed, pick.failed, pick.decision.status) == (False, told == 500, told)
+
+
+def test_a_failure_removes_only_chunks_that_no_other_request_recorded() -> None:
+    picker = a_picker(on=endpoints("a"))
+    serve(picker, ask(text("p")), now=1.0)
+    serve(picker, ask(text("p") + text("more")), now=2.0, status=500)
+    assert picker.pick(ask(text("p") + text("more")), now=3.0).decision.matched_tokens == 31 * 64
+
+
+def test_headers_end_the_work_of_a_plain_answer_but_not_of_a_streamed_answer() -> None:
+    for stream, left in ((False, 0), (True, 2000)):
+        picker = a_picker()
+        pick = picker.pick(ask(text("p"), stream=stream), now=1.0)
+        picker.on_response_headers(pick, status=200, served=None, now=1.0)
+        assert undone(picker, pick.decision.chosen, now=1.0) == left
+        assert in_flight(picker) == {pick.decision.chosen: 1}
+
+
+def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    first, second = pick.decision.chosen, pick.decision.candidates[1].name
+    assert picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
+    assert in_flight(picker) == {second: 1}
+    assert undone(picker, first, now=1.1) == 0
+    assert undone(picker, second, now=1.1) == 2000
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert held_bytes(picker, first) == 0
+    again = picker.pick(ask(text("p")), now=3.0)
+    assert again.decision.chosen == second
+    assert pick.decision.served == pick.destinations[1]
+    check(picker)
+
+
+def test_an_answer_from_the_first_choice_is_no_mismatch() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert not picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.1)
+
+
+def test_an_answer_from_an_unknown_server_is_booked_nowhere_else() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert picker.on_response_headers(pick, status=200, served=ELSEWHERE, now=1.1)
+    assert in_flight(picker) == {}
+    assert picker.table.entries == 0
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    check(picker)
+
+
+def test_an_endpoint_that_got_another_address_meanwhile_is_no_mismatch() -> None:
+    picker = a_picker(on=endpoints("a"))
+    pick = picker.pick(ask(text("p")), now=1.0)
+    picker.set_endpoints([Endpoint(EndpointName("a"), ELSEWHERE)], now=1.1)
+    assert not picker.on_response_headers(pick, status=200, served=A, now=1.2)
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert picker.table.entries == 0  # the record belonged to the old process
+    check(picker)
+
+
+def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=None, now=1.1)
+    picker.detach(pick, now=1.1)
+    picker.end(pick, outcome="ended", now=1.2)
+    assert in_flight(picker) == {}
+    assert pick.decision.outcome == "detached"
+    assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the prefill of this request still runs
+
+
+def test_an_end_after_the_endpoint_left_and_came_back_changes_nothing() -> None:
+    picker = a_picker(on=endpoints("a"))
+    old = picker.pick(ask(text("p")), now=1.0)
+    picker.on_response_headers(old, status=200, served=A, now=1.1)
+    picker.set_endpoints([], now=1.2)
+    picker.set_endpoints(endpoints("a"), now=1.3)
+    picker.end(old, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert picker.table.entries == 0
+    check(picker)
+
+
+# -- learning ------------------------------------------------------------------------------------------------
+
+
+def test_a_sampled_answer_teaches_bytes_per_token() -> None:
+    picker = a_picker()
+    for number in range(30):
+        pick = serve(picker, ask(text(f"p{number}")), now=float(number))
+        picker.on_feedback(pick, ResponseFeedback(prompt_tokens=4000, cached_tokens=7), now=number + 0.5)
+        assert pick.decision.cached_tokens == 7
+    assert picker.pick(ask(text("q")), now=40.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
+
+
+def test_counters_teach_bytes_per_token_without_sampling() -> None:
+    picker = a_picker(on=endpoints("a"))
+    for second in range(1, 200):
+        serve(picker, ask(text(f"p{second}", 3000)), now=float(second))
+        metrics = EndpointMetrics(
+            scraped_at=second + 0.9,
+            running=0,
+            waiting=0,
+            finished=second,
+            prompt_tokens=1500.0 * second,
+        )
+        picker.observe(EndpointName("a"), metrics, now=second + 0.9)
+    assert picker.pick(ask(text("q")), now=300.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
+
+
+def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=0.0)), on=endpoints("a"))
+    prompt = text("p", 400_000)
+    before = sys.getrefcount(prompt)
+    pick = picker.pick(ask(prompt), now=1.0)
+    assert sys.getrefcount(prompt) == before
+    picker.end(pick, outcome="ended", now=2.0)
+
+
+def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
+    picker = a_picker()
+    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque=True)
+    pick = picker.pick(PickRequest(request_id="r", inference=inference), now=1.0)
+    for _ in range(30):
+        picker.on_feedback(pick, ResponseFeedback(prompt_tokens=5000), now=1.5)
+        picker.on_feedback(
+            picker.pick(ask(text("t")), now=1.6), ResponseFeedback(prompt_tokens=2000), now=1.7
+        )
+    assert picker.pick(ask(text("q")), now=2.0).decision.prompt_tokens == pytest.approx(2000, rel=0.1)
+    again = picker.pick(PickRequest(request_id="r", inference=inference), now=2.0)
+    assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
+
+
+def test_the_text_of_a_sampled_answer_is_in_the_table_for_the_next_turn() -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
+    prompt, answer = text("p", 8192), text("answer", 2048)
+    pick = serve(picker, ask(prompt), now=1.0)
+    feedback = ResponseFeedback(first_token_at=1.25, text=answer.decode(), complete=True)
+    picker.on_feedback(pick, feedback, now=1.5)
+    assert pick.decision.ttft_s == pytest.approx(0.25)
+    next_turn = picker.pick(ask(prompt + answer + text("again", 2048)), now=2.0).decision
+    assert next_turn.matched_tokens == 2560
+    check(picker)
+
+
+def test_the_text_of_an_answer_whose_server_left_is_not_indexed() -> None:
+    picker = a_picker(on=endpoints("a"))
+    pick = serve(picker, ask(text("p", 8192)), now=1.0)
+    picker.set_endpoints(endpoints("b"), now=1.5)
+    picker.on_feedback(pick, ResponseFeedback(text=text("answer").decode(), complete=True), now=2.0)
+    assert picker.table.entries == 0
+
+
+def test_answers_also_take_room_in_the_cache() -> None:
+    picker = a_picker(on=endpoints("a"))
+    for second, generated in enumerate([1000.0, 1500.0]):
+        metrics = EndpointMetrics(scraped_at=float(second), generated_tokens=generated)
+        picker.observe(EndpointName("a"), metrics, now=float(second))
+    assert held_bytes(picker, "a") == 2000  # 500 tokens
+
+
+def test_a_server_whose_counters_fell_has_a_cold_cache() -> None:
+    picker = a_picker(on=endpoints("a"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
+    serve(picker, ask(text("p")), now=1.0)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
+    assert picker.pick(ask(text("p")), now=3.0).decision.matched_tokens == 0
+    check(picker)
+
+
+def test_the_answer_of_a_process_that_has_since_restarted_does_not_change_the_table() -> None:
+    picker = a_picker(on=endpoints("a"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.on_response_headers(pick, status=200, served=A, now=1.1)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
+    picker.on_feedback(pick, ResponseFeedback(text="x" * 900, complete=True), now=2.5)
+    picker.end(pick, outcome="ended", now=2.6)
+    assert held_bytes(picker, "a") == 0
+    check(picker)
+
+
+def test_the_table_has_the_capacity_that_the_server_states() -> None:
+    picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("a"))
+    assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 20_000
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, capacity_tokens=3000), now=1.0)
+    for number in range(10):
+        serve(picker, ask(text(f"p{number}")), now=2.0 + number)
+        picker.housekeep(now=3.0 + number)
+    assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 12_000
+    assert held_bytes(picker, "a") <= 12_000
+    assert picker.pick(ask(text("p9")), now=20.0).decision.matched_tokens > 1900
+    assert picker.pick(ask(text("p0")), now=20.0).decision.matched_tokens == 0
+
+
+def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None:
+    for limit, tokens in ((1000, 0), (None, 2000)):
+        picker = a_picker(on=endpoints("a"))
+        card = ModelCard("m", max_model_len=limit)
+        picker.take_lists({EndpointName("a"): ModelList((card,))}, now=0.0)
+        pick = picker.pick(ask(text("p")), now=1.0)
+        assert undone(picker, "a", now=1.0) == tokens
+        assert bool(picker.table.match(pick.chain)) == bool(tokens)
+
+
+def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
+    picker = a_picker(on=endpoints("a"))
+    for now, computed in ((0.0, 0.0), (1.0, 0.0), (3.0, 2000.0)):
+        page = EndpointMetrics(scraped_at=now, running=1, prompt_tokens=computed)
+        picker.observe(EndpointName("a"), page, now=now)
+        if now == 1.0:
+            pick = picker.pick(ask(text("p"), stream=True), now=2.0)
+            picker.on_response_headers(pick, status=200, served=None, now=2.1)
+            assert picker.table.entries == 0
+    assert picker.table.entries == len(pick.chain)
+    picker.end(pick, outcome="aborted", now=4.0)
+    assert picker.table.entries == len(pick.chain)
+
+
+def test_a_request_that_was_refused_does_not_count_as_work_that_others_waited_for() -> None:
+    picker = a_picker(on=endpoints("a"))
+    refused, later = (picker.pick(ask(text(name), stream=True), now=1.0) for name in "pq")
+    assert later.booking.ahead_tokens == 4000
+    picker.on_response_headers(refused, status=400, served=None, now=1.0)
+    picker.end(refused, outcome="ended", now=1.0)
+    assert later.booking.ahead_tokens == 2000
+
+
+@pytest.mark.parametrize("fate", ["restarted", "silent", "gone"])
+def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -> None:
+    picker = a_picker(on=endpoints("a"))
+    page = EndpointMetrics(scraped_at=0.0, running=1, prompt_tokens=10.0)
+    picker.observe(EndpointName("a"), page, now=0.0)
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    picker.detach(pick, now=1.0)
+    assert picker.table.match(pick.chain)
+    if fate == "gone":
+        picker.set_endpoints([], now=2.0)
+    else:
+        after = EndpointMetrics(scraped_at=700.0, prompt_tokens=0.0) if fate == "restarted" else None
+        picker.observe(EndpointName("a"), after, now=700.0)
+    picker.check_integrity()
+    assert not picker.table.match(pick.chain)
+    assert not pick.guess.open

@@ -1,0 +1,102 @@
+"""How a picker handles news of its servers: scrapes that fail, and base models that come and go. It keeps
+at most as many models as it has servers, and a few models that are gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from epp.base.types import EndpointMetrics, EndpointName, ModelCard, ModelList
+from epp.config.flow import Flow
+from epp.config.policy import PolicySpec
+from epp.picker.events import Pick
+from epp.picker.gate import NO_CLAIM, Gate
+from epp.picker.picker import Picker
+from tests.unit.picker.picker_questions import A, B, C, D, a_picker, ask, endpoints, serve, text
+
+
+def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
+    picker.take_lists({EndpointName(server): ModelList((ModelCard(model),))}, now=now)
+
+
+def blocks() -> int:
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
+def test_an_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for second in range(3):
+        assert len(picker.pick(ask(), now=float(second)).destinations) == 2
+        picker.observe(EndpointName("a"), None, now=float(second))
+    assert picker.pick(ask(), now=4.0).destinations == (B,)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=5.0), now=5.0)
+    assert set(picker.pick(ask(), now=5.0).destinations) == {A, B}
+
+
+def test_names_on_a_page_stand_for_a_list_that_was_refused_before_it() -> None:
+    """Pickers that name a model differently would share neither bounds nor shares of their queues."""
+    picker = a_picker(on=endpoints("a"))
+    name, page = EndpointName("a"), EndpointMetrics(scraped_at=1.0, models=frozenset({"m"}))
+    picker.observe(name, page, now=1.0)
+    assert picker.fleet.models == {""}, "it was not asked yet"
+    picker = a_picker(on=endpoints("a"))
+    picker.take_lists({name: None}, now=0.0)
+    picker.observe(name, page, now=1.0)
+    assert picker.fleet.models == {"m"}
+
+
+def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
+    picker = a_picker()
+    for name in "abcd":
+        for _ in range(10):
+            picker.observe(EndpointName(name), None, now=1.0)
+    chosen = {picker.pick(ask(), now=2.0).destinations[0] for _ in range(60)}
+    assert chosen == {A, B, C, D}
+
+
+def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    rename(picker, "b", "m", now=0.0)
+    sizes = []
+    for n in range(2100):
+        if n in (1050, 2099):  # before each of these, as many models have left as the picker may keep
+            sizes.append(blocks())
+        rename(picker, "a", f"base-{n}", now=float(n))
+    assert sizes[1] - sizes[0] < 2500  # without the limit there were 17 for each name
+    assert picker.learned("m") is picker.learned("m")
+
+
+def test_what_was_learned_of_a_served_model_is_kept_while_other_names_come_and_go() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    rename(picker, "b", "m", now=0.0)
+    serve(picker, ask(text("one")), now=1.0)
+    learned = picker.learned("m")
+    for n in range(1000):
+        rename(picker, "a", f"base-{n}", now=2.0)
+    assert picker.learned("m") is learned
+
+
+def test_queues_of_models_that_no_server_has_any_more_are_forgotten() -> None:
+    """Each queue has its own time series."""
+    picker = a_picker(PolicySpec(flow=Flow(mode="Hold")), on=endpoints("a"))
+    gate = Gate(picker)
+    for n in range(1000):
+        rename(picker, "a", f"base-{n}", now=float(n))
+        pick = gate.offer(
+            ask(text(str(n)), model=f"base-{n}"),
+            NO_CLAIM,
+            _never,
+            size_bytes=10,
+            longest_s=10.0,
+            now=float(n),
+        )
+        assert isinstance(pick, Pick)
+        picker.end(pick, outcome="ended", now=float(n))
+    gate.check_integrity()
+    assert len(gate.status(now=1000.0)) < 300
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("nothing waits")

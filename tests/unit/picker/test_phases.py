@@ -1,0 +1,55 @@
+"""The phases of a request, and which phase may follow which."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.picker.commit import enter
+from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.protocol.http_events import RequestBody, ResponseHeaders
+from tests.unit.observe.telemetry.records import pick
+from tests.unit.protocol.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through
+
+
+def test_every_phase_comes_after_the_first_and_leads_to_an_end() -> None:
+    assert FOLLOWS.keys() == set(Phase)
+    assert set().union(*FOLLOWS.values()) == set(Phase) - {Phase.START}
+    assert {phase for phase, after in FOLLOWS.items() if not after} == OVER
+    assert all(Phase.ENDED in after for phase, after in FOLLOWS.items() if phase not in OVER)
+
+
+def test_only_a_request_that_went_to_a_server_can_fail_or_be_let_go() -> None:
+    for last in OVER - {Phase.ENDED}:
+        before = {phase for phase, after in FOLLOWS.items() if last in after}
+        assert before == {Phase.SENT, *BEGUN}
+
+
+@pytest.mark.parametrize("last", [phase for phase in Phase if phase in OVER])
+def test_no_phase_follows_the_end(last: Phase) -> None:
+    made = pick()
+    enter(made, last)
+    assert made.over
+    with pytest.raises(AssertionError, match=f"ANSWERED does not follow {last}"):
+        enter(made, Phase.ANSWERED)
+
+
+def test_a_request_has_one_phase_from_its_first_message_to_its_end() -> None:
+    bench = Bench()
+    stream = through(bench, BUFFERED)
+    phases = [bench.stream().phase, stream.phase]
+    stream.receive(ResponseHeaders(OK, end_of_stream=True), now=1.0)
+    phases.append(stream.phase)
+    assert stream.pick is not None
+    assert stream.pick.phase is stream.phase
+    stream.close(now=2.0)
+    assert [*phases, stream.phase] == [Phase.START, Phase.SENT, Phase.DONE, Phase.ENDED]
+    assert stream.pick.phase is Phase.ENDED
+
+
+def test_a_request_whose_answer_began_before_its_pick_is_never_picked() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    run(stream, head(BUFFERED), ResponseHeaders(OK))
+    assert stream.phase is Phase.ANSWERED
+    run(stream, RequestBody(BODY, end_of_stream=True))
+    assert (stream.phase, stream.pick, bench.in_flight()) == (Phase.ANSWERED, None, 0)

@@ -1,0 +1,253 @@
+"""The picker as its callers see it: its choice by prefixes, by the endpoints that may be picked, and by
+load.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import get_args
+
+import pytest
+
+from epp.base.errors import NoEndpointError, SaturatedError
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Gain, Load
+from epp.picker.decision import PickRequest
+from epp.picker.picker import Picker
+from epp.request.response import ResponseFeedback
+from tests.unit.picker.picker_questions import (
+    ADDRESSES,
+    ELSEWHERE,
+    A,
+    B,
+    C,
+    D,
+    a_picker,
+    ask,
+    endpoints,
+    in_flight,
+    serve,
+    text,
+    undone,
+)
+
+# -- prefixes ------------------------------------------------------------------------------------------------
+
+
+def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_cached() -> None:
+    picker = a_picker()
+    first = serve(picker, ask(text("p")), now=1.0)
+    second = picker.pick(ask(text("p")), now=2.0)
+    assert second.destinations[0] == first.destinations[0]
+    assert second.decision.reason == "prefix"
+    assert second.decision.prompt_tokens == 2000
+    assert 2000 - 64 <= second.decision.matched_tokens < 2000  # at most one chunk of 256 bytes is missing
+    assert undone(picker, second.decision.chosen, now=2.0) == 2000 - second.decision.matched_tokens
+
+
+def test_the_predicted_cached_tokens_are_whole_blocks_and_never_the_whole_prompt() -> None:
+    picker = a_picker(on=endpoints("a"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
+    serve(
+        picker, ask(text("p", 8192)), now=1.0
+    )  # 2,048 tokens are 128 blocks. Only whole chunks and whole blocks count.
+    assert picker.pick(ask(text("p", 8192)), now=2.0).decision.matched_tokens == 2032
+
+
+def test_a_shared_beginning_counts_as_far_as_it_is_shared() -> None:
+    picker = a_picker()
+    serve(picker, ask(text("system", 4096) + text("one", 4000)), now=1.0)
+    second = picker.pick(ask(text("system", 4096) + text("two", 4000)), now=2.0)
+    assert second.decision.matched_tokens == 1024
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (ask(text("p"), salt="one"), ask(text("p"), salt="two")),
+        (ask(text("p"), salt=""), ask(text("p"), salt="two")),
+        (ask(text("p"), model="x"), ask(text("p"), model="y")),
+        (ask(text("p"), model="m"), ask(text("p"), model="x")),
+    ],
+)
+def test_salts_models_and_adapters_never_share_a_prefix(first: PickRequest, second: PickRequest) -> None:
+    picker = a_picker(on=endpoints("abcd", model="m", adapters=["x", "y"]))
+    serve(picker, first, now=1.0)
+    assert picker.pick(second, now=2.0).decision.matched_tokens == 0
+    assert picker.pick(first, now=3.0).decision.matched_tokens > 1900
+
+
+def test_token_ids_count_four_bytes_to_a_token() -> None:
+    picker = a_picker(on=endpoints("a"))
+    serve(picker, ask(text("ids", 8000), token_ids=True), now=1.0)
+    picker.on_feedback(  # a different ratio for text must not matter
+        serve(picker, ask(text("t", 8000)), now=2.0), ResponseFeedback(prompt_tokens=8000), now=2.6
+    )
+    again = picker.pick(ask(text("ids", 8000), token_ids=True), now=3.0).decision
+    assert again.prompt_tokens == 2000
+    assert 2000 - 64 <= again.matched_tokens < 2000
+
+
+def test_a_match_below_the_gain_threshold_is_ignored_but_still_booked_as_cached() -> None:
+    spec = PolicySpec(gain=Gain(min_match_ratio=0.5))
+    picker = a_picker(spec)
+    warm = serve(picker, ask(text("system", 1024) + text("one", 7000)), now=1.0).decision.chosen
+    picker.observe(
+        warm, EndpointMetrics(scraped_at=1.5, running=1, waiting=0), now=1.5
+    )  # the other servers have a little less work
+    second = picker.pick(ask(text("system", 1024) + text("two", 7000)), now=2.0).decision
+    assert second.chosen != warm
+    assert second.reason == "load"
+    assert next(c for c in second.candidates if c.name == warm).matched_tokens == 256
+
+
+def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
+    picker = a_picker()
+    decision = picker.pick(ask(model="", kind=ApiKind.OTHER, body_bytes=4000), now=1.0).decision
+    assert decision.prompt_tokens == 1000
+    assert decision.prompt_chunks == 0
+    assert decision.reason == "load"
+
+
+# -- allowed endpoints ---------------------------------------------------------------------------------------
+
+
+def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
+    picker = a_picker()
+    picker.set_endpoints([], now=0.5)
+    with pytest.raises(NoEndpointError) as caught:
+        picker.pick(ask(text("p")), now=1.0)
+    assert (caught.value.status, caught.value.reason) == (503, "no_ready_endpoint")
+
+
+def test_the_choice_and_the_fallback_come_only_from_the_subset() -> None:
+    picker = a_picker()
+    for _ in range(30):
+        pick = picker.pick(ask(text("p"), subset=frozenset({B, C})), now=1.0)
+        assert set(pick.destinations) == {B, C}
+
+
+def test_a_subset_is_compared_with_its_port() -> None:
+    picker = a_picker()
+    other_port = frozenset({Address(A.host, 9000)})
+    with pytest.raises(NoEndpointError) as caught:
+        picker.pick(ask(text("p"), subset=other_port), now=1.0)
+    assert caught.value.reason == "subset_empty"
+    assert in_flight(picker) == {}
+
+
+def test_an_empty_subset_allows_no_endpoint() -> None:
+    with pytest.raises(NoEndpointError):
+        a_picker().pick(ask(text("p"), subset=frozenset()), now=1.0)
+
+
+def test_an_ipv6_endpoint_is_found_in_a_subset() -> None:
+    six = Endpoint(EndpointName("six"), Address.parse("[fd00::6]:8000"))
+    picker = a_picker(on=[*endpoints("ab"), six])
+    pick = picker.pick(ask(subset=frozenset({Address.parse("[FD00:0::6]:8000")})), now=1.0)
+    assert pick.destinations == (six.address,)
+
+
+def test_a_model_goes_only_to_its_servers() -> None:
+    picker = a_picker(on=[*endpoints("ab", model="m"), *endpoints("cd", model="n")])
+    for _ in range(20):
+        assert set(picker.pick(ask(model="n"), now=1.0).destinations) == {C, D}
+
+
+def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
+    picker = a_picker(on=[*endpoints("a", model="m"), *endpoints("b", model="n")])
+    for second in range(3):
+        picker.observe(EndpointName("a"), None, now=float(second))
+    with pytest.raises(NoEndpointError):
+        picker.pick(ask(model="m"), now=4.0)
+    assert picker.pick(ask(model="n"), now=4.0).destinations == (B,)
+
+
+@pytest.mark.parametrize("rule", get_args(RuleName))
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_fallback_list_has_two_or_more_endpoints_if_there_are_two_and_no_duplicates(
+    rule: RuleName, count: int
+) -> None:
+    picker = a_picker(PolicySpec(rule=rule), on=endpoints("abcd"[:count], model="m", adapters=["x"]))
+    for number in range(40):
+        model = "x" if number % 3 == 0 else "m"
+        pick = picker.pick(ask(text(f"p{number % 5}"), model=model, session=f"s{number}"), now=float(number))
+        assert len(pick.destinations) == min(3, count)
+        assert len(set(pick.destinations)) == len(pick.destinations)
+        assert pick.decision.chosen == next(n for n in ADDRESSES if ADDRESSES[n] == pick.destinations[0])
+
+
+def test_endpoints_that_are_left_out_by_load_are_still_a_fallback() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=1.0, waiting=1000), now=1.0)
+    pick = picker.pick(ask(), now=1.5)
+    assert pick.destinations == (B, A)
+    assert [c.excluded for c in pick.decision.candidates] == ["", "waiting"]
+
+
+def test_prescribed_endpoints_are_taken_in_their_order_once_each() -> None:
+    pick = a_picker().pick(ask(text("p"), prescribed=(C, A, C, ELSEWHERE)), now=1.0)
+    assert pick.destinations == (C, A)
+    assert pick.decision.reason == "prescribed"
+
+
+def test_prescribed_endpoints_that_do_not_exist_are_a_503() -> None:
+    picker = a_picker()
+    with pytest.raises(NoEndpointError):
+        picker.pick(ask(text("p"), prescribed=(ELSEWHERE,)), now=1.0)
+    assert in_flight(picker) == {}
+
+
+# -- load ----------------------------------------------------------------------------------------------------
+
+
+def saturate(picker: Picker, *, now: float) -> None:
+    for name in "abcd":
+        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, waiting=1000), now=now)
+
+
+def test_saturated_endpoints_are_still_used_by_default() -> None:
+    picker = a_picker()
+    saturate(picker, now=1.0)
+    assert picker.pick(ask(text("p")), now=1.0).decision.reason == "saturated"
+
+
+@pytest.mark.parametrize("rule", get_args(RuleName))
+def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: RuleName) -> None:
+    picker = a_picker(PolicySpec(rule=rule, load=Load(when_saturated="Reject", retry_after_seconds=7)))
+    saturate(picker, now=1.0)
+    with pytest.raises(SaturatedError) as caught:
+        picker.pick(ask(text("p")), now=1.0)
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 7)
+    assert in_flight(picker) == {}
+    assert picker.table.entries == 0
+
+
+def test_saturation_is_forgotten_when_the_metrics_are_stale() -> None:
+    picker = a_picker(PolicySpec(load=Load(when_saturated="Reject")))
+    saturate(picker, now=1.0)
+    assert picker.pick(ask(text("p")), now=7.0).decision.reason == "load"
+
+
+def test_a_burst_of_one_prompt_is_spread_out_even_before_the_first_scrape() -> None:
+    picker = a_picker()
+    for _ in range(400):
+        picker.pick(ask(text("hot")), now=1.0)
+    loads = in_flight(picker)
+    assert set(loads) == set("abcd")
+    assert max(loads.values()) - min(loads.values()) < 40
+
+
+def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
+    picker = a_picker()
+    rng = random.Random(5)
+    for number in range(200):
+        picker.pick(ask(text(f"p{number}", rng.choice([4000, 8000, 12_000]))), now=1.0)
+    tokens = [undone(picker, n, now=1.0) for n in "abcd"]
+    assert max(tokens) < 1.3 * min(tokens)
+
+
+def test_chance_decides_between_equals() -> None:
+    chosen = {a_picker(seed=seed).pick(ask(text("p")), now=1.0).decision.chosen for seed in range(40)}
+    assert chosen == set("abcd")

@@ -1,0 +1,121 @@
+"""The events that the picker sends to its listeners: one for each thing that happens, in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.base.errors import NoEndpointError
+from epp.base.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.picker.decision import PickRequest
+from epp.picker.events import (
+    Answered,
+    Began,
+    Ended,
+    Moved,
+    Parsed,
+    PickerEvent,
+    ProtocolFault,
+    Proved,
+    Refused,
+    Restarted,
+    StreamEvent,
+)
+from epp.picker.picker import Picker
+from tests.unit.picker.picker_questions import A, B, a_picker, endpoints
+
+
+def heard_picker() -> tuple[Picker, list[PickerEvent]]:
+    picker = a_picker(on=endpoints("ab"))
+    events: list[PickerEvent] = []
+    picker.subscribe(events.append)
+    return picker, events
+
+
+def a_request() -> PickRequest:
+    return PickRequest(
+        request_id="r", inference=InferenceRequest(kind=ApiKind.CHAT, prompt=b"x" * 1000, stream=True)
+    )
+
+
+def time_of(event: PickerEvent) -> float:
+    assert not isinstance(event, Parsed | Refused | ProtocolFault), "events of a stream have no time"
+    return event.at
+
+
+def test_a_request_sends_events_when_it_begins_moves_is_answered_and_ends() -> None:
+    picker, events = heard_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    elsewhere = B if pick.destinations[0] == A else A
+    picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+    picker.end(pick, outcome="ended", now=4.0)
+    assert [(type(event), time_of(event)) for event in events] == [
+        (Began, 1.0),
+        (Moved, 2.0),
+        (Proved, 2.0),
+        (Answered, 2.0),
+        (Ended, 3.0),
+    ]
+    of_requests = [event for event in events if isinstance(event, Began | Moved | Answered | Ended)]
+    assert {id(event.request) for event in of_requests} == {id(pick)}
+    assert isinstance(events[3], Answered)
+    assert events[3].mismatch
+
+
+@pytest.mark.parametrize(("status", "fault"), [(200, False), (404, False), (429, True), (503, True)])
+def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault: bool) -> None:  # noqa: FBT001 - a row
+    picker, _ = heard_picker()
+    failed: list[tuple[type[PickerEvent], bool]] = []
+
+    def note(event: PickerEvent) -> None:
+        if isinstance(event, Began | Moved | Answered):
+            failed.append((type(event), event.request.failed))
+
+    picker.subscribe(note)
+    pick = picker.pick(a_request(), now=1.0)
+    elsewhere = B if pick.destinations[0] == A else A
+    picker.on_response_headers(pick, status=status, served=elsewhere, now=2.0)
+    assert failed == [(Began, False), (Moved, fault), (Answered, fault)]
+
+
+def test_a_request_that_is_let_go_ends_once() -> None:
+    picker, events = heard_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    picker.detach(pick, now=2.0)
+    picker.end(pick, outcome="ended", now=3.0)
+    assert [type(event) for event in events] == [Began, Ended]
+
+
+def test_events_of_streams_reach_the_same_listeners() -> None:
+    picker, events = heard_picker()
+    told: list[StreamEvent] = [
+        Parsed(0.1, 5),
+        Refused("r", NoEndpointError("none", reason="no_endpoints")),
+        ProtocolFault("odd"),
+    ]
+    for event in told:
+        picker.report(event)
+    assert events == told
+
+
+def test_every_listener_gets_every_event_after_it_subscribes() -> None:
+    picker, events = heard_picker()
+    pick = picker.pick(a_request(), now=1.0)
+    late: list[PickerEvent] = []
+    picker.subscribe(late.append)
+    picker.end(pick, outcome="aborted", now=2.0)
+    assert late == events[1:]
+
+
+def test_a_restart_seen_in_counters_sends_an_event_and_a_restart_that_the_source_states_does_not() -> None:
+    picker, events = heard_picker()
+    name = EndpointName("a")
+    picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
+    picker.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
+    assert [(type(event), time_of(event)) for event in events] == [(Restarted, 2.0)]
+    state = picker.fleet.get(name)
+    assert state is not None
+    assert state.cold_at == 2.0
+    picker.set_endpoints([Endpoint(name, A, incarnation="2")], now=3.0)
+    assert len(events) == 1
+    assert state.cold_at == 3.0

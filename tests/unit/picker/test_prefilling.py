@@ -1,0 +1,272 @@
+"""One server computes a prompt for another that answers (P/D): which server is asked, what is booked, and
+what the request carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from epp.base.errors import NoEndpointError
+from epp.base.types import (
+    PREFILLER,
+    Address,
+    ApiKind,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    Role,
+)
+from epp.config.disaggregation import Disaggregation
+from epp.config.policy import PolicySpec
+from epp.picker.decision import PickRequest
+from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
+from epp.picker.picker import Picker
+from tests.unit.picker.picker_questions import (
+    ADDRESSES,
+    A,
+    B,
+    C,
+    a_picker,
+    ask,
+    held_bytes,
+    in_flight,
+    text,
+    undone,
+)
+
+LONG = 80_000
+"""The size in bytes of 20,000 tokens. At the policy's rate their prefill takes 2.5 s, and to move their KV
+cache takes 0.27 s.
+"""
+SHORT = 800
+
+
+def fleet(roles: Mapping[str, Role]) -> list[Endpoint]:
+    return [Endpoint(EndpointName(name), ADDRESSES[name], role=role) for name, role in roles.items()]
+
+
+def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
+    """Return two servers that answer and two servers that only compute prompts."""
+    roles = {"a": Role.DECODE, "b": Role.UNSAID, "c": Role.PREFILL, "d": Role.PREFILL}
+    return a_picker(spec, on=fleet(roles))
+
+
+def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
+    """Let `running` answers run on the server. A prefill would delay them."""
+    page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
+    picker.observe(EndpointName(name), page, now=now)
+
+
+def long_pick(picker: Picker, name: str = "p", *, now: float = 1.0, stream: bool = True) -> Pick:
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=now)
+    return picker.pick(ask(text(name, LONG), stream=stream), now=now)
+
+
+def test_a_long_prompt_is_computed_by_a_prefill_endpoint_that_the_request_names() -> None:
+    pick = long_pick(split())
+    chosen = pick.decision.prefill
+    assert chosen is not None
+    assert chosen.name in ("c", "d")
+    assert pick.set_headers == ((PREFILLER, str(ADDRESSES[chosen.name])),)
+    assert pick.decision.chosen in ("a", "b")
+    assert chosen.uncached_tokens == 20_000
+    assert chosen.cost_s < chosen.instead_of_s
+    assert chosen.transfer_s == pytest.approx(0.01 + 20_000 * 131_072 / 1e10)
+    assert pick.decision.predicted_s == pytest.approx(20_000 / 8000 + chosen.transfer_s)
+
+
+def test_a_short_prompt_is_computed_where_it_is_answered() -> None:
+    picker = split()
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=1.0)
+    pick = picker.pick(ask(text("p", SHORT)), now=1.0)
+    assert pick.decision.prefill is None
+    assert pick.set_headers == ()
+
+
+def test_an_idle_endpoint_computes_a_long_prompt_itself_since_moving_it_costs_more_than_it_gains() -> None:
+    pick = split().pick(ask(text("p", LONG)), now=1.0)
+    assert pick.decision.prefill is None
+
+
+def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
+    # the prompt takes 26 s
+    slow = PolicySpec(disaggregation=Disaggregation(transfer_bytes_per_second=1e8))
+    assert long_pick(split(slow)).decision.prefill is None
+
+
+def test_a_prompt_that_the_answering_endpoint_holds_is_not_computed_elsewhere() -> None:
+    picker = split()
+    first = long_pick(picker)
+    picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
+    again = long_pick(picker, now=2.0)
+    assert again.decision.chosen == first.decision.chosen
+    assert again.decision.matched_tokens > 19_000
+    assert again.decision.prefill is None
+
+
+def test_the_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> None:
+    picker = split()
+    pick = long_pick(picker)
+    helper = pick.decision.prefill
+    assert helper is not None
+    assert undone(picker, helper.name, now=1.0) == 20_000
+    assert undone(picker, pick.decision.chosen, now=1.0) == 0
+    assert in_flight(picker) == {helper.name: 1, pick.decision.chosen: 1}
+    assert set(picker.table.match(pick.chain)) == {helper.name, pick.decision.chosen}
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
+    assert held_bytes(picker, helper.name) == held_bytes(picker, pick.decision.chosen) > 0
+    assert in_flight(picker) == {pick.decision.chosen: 1}
+    assert undone(picker, helper.name, now=4.0) == 0
+    picker.end(pick, outcome="ended", now=5.0)
+    assert in_flight(picker) == {}
+    assert held_bytes(picker, helper.name) > 0
+    picker.check_integrity()
+
+
+def test_the_prefill_endpoint_that_holds_the_beginning_is_asked_again() -> None:
+    picker = split()
+    first = long_pick(picker)
+    assert first.decision.prefill is not None
+    picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=2.0)
+    grown = ask(text("p", LONG) + text("and more", LONG))
+    later = picker.pick(grown, now=2.0).decision.prefill
+    assert later is not None
+    assert later.name == first.decision.prefill.name
+    assert later.matched_tokens > 19_000
+
+
+@pytest.mark.parametrize("status", [500, 503, 404])
+def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
+    picker = split()
+    pick = long_pick(picker)
+    picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert picker.table.entries == 0
+    picker.check_integrity()
+
+
+@pytest.mark.parametrize("outcome", ["aborted", "failed"])
+def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either_endpoint(outcome: str) -> None:
+    picker = split()
+    pick = long_pick(picker)
+    picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
+    assert in_flight(picker) == {}
+    assert picker.table.entries == 0
+
+
+def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> None:
+    picker = split()
+    pick = long_pick(picker)
+    picker.detach(pick, now=1.0)
+    assert in_flight(picker) == {}
+    assert pick.decision.prefill is not None
+    assert undone(picker, pick.decision.prefill.name, now=1.0) == 20_000
+    assert picker.table.match(pick.chain) == {pick.decision.prefill.name: len(pick.chain)}
+
+
+def test_an_error_counts_against_the_prefill_endpoint_and_not_against_the_answering_endpoint() -> None:
+    picker = split()
+    for n in range(6):
+        pick = long_pick(picker, f"p{n}", now=1.0 + n)
+        helper = pick.decision.prefill
+        picker.on_response_headers(
+            pick, status=500 if helper else 200, served=pick.destinations[0], now=1.0 + n
+        )
+        picker.end(pick, outcome="ended", now=1.0 + n)
+    for name in "ab":
+        state = picker.fleet.get(EndpointName(name))
+        assert state is not None
+        assert picker.fleet.failures.share(state, now=7.0) == 0
+
+
+def test_another_endpoint_that_serves_the_request_has_no_booked_prompt_either() -> None:
+    picker = split()
+    pick = long_pick(picker)
+    other = pick.destinations[1]
+    picker.on_response_headers(pick, status=200, served=other, now=2.0)
+    names = {address: name for name, address in ADDRESSES.items()}
+    assert in_flight(picker) == {names[other]: 1}
+    assert undone(picker, names[other], now=2.0) == 0
+
+
+def test_a_prefill_endpoint_is_never_a_destination() -> None:
+    picker = split()
+    seen: set[Address] = set()
+    for n in range(40):
+        seen.update(picker.pick(ask(text(f"p{n}", SHORT)), now=1.0).destinations)
+        seen.update(picker.pick(PickRequest("h", ask().inference, hurried=True), now=1.0).destinations)
+    assert seen == {A, B}
+
+
+def test_a_request_is_refused_if_only_prefill_endpoints_are_left() -> None:
+    picker = a_picker(on=fleet({"c": Role.PREFILL, "d": Role.ENCODE}))
+    with pytest.raises(NoEndpointError):
+        picker.pick(ask(text("p")), now=1.0)
+
+
+def test_the_data_planes_subset_also_limits_prefill_endpoints() -> None:
+    picker = split()
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=1.0)
+    for n in range(8):
+        pick = picker.pick(ask(text(f"p{n}", LONG), subset=frozenset({A, B, C})), now=1.0)
+        if pick.decision.prefill is not None:
+            assert pick.decision.prefill.name == "c"
+    pick = picker.pick(ask(text("p", LONG), subset=frozenset({A, B})), now=1.0)
+    assert pick.decision.prefill is None
+
+
+def test_an_endpoint_with_both_roles_is_never_its_own_prefill_endpoint() -> None:
+    picker = a_picker(on=fleet({"a": Role.BOTH, "b": Role.BOTH}))
+    busy(picker, "a", running=8, now=1.0)
+    busy(picker, "b", running=8, now=1.0)
+    for n in range(10):
+        decision = picker.pick(ask(text(f"p{n}", LONG)), now=1.0).decision
+        assert decision.prefill is None or decision.prefill.name != decision.chosen
+
+
+def test_only_prompts_of_generation_are_computed_elsewhere() -> None:
+    picker = split()
+    for decoder in "ab":
+        busy(picker, decoder, running=8, now=1.0)
+    pick = picker.pick(ask(text("p", LONG), kind=ApiKind.EMBEDDINGS), now=1.0)
+    assert pick.decision.prefill is None
+
+
+def test_a_prefill_endpoint_whose_scrapes_fail_is_not_asked() -> None:
+    picker = a_picker(on=fleet({"a": Role.DECODE, "c": Role.PREFILL}))
+    for _ in range(3):
+        picker.observe(EndpointName("c"), None, now=0.5)
+    busy(picker, "a", running=8, now=1.0)
+    assert picker.pick(ask(text("p", LONG)), now=1.0).decision.prefill is None
+
+
+def test_listeners_hear_of_the_work_of_the_prefill_endpoint_from_its_start_to_its_end() -> None:
+    picker = split()
+    heard: list[PickerEvent] = []
+    picker.subscribe(heard.append)
+    pick = long_pick(picker)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=4.0)
+    picker.end(pick, outcome="ended", now=5.0)
+    (began,) = [event for event in heard if isinstance(event, PrefillBegan)]
+    (ended,) = [event for event in heard if isinstance(event, PrefillEnded)]
+    assert pick.decision.prefill is not None
+    assert began.prefill.state.endpoint.name == pick.decision.prefill.name
+    assert len(began.chain) > 70
+    assert (ended.prefill, ended.outcome, ended.failed, ended.at) == (began.prefill, "computed", False, 4.0)
+
+
+def test_without_roles_a_pick_has_no_headers_and_no_prefill_endpoint() -> None:
+    picker = a_picker()
+    for name in "abcd":
+        busy(picker, name, running=8, now=1.0)
+    pick = picker.pick(ask(text("p", LONG)), now=1.0)
+    assert pick.decision.prefill is None
+    assert pick.set_headers == ()

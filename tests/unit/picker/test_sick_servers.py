@@ -1,0 +1,139 @@
+"""Servers that fail get hardly any traffic, and get traffic again soon after they have recovered.
+
+An open loop of requests before a picker, in simulated time, shows both.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from epp.config.policy import RuleName
+from epp.config.routing import Failures
+from tests.unit.picker.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, overloaded, refuses
+
+pytestmark = pytest.mark.slow
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "500": {},
+    "an error told in the stream": {"sick": begins, "told": 500},
+    "the same, where no body can be read": {"sick": begins, "told": 500, "readable": False},
+    "401": {"sick": refuses},
+    "401, where all servers want a key": {"sick": refuses, "wants_key": True},
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """One way in which a server alone answers badly, and at once."""
+    return FORMS[request.param]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_bad_server_gets_at_most_its_share_then_trials_then_its_share(
+    rule: RuleName, form: dict[str, Any]
+) -> None:
+    traffic = Traffic(rule=rule, servers="abc", pickers=2, shares=True, sick_to=10.0, **form).run(22.0)
+    assert traffic.first_ten_apart() <= 1 / 3
+    assert traffic.to(SICK, since=5.0, until=10.0) <= 0.02
+    assert traffic.to(SICK, since=19.0, until=22.0) >= 0.15
+    assert not traffic.out
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("least-load", 12), ("session", 12)]
+)
+def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
+    rule: RuleName, clients: int, form: dict[str, Any]
+) -> None:
+    """A server that says no at once has nothing in flight, so it looks idle to these clients."""
+    traffic = Traffic(
+        rule=rule, servers="abc", clients=clients, begins_s=0.02, lasts_s=0.06, sick_to=10.0, **form
+    ).run(20.0)
+    later = [name for at, name in traffic.sent if 5.0 <= at < 10.0]
+    assert later.count(SICK) <= max(1, 0.02 * len(later))
+    assert not traffic.out
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("wants_key", [False, True])
+def test_clients_with_bad_requests_leave_no_server_out(rule: RuleName, *, wants_key: bool) -> None:
+    traffic = Traffic(
+        rule=rule, servers="abc", per_s=10.0, poisoners=1, sick_to=0.0, lasts_s=0.5, wants_key=wants_key
+    ).run(5.0)
+    assert len(traffic.sent) > 2000
+    # Where probes prove nothing, the same refusals by a second server tell, once in a minute.
+    assert traffic.left_out_s <= (1.5 if wants_key else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "per_s"), [*product(RULES, [0.5, 2.0, 5.0]), ("least-cost", 200.0), ("round-robin", 200.0)]
+)
+def test_a_sick_server_is_left_out_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
+    traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
+    first = min(at for at, name in traffic.sent if name == SICK)
+    later = [name for at, name in traffic.sent if first + 5.0 <= at < 100.0]
+    assert later.count(SICK) <= 0.02 * len(later)
+    assert traffic.first_ten_apart() <= 1 / 4
+    if per_s < 10:
+        back = min(at for at, name in traffic.sent if name == SICK and at > 100.0)
+        assert back <= 110.0 + 1 / per_s
+        assert traffic.to(SICK, since=112.0, until=160.0) >= 0.1
+
+
+def test_without_probes_trials_are_a_larger_share_of_few_requests() -> None:
+    failures = Failures(probe=False)
+    traffic = Traffic(per_s=5.0, failures=failures).run(40.0)
+    assert 0.02 < traffic.to(SICK, since=5.0, until=20.0) <= 0.03
+    assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
+
+
+def test_a_server_that_refuses_everything_with_429_also_counts_as_sick() -> None:
+    assert Traffic(sick=overloaded).run(20.0).to(SICK, since=5.0, until=20.0) <= 0.02
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> None:
+    traffic = Traffic(rule=rule, sick=hang, sick_from=10.0, sick_to=40.0).run(60.0)
+    assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
+    assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_server_whose_answers_begin_and_do_not_go_on_is_noticed_within_three_seconds(
+    rule: RuleName,
+) -> None:
+    traffic = Traffic(rule=rule, sick=begins, stuck=True, sick_from=10.0, sick_to=40.0).run(60.0)
+    assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
+    assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
+
+
+def test_a_server_whose_answers_stop_is_found_by_probes_if_no_other_server_has_work() -> None:
+    traffic = Traffic(
+        rule="least-cost", per_s=0.2, sick=begins, stuck=True, sick_from=0.0, sick_to=100.0
+    ).run(130.0)
+    assert sum(name == SICK for at, name in traffic.sent if 20.0 < at < 100.0) == 0
+    assert sum(name == SICK for at, name in traffic.sent if at > 110.0) > 0
+
+
+def test_a_missing_adapter_keeps_away_only_the_requests_for_it() -> None:
+    traffic = Traffic(sick=lacks_x, models=("x",)).run(20.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    mixed = Traffic(sick=lacks_x, models=("m", "x")).run(20.0)
+    assert mixed.to(SICK, since=5.0, until=20.0) >= 0.1
+    assert mixed.failed <= 30
+
+
+def test_a_retried_request_counts_against_the_first_choice() -> None:
+    traffic = Traffic(retries=True).run(20.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    assert traffic.failed == 0
+
+
+def test_no_server_is_left_out_if_the_policy_says_so() -> None:
+    never = Failures(max_left_out_share=0.0, cost_seconds=0.0)
+    traffic = Traffic(rule="round-robin", failures=never).run(20.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) == pytest.approx(0.25, abs=0.01)

@@ -1,0 +1,235 @@
+"""Requests of clients can neither make the picker leave out a healthy server nor bring a sick server back."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
+from epp.picker.decision import PickRequest
+from epp.picker.endpoints.marks import Verdict
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
+from epp.request.parse import parse_request, skim_request
+from epp.sources.scraping.metrics_page import parse_page
+from tests.unit.picker.picker_questions import a_picker, endpoints, state, text
+
+HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=1)
+MISSING = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=2)
+
+
+def chat_to_path(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest:
+    prompt = text(name)
+    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt, stream=stream)
+    return PickRequest("r", inference, body_bytes=len(prompt), path_hash=path_hash)
+
+
+def sent_to(server: str, request: PickRequest, picker: Picker, *, now: float) -> Pick:
+    """Send one request to a certain server."""
+    subset = frozenset({state(picker, server).endpoint.address})
+    one = PickRequest("r", request.inference, request.body_bytes, subset, path_hash=request.path_hash)
+    return picker.pick(one, now=now)
+
+
+def answer_at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
+    """Send one request to a certain server, which answers at once."""
+    address = state(picker, server).endpoint.address
+    pick = sent_to(server, request, picker, now=now)
+    picker.on_response_headers(pick, status=status, served=address, now=now)
+    picker.end(pick, outcome="ended", now=now)
+
+
+def price(picker: Picker, server: str) -> float:
+    """Return the seconds that the server's failures add to its score for a request for the model."""
+    pick = picker.pick(chat_to_path(path_hash=1), now=1.0)
+    picker.end(pick, outcome="aborted", now=1.0)
+    found = next(each for each in pick.decision.candidates if each.name == server)
+    return found.parts_s["failing"]
+
+
+def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients_fault() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    answer_at("a", chat_to_path(path_hash=1), picker, status=200, now=1.0)
+    for _ in range(8):
+        answer_at("b", chat_to_path(path_hash=2), picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+    answer_at("b", chat_to_path(path_hash=1), picker, status=404, now=1.0)
+    assert price(picker, "b") > 0.0
+
+
+def test_a_404_for_a_request_without_a_model_is_the_clients_fault() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    answer_at("a", MISSING, picker, status=200, now=1.0)
+    for _ in range(8):
+        answer_at("b", MISSING, picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients_fault() -> None:
+    def asks(body: bytes) -> PickRequest:
+        return PickRequest("r", parse_request("/v1/responses", body), len(body), path_hash=1)
+
+    picker = a_picker(on=endpoints("ab"))
+    answer_at("a", asks(b'{"model":"m","input":"hello"}'), picker, status=200, now=1.0)
+    for _ in range(8):
+        follows = asks(b'{"model":"m","input":"go on","previous_response_id":"resp_1"}')
+        answer_at("b", follows, picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() -> None:
+    """The body may name a stored response, and nobody has read it."""
+    body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
+    unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
+    picker = a_picker(on=endpoints("ab"))
+    answer_at("a", chat_to_path(path_hash=1), picker, status=200, now=1.0)
+    for _ in range(8):
+        answer_at("b", unread, picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_an_api_that_a_model_does_not_have_is_the_clients_fault() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for _ in range(8):
+        answer_at("b", chat_to_path(path_hash=1), picker, status=501, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for _ in range(6):
+        answer_at("b", chat_to_path(path_hash=1), picker, status=500, now=1.0)
+    assert picker.left_out(now=1.0)
+    before = price(picker, "b")
+    for _ in range(6):
+        answer_at("b", HEALTH, picker, status=200, now=1.0)
+    picker.housekeep(now=3.0)
+    assert picker.left_out(now=3.0)
+    assert price(picker, "b") == before
+    for _ in range(3):
+        answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
+    assert not picker.left_out(now=1.0)
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
+    """One server has two long answers, and the other has short ones at the same time."""
+    picker = a_picker(on=endpoints("ab"))
+    counted = dict.fromkeys("ab", 1.0)
+
+    def scrape(now: float) -> None:
+        for name in "ab":
+            page = EndpointMetrics(scraped_at=now, running=0, generated_tokens=counted[name])
+            picker.observe(EndpointName(name), page, now=now)
+
+    scrape(0.0)
+    busy, other = "a", "b"
+    for _ in range(2):
+        sent_to(busy, chat_to_path(path_hash=1, stream=False), picker, now=0.1)
+    for tenth in range(1, 100):
+        now = tenth / 10
+        answer_at(
+            other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
+        )
+        if tenth % 10 == 5:
+            counted[other] += 10.0
+            counted[busy] += 0.0 if stands_still else 50.0
+            scrape(now)
+        picker.housekeep(now=now)
+        assert stands_still or not picker.left_out(now=now)
+    assert bool(picker.left_out(now=10.0)) is stands_still
+
+
+def test_health_checks_do_not_count_as_complete_answers_of_a_server_that_cuts() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for _ in range(6):
+        picker.answer_cut(state(picker, "b").endpoint.address, now=1.0)
+    for _ in range(6):
+        answer_at("b", HEALTH, picker, status=200, now=1.0)
+    picker.housekeep(now=4.0)
+    assert picker.left_out(now=4.0)
+
+
+def test_sglang_counts_tokens_at_the_end_of_an_answer_so_long_answers_are_no_stall() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    finished = dict.fromkeys("ab", 1)
+
+    def scrape(now: float) -> None:
+        for name in "ab":
+            page = (
+                f"sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:prompt_tokens_total {finished[name]}\n"
+                f"sglang:generation_tokens_total {finished[name]}\nsglang:num_requests_total {finished[name]}\n"
+            )
+            picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
+
+    scrape(0.0)
+    long = picker.pick(chat_to_path(path_hash=1), now=0.1)
+    picker.on_response_headers(long, status=200, served=long.destinations[0], now=0.2)
+    other = "ab".replace(long.decision.chosen, "")
+    for second in range(1, 20):
+        answer_at(other, chat_to_path(path_hash=1, name=f"{second}"), picker, status=200, now=float(second))
+        finished[other] += 1
+        scrape(second + 0.5)
+        picker.housekeep(now=second + 0.6)
+        assert not picker.left_out(now=second + 0.6)
+
+
+@pytest.mark.parametrize("verdict", ["well", "ill"])
+def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(verdict: Verdict) -> None:
+    """A server whose page has no counter has ten long answers that are not streamed. The other server has
+    short ones.
+    """
+    picker = a_picker(on=endpoints("ab"))
+    longest = [picker.pick(chat_to_path(path_hash=1, stream=False), now=0.1 * n) for n in range(10)]
+    busy = longest[0].decision.chosen
+    other = "ab".replace(busy, "")
+    probes = 0
+    for tenth in range(10, 100):
+        now = tenth / 10
+        answer_at(
+            other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
+        )
+        for name in "ab":
+            picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
+        picker.housekeep(now=now)
+        for probe in picker.probes_due(now=now):
+            assert probe.state.endpoint.name == busy
+            picker.probed(probe, verdict, now=now)
+            probes += 1
+        assert verdict == "ill" or not picker.left_out(now=now)
+    assert probes
+    assert bool(picker.left_out(now=10.0)) is (verdict == "ill")
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+@pytest.mark.parametrize("verdict", ["well", "ill"])
+def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Verdict, waiting: int) -> None:
+    """SGLang's counters grow only when an answer ends. While requests wait there, the probe waits too."""
+    picker = a_picker(on=endpoints("ab"))
+    finished = dict.fromkeys("ab", 1)
+    longest: list[Pick] = []
+    busy = other = ""
+    probes: list[bool] = []
+    for tenth in range(100):
+        now = tenth / 10
+        for name in "ab":
+            page = (
+                f"sglang:num_running_reqs 1\nsglang:num_queue_reqs {waiting}\n"
+                f"sglang:generation_tokens_total {finished[name]}\nsglang:num_requests_total {finished[name]}\n"
+            )
+            picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
+        if tenth < 10:
+            longest.append(picker.pick(chat_to_path(path_hash=1, stream=False), now=now))
+            busy = longest[0].decision.chosen
+            other = "ab".replace(busy, "")
+        else:
+            answer_at(
+                other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
+            )
+            finished[other] += 1
+        picker.housekeep(now=now)
+        for probe in picker.probes_due(now=now):
+            assert probe.state.endpoint.name == busy
+            probes.append(probe.queued)
+            picker.probed(probe, "unclear" if verdict == "ill" and probe.queued else verdict, now=now)
+    assert set(probes) == {waiting > 0}
+    assert bool(picker.left_out(now=10.0)) is (verdict == "ill" and not waiting)

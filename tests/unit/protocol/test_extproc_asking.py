@@ -1,0 +1,156 @@
+"""The question to the picker: what it takes from the head and the body of a request. What the answer to the
+data plane sets, removes and reports.
+"""
+
+from __future__ import annotations
+
+import pytest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
+
+from epp.base.types import SERVER_HEADERS, Endpoint, EndpointName
+from epp.protocol.codec import encode
+from epp.protocol.http_events import Answer, Estimate, Modes, RequestBody, RequestHeaders
+from epp.protocol.stream_settings import StreamSettings
+from tests.unit.protocol.stream_bench import (
+    ALL,
+    BODY,
+    BUFFERED,
+    KEY,
+    NONE,
+    PARTIAL,
+    STREAMED,
+    A,
+    B,
+    Bench,
+    C,
+    head,
+    routed,
+    run,
+)
+
+
+@pytest.mark.parametrize("modes", [NONE, STREAMED])
+def test_an_unread_body_still_counts_as_work_of_its_declared_length(bench: Bench, modes: Modes) -> None:
+    sizes = []
+    for length in ("4000", "8000"):
+        run(bench.stream(), RequestHeaders(((":path", "/x"), ("content-length", length)), modes=modes))
+        sizes.append(bench.seen.picks[-1].decision.prompt_tokens)
+    assert sizes[1] == 2 * sizes[0] > 0
+
+
+def test_a_partial_body_that_was_cut_is_routed_by_load(bench: Bench) -> None:
+    actions = run(bench.stream(), head(PARTIAL), RequestBody(BODY[:200], end_of_stream=False))
+    assert len(routed(actions)) == 1
+    assert bench.seen.picks[0].decision.kind == "other"
+    assert bench.seen.picks[0].decision.unread == "partial_body"
+
+
+def test_a_compressed_body_is_routed_by_load(bench: Bench) -> None:
+    event = RequestHeaders(((":path", "/v1/completions"), ("Content-Encoding", "gzip")), modes=BUFFERED)
+    run(bench.stream(), event, RequestBody(b"\x1f\x8b\x08", end_of_stream=True))
+    assert bench.seen.picks[0].decision.kind == "other"
+    assert bench.seen.picks[0].decision.unread == "encoded_body"
+
+
+@pytest.mark.parametrize("modes", ALL)
+@pytest.mark.parametrize("name", [KEY, "X-Gateway-Destination-Endpoint"])
+def test_a_client_sent_destination_is_overwritten_or_removed(bench: Bench, modes: Modes, name: str) -> None:
+    actions = run(
+        bench.stream(),
+        head(modes, (name, "6.6.6.6:1")),
+        *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]),
+    )
+    first = next(a for a in actions if isinstance(a, Answer))
+    assert KEY in first.remove_headers or first.set_headers[0][0] == KEY
+    assert "6.6.6.6" not in repr(actions)
+
+
+@pytest.mark.parametrize("modes", ALL)
+@pytest.mark.parametrize("name", [*SERVER_HEADERS, "X-Prefiller-Host-Port"])
+def test_headers_that_servers_obey_are_removed_if_a_client_sends_them(
+    bench: Bench, modes: Modes, name: str
+) -> None:
+    actions = run(
+        bench.stream(),
+        head(modes, (name, "6.6.6.6:1")),
+        *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]),
+    )
+    first = next(a for a in actions if isinstance(a, Answer))
+    assert name.lower() in first.remove_headers
+    assert "6.6.6.6" not in repr(actions)
+
+
+def test_names_match_in_any_case_and_the_first_request_id_is_kept(bench: Bench) -> None:
+    event = RequestHeaders(
+        ((":PATH", "/v1/completions"), ("X-Request-ID", "Mine")), end_of_stream=True, modes=BUFFERED
+    )
+    (answer,) = run(bench.stream(), event)
+    assert isinstance(answer, Answer)
+    assert bench.seen.picks[0].decision.request_id == "Mine"
+    assert [name for name, _ in answer.set_headers] == [KEY]
+
+
+def test_a_request_without_an_id_gets_one(bench: Bench) -> None:
+    (answer,) = run(bench.stream(), RequestHeaders(((":path", "/"),), end_of_stream=True, modes=BUFFERED))
+    assert isinstance(answer, Answer)
+    assert ("x-request-id", "made") in answer.set_headers
+    assert bench.seen.picks[0].decision.request_id == "made"
+
+
+def test_the_session_header_of_the_policy_reaches_the_rule() -> None:
+    bench = Bench(rule="session", session_header="x-who")
+    chosen = set()
+    for _ in range(8):
+        run(bench.stream(), head(NONE, ("X-Who", "ann")))
+        chosen.add(bench.seen.picks[-1].destinations[0])
+    assert len(chosen) == 1
+
+
+def test_scores_are_sent_if_configured() -> None:
+    bench = Bench(settings=StreamSettings(scores_metadata=True))
+    (answer,) = routed(run(bench.stream(), head(NONE)))
+    assert {address for address, _ in answer.scores} == {str(A), str(B), str(C)}
+
+
+def test_the_cost_of_a_request_is_sent_if_configured() -> None:
+    """A gateway's rate limit can count these tokens, and its access log can keep them."""
+    bench = Bench(settings=StreamSettings(cost_metadata=True))
+    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
+    decision = bench.seen.picks[0].decision
+    assert answer.cost == Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
+    assert decision.prompt_tokens > 100
+    assert decision.predicted_s > 0
+    told = (
+        ProcessingResponse.FromString(encode(answer)).dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    )
+    assert told["x-prefix-gateway-prompt-tokens"].number_value == decision.prompt_tokens
+    assert told["x-prefix-gateway-matched-tokens"].number_value == decision.matched_tokens
+    assert told["x-prefix-gateway-predicted-seconds"].number_value == decision.predicted_s
+
+
+def test_the_cost_of_a_request_is_not_sent_by_default(bench: Bench) -> None:
+    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
+    assert answer.cost is None
+
+
+def test_a_body_that_would_take_too_long_is_routed_by_load_to_a_server_of_its_model(bench: Bench) -> None:
+    body = b'{"model":"sql","prompt":[' + b"[]," * 200_000 + b"[]]}"
+    endpoints = [
+        Endpoint(name=EndpointName("a"), address=A, model="chat"),
+        Endpoint(name=EndpointName("b"), address=B, model="sql"),
+    ]
+    bench.picker.set_endpoints(endpoints, now=0.0)
+    [answer] = routed(run(bench.stream(), head(BUFFERED), RequestBody(body, end_of_stream=True)))
+    decision = bench.seen.picks[0].decision
+    assert (decision.unread, decision.kind, decision.prompt_chunks) == ("costly_body", "completions", 0)
+    assert answer.destination == str(B)
+    assert "unread=costly_body" in bench.seen.picks[0].explanation
+
+
+@pytest.mark.parametrize(("modes", "unread"), [(NONE, "body_not_seen"), (STREAMED, "body_not_seen")])
+def test_a_body_that_comes_after_the_pick_is_recorded_as_unread(
+    bench: Bench, modes: Modes, unread: str
+) -> None:
+    run(bench.stream(), head(modes))
+    run(bench.stream(), head(modes, end=True))
+    assert [pick.decision.unread for pick in bench.seen.picks] == [unread, ""]

@@ -1,0 +1,44 @@
+"""Calls of one server: when the gate is asked and pumped, and which work a call leaves for later."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from epp.transport.http2.grpc_messages import OK
+from tests.unit.protocol.calls_bench import Calls, answer, body, head
+
+
+def test_no_call_asks_the_gate_if_flow_control_is_off() -> None:
+    calls, others = Calls(), Calls(mode="Hold")
+    others.ask()
+    others.ask()
+    assert others.gate.waiting == 1
+    calls.ask(head())[0].gone(now=1.0, broken=False)  # the first call reads the policy
+    # In this gate a request waits. A call that asked the gate would have it pumped, or would wait there too.
+    calls.streams.context = dataclasses.replace(calls.streams.context, gate=others.gate)
+    call, caller = calls.ask(head(), body(), answer())
+    call.half_closed(now=2.0)
+    other, _ = calls.ask()
+    other.gone(now=2.0, broken=False)
+    assert (len(caller.sent), caller.ended, calls.streams.live) == (3, [(OK, "")], {})
+    assert (calls.pumps, others.gate.waiting) == (0, 1)
+
+
+def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
+    calls = Calls()
+    call, caller = calls.ask(head())
+    assert caller.left_work == 0
+    call.message(body(), now=1.0)
+    assert caller.left_work == 1
+    call.message(answer(), now=1.0)
+    assert caller.left_work == 1
+
+
+def test_the_gate_is_pumped_soon_when_a_request_waits_and_when_another_ends() -> None:
+    calls = Calls(mode="Hold")
+    first, _ = calls.ask()
+    assert calls.pumps == 0
+    calls.ask()
+    assert (calls.gate.waiting, calls.pumps) == (1, 1)
+    first.half_closed(now=2.0)
+    assert calls.pumps == 2

@@ -1,0 +1,261 @@
+"""The state machine of one HTTP request, without a transport: its answers in each mode, and peers that
+behave oddly.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from epp.protocol.http_events import (
+    Answer,
+    Echo,
+    Event,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseHeaders,
+    Slot,
+    StreamProtocolError,
+)
+from epp.protocol.stream_settings import StreamSettings
+from tests.unit.protocol.stream_bench import (
+    ALL,
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    EARLY,
+    GRPC,
+    HEADERS,
+    KEY,
+    NONE,
+    OK,
+    PARTIAL,
+    STREAMED,
+    Bench,
+    echoed,
+    head,
+    refused,
+    routed,
+    run,
+    slots,
+)
+
+# -- the order of answers in each mode -----------------------------------------------------------------------
+
+H, D, T = Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS
+
+
+@pytest.mark.parametrize(
+    ("modes", "expected", "destination_in", "kind"),
+    [
+        (BUFFERED, [H, D], D, "completions"),
+        (PARTIAL, [H, D], D, "completions"),
+        (STREAMED, [H, D], H, "other"),
+        (EARLY, [H, D], H, "completions"),
+        (DUPLEX, [H, D], H, "completions"),
+        (GRPC, [H, D], H, "completions"),
+        (NONE, [H], H, "other"),
+    ],
+)
+def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
+    bench: Bench, modes: Modes, expected: list[Slot], destination_in: Slot, kind: str
+) -> None:
+    stream = bench.stream()
+    body = [] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]
+    actions = run(stream, head(modes), *body)
+    assert slots(actions) == expected
+    (answer,) = routed(actions)
+    assert answer.slot is destination_in
+    assert answer.set_headers == ((KEY, answer.destination),)
+    assert sorted(answer.destination.split(",")) == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
+    assert bench.seen.picks[0].decision.kind == kind
+    assert echoed(actions) == (BODY if modes in (DUPLEX, GRPC) else b"")
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, STREAMED, NONE])
+def test_headers_are_answered_at_once_if_the_data_plane_waits_for_the_answer(
+    bench: Bench, modes: Modes
+) -> None:
+    assert slots(run(bench.stream(), head(modes))) == [H]
+
+
+@pytest.mark.parametrize("modes", [EARLY, DUPLEX, GRPC])
+def test_headers_are_answered_after_the_body_if_the_data_plane_sends_the_body_anyway(
+    bench: Bench, modes: Modes
+) -> None:
+    stream = bench.stream()
+    assert run(stream, head(modes), RequestBody(BODY[:100])) == []
+    assert slots(run(stream, RequestBody(BODY[100:], end_of_stream=True)))[0] is H
+
+
+def test_a_data_plane_that_states_no_mode_is_taken_to_use_full_duplex(bench: Bench) -> None:
+    actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
+    assert slots(actions) == [H, D]
+    assert echoed(actions) == BODY
+
+
+def test_the_mode_of_a_data_plane_that_states_none_can_be_configured() -> None:
+    bench = Bench(settings=StreamSettings(assumed_modes=BUFFERED))
+    actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
+    assert slots(actions) == [H, D]
+    assert echoed(actions) == b""
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 61_999, 62_000, 62_001, 124_000, 400_000])
+@pytest.mark.parametrize("ends_in_trailers", [False, True])
+def test_full_duplex_sends_the_body_back_in_pieces_within_the_limit(
+    bench: Bench, *, size_bytes: int, ends_in_trailers: bool
+) -> None:
+    body = random.Random(size_bytes).randbytes(size_bytes)
+    stream = bench.stream()
+    first = RequestHeaders(((":path", "/upload"),), modes=DUPLEX)
+    if ends_in_trailers:
+        actions = run(stream, first, RequestBody(body), RequestTrailers())
+    else:
+        actions = run(stream, first, RequestBody(body, end_of_stream=True))
+    assert slots(actions)[0] is H
+    pieces = [a for a in actions if isinstance(a, Echo)]
+    assert b"".join(bytes(p.data) for p in pieces) == body
+    assert all(len(p.data) <= 62_000 for p in pieces)
+    ends = [p.end_of_stream for p in pieces]
+    if ends_in_trailers:
+        assert not any(ends)
+        assert slots(actions)[-1] is T
+    else:
+        assert ends.count(True) == 1
+        assert ends[-1]
+
+
+@pytest.mark.parametrize("modes", ALL)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_without_a_body_is_routed_from_its_headers(bench: Bench, modes: Modes, method: str) -> None:
+    event = RequestHeaders(((":method", method), (":path", "/v1/models")), end_of_stream=True, modes=modes)
+    (answer,) = run(bench.stream(), event)
+    assert isinstance(answer, Answer)
+    assert answer.slot is H
+    assert answer.destination
+    assert bench.seen.picks[0].decision.kind == "other"
+
+
+def test_each_chunk_of_a_streamed_body_is_answered_unread(bench: Bench) -> None:
+    chunks = [
+        RequestBody(BODY[i : i + 50], end_of_stream=i + 50 >= len(BODY)) for i in range(0, len(BODY), 50)
+    ]
+    actions = run(bench.stream(), head(STREAMED), *chunks)
+    assert slots(actions) == [H] + [D] * len(chunks)
+    assert bench.seen.parsed_bytes == []
+
+
+def test_an_early_body_is_held_only_up_to_the_limit() -> None:
+    bench = Bench(settings=StreamSettings(streamed_hold_bytes=500))
+    stream = bench.stream()
+    assert run(stream, head(EARLY), RequestBody(BODY[:499])) == []
+    actions = run(stream, RequestBody(BODY[499:600]))
+    assert slots(actions) == [H, D, D]
+    assert bench.seen.picks[0].decision.kind == "other"
+    assert slots(run(stream, RequestBody(BODY[600:], end_of_stream=True))) == [D]
+
+
+def test_an_early_body_is_complete_when_its_declared_length_has_arrived(bench: Bench) -> None:
+    stream = bench.stream()
+    assert run(stream, head(EARLY), RequestBody(BODY[:10])) == []
+    assert slots(run(stream, RequestBody(BODY[10:]))) == [H, D, D]
+    assert bench.seen.picks[0].decision.kind == "completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/completions", BODY + b"\n", "completions"),
+        ("/upload", b"--boundary", "other"),
+        ("/upload", b'{"a": 1}', "other"),
+    ],
+)
+def test_an_early_body_of_unknown_length_is_complete_when_its_json_is(
+    bench: Bench, path: str, body: bytes, kind: str
+) -> None:
+    stream = bench.stream()
+    run(stream, RequestHeaders(((":path", path),), modes=EARLY))
+    assert slots(run(stream, RequestBody(body))) == [H, D]
+    assert bench.seen.picks[0].decision.kind == kind
+
+
+def test_a_buffered_body_without_bytes_before_trailers_is_routed_by_metadata(bench: Bench) -> None:
+    actions = run(bench.stream(), head(BUFFERED), RequestTrailers())
+    assert slots(actions) == [H, T]
+    (answer,) = routed(actions)
+    assert answer.slot is T
+    assert answer.set_headers == ()
+
+
+def test_trailers_after_a_buffered_body_pass(bench: Bench) -> None:
+    actions = run(bench.stream(), head(BUFFERED), RequestBody(BODY), RequestTrailers())
+    assert slots(actions) == [H, D, T]
+    assert len(routed(actions)) == 1
+
+
+# -- odd peers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([head(BUFFERED), head(BUFFERED)], "second_request_headers"),
+        ([head(NONE), ResponseHeaders(OK), ResponseHeaders(OK)], "second_response_headers"),
+    ],
+)
+def test_impossible_messages_are_a_typed_error(bench: Bench, events: list[Event], reason: str) -> None:
+    stream = bench.stream()
+    run(stream, *events[:-1])
+    with pytest.raises(StreamProtocolError, match=reason):
+        stream.receive(events[-1], now=5.0)
+
+
+def test_a_message_after_the_end_is_an_error(bench: Bench) -> None:
+    stream = bench.stream()
+    stream.close(now=1.0)
+    with pytest.raises(StreamProtocolError, match="event_after_end"):
+        stream.receive(head(NONE), now=2.0)
+    assert bench.in_flight() == 0
+
+
+def test_a_body_without_headers_passes_and_is_reported(bench: Bench) -> None:
+    actions = run(bench.stream(), RequestBody(b"abc", end_of_stream=True, modes=BUFFERED))
+    assert actions == [Answer(D)]
+    assert bench.seen.faults == ["body_before_headers"]
+
+
+@pytest.mark.parametrize("modes", ALL)
+def test_a_response_before_the_pick_means_that_no_pick_is_made(bench: Bench, modes: Modes) -> None:
+    stream = bench.stream()
+    early = ResponseHeaders(((":status", "413"),), modes=modes)
+    actions = run(stream, early, head(None, (KEY, "6.6.6.6:1")), RequestBody(BODY, end_of_stream=True))
+    assert routed(actions) == []
+    assert bench.in_flight() == 0
+    assert not any(isinstance(a, Refuse) for a in actions)
+
+
+def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench) -> None:
+    stream = bench.stream()
+    run(stream, head(DUPLEX), RequestBody(BODY[:9]), ResponseHeaders(((":status", "408"),)))
+    actions = run(stream, RequestBody(BODY[9:], end_of_stream=True))
+    assert slots(actions) == [H, D]
+    assert echoed(actions) == BODY
+    assert routed(actions) == []
+
+
+def test_each_held_piece_of_the_body_is_answered_once_if_the_response_came_first(bench: Bench) -> None:
+    stream = bench.stream()
+    run(stream, head(EARLY), RequestBody(BODY[:9]), RequestBody(BODY[9:19]), ResponseHeaders(OK))
+    assert slots(run(stream, RequestTrailers())) == [H, D, D, T]
+    assert bench.seen.picks == []
+
+
+def test_nothing_is_answered_after_a_refusal(bench: Bench) -> None:
+    stream = bench.stream()
+    refused(run(stream, RequestHeaders(HEADERS[:2], modes=DUPLEX), RequestBody(b"{", end_of_stream=True)))
+    assert run(stream, RequestTrailers(), ResponseHeaders(OK)) == []

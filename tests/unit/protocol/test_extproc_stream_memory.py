@@ -1,0 +1,118 @@
+"""The memory that a request takes while it is open and after its end, whatever its client sent."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import sys
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from epp.base.types import Address, Endpoint, EndpointName
+from epp.config.observing import Sampling
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import PickerStatus
+from epp.protocol.http_events import RequestBody, RequestHeaders, ResponseHeaders
+from tests.unit.protocol.stream_bench import BODY, BUFFERED, HEADERS, Bench
+
+_LONG = 400_000
+_REQUESTS = 40
+_KEPT_BYTES = 50_000
+"""The bytes that stay for one request: its record, its booking, and its chain of about a hundred hashes."""
+
+
+class CountingBench(Bench):
+    """Counts like a real picker, and keeps its decisions."""
+
+    def __init__(self) -> None:
+        super().__init__(sampling=Sampling(share=1.0))
+        self.metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_no_status)
+        self.picker.subscribe(self.metrics.on_event)
+
+
+def _no_status() -> PickerStatus:
+    raise AssertionError("nobody looks at the metrics here")
+
+
+def _request(number: int, **fields: object) -> tuple[RequestHeaders, RequestBody]:
+    long = f"{number:06}" + "x" * _LONG
+    extra = ((":path", f"/{long}/v1/completions"), ("x-session-id", long), ("x-request-id", long))
+    head = RequestHeaders((*HEADERS[:1], *extra), end_of_stream=False, subset=None, modes=BUFFERED)
+    body = {"model": "m", "prompt": "tell me about foxes", "stream": True} | {
+        key: long if value == "long" else value for key, value in fields.items()
+    }
+    return head, RequestBody(json.dumps(body).encode(), end_of_stream=True)
+
+
+@pytest.fixture
+def _traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def _held_bytes() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "open"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"model": "long"}, {"cache_salt": "long"}, {"user": "long"}, {"prompt": "long"}],
+    ids=["model", "salt", "unread", "prompt"],
+)
+def test_long_values_that_a_client_sends_are_not_kept_in_full(
+    *, fields: dict[str, object], ends: bool
+) -> None:
+    bench, streams = CountingBench(), []
+    before = _held_bytes()
+    for number in range(_REQUESTS):
+        stream = bench.stream()
+        for event in _request(number, **fields):
+            stream.receive(event, now=float(number))
+        answer = ResponseHeaders(
+            [(":status", "200"), ("content-type", "text/event-stream")], end_of_stream=False
+        )
+        stream.receive(answer, now=number + 0.1)
+        if ends:
+            stream.close(now=number + 0.2)
+        else:
+            streams.append(stream)
+    assert bench.in_flight() == len(streams)
+    assert _held_bytes() - before < _REQUESTS * _KEPT_BYTES
+
+
+@pytest.mark.parametrize("process", ["", "u"], ids=["from a file", "pods"])
+def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
+    bench, rounds = Bench(), itertools.count()
+    metrics = Metrics(decisions=DecisionRing(maxlen=5), state=_no_status)
+    bench.picker.subscribe(metrics.on_event)
+    asked = RequestHeaders(HEADERS, modes=BUFFERED), RequestBody(BODY, end_of_stream=True)
+
+    def churn(count: int) -> int:
+        for number in itertools.islice(rounds, count):
+            now, name = number * 30.0, f"server-{number}"
+            address = Address(f"10.0.{number // 250 % 250}.{number % 250}", 8000)
+            endpoint = Endpoint(EndpointName(name), address, incarnation=process and f"{process}{number}")
+            bench.picker.set_endpoints([endpoint], now=now)
+            stream = bench.stream()
+            for event in (*asked, ResponseHeaders([(":status", "200")])):
+                stream.receive(event, now=now)
+            stream.close(now=now)
+            bench.picker.housekeep(now=now)
+            for noted in (bench.seen.picks, bench.seen.over, bench.seen.mismatches, bench.seen.parsed_bytes):
+                noted.clear()
+            metrics.keep({state.endpoint.name for state in bench.picker.fleet.states()})
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = churn(1_000)
+    # `Demand` keeps the time of each request, bounded in number.
+    assert churn(1_000) - before < 1_000 + 500, "less than one block a name"

@@ -1,0 +1,286 @@
+"""A request that flow control holds: the messages to the data plane while it waits, and the answer in the
+end, in each body mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from epp.config.flow import Waiting
+from epp.picker.phases import Phase
+from epp.protocol.http_events import (
+    Delay,
+    Modes,
+    Refuse,
+    RequestBody,
+    RequestTrailers,
+    ResponseHeaders,
+    Slot,
+    StreamProtocolError,
+)
+from tests.unit.protocol.stream_bench import (
+    BODY,
+    BUFFERED,
+    DUPLEX,
+    EARLY,
+    GRPC,
+    NONE,
+    OK,
+    PARTIAL,
+    STREAMED,
+    echoed,
+    head,
+    refused,
+    routed,
+    slots,
+)
+from tests.unit.protocol.waiting_bench import END, Held
+
+HOLDS = [BUFFERED, PARTIAL, DUPLEX, GRPC]
+
+
+@pytest.mark.parametrize("modes", HOLDS)
+def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
+    held = Held(ttl_seconds=3600.0, longest_delay_s=3600.0)
+    stream, answered = held.waits(modes)
+    assert not routed(answered)
+    held.gate.pump(now=2.0)
+    assert held.later == []
+    at = min(600.0, held.gate.due_at + 500.0)
+    held.gate.pump(now=at)
+    stream.check_integrity()
+    assert len(routed(held.later)) == 1
+    assert stream.phase is not Phase.WAITING
+    pick = held.bench.seen.picks[-1]
+    assert pick.decision.waited_s == pytest.approx(at - 1.0)
+    stream.close(now=at)
+    assert pick.over
+
+
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL])
+def test_a_data_plane_that_buffers_is_asked_to_wait_and_gets_the_pick_with_the_body(modes: Modes) -> None:
+    held = Held(longest_delay_s=1000.0, ttl_seconds=900.0)
+    _, answered = held.waits(modes)
+    assert answered == (Delay(1000.0),)
+    held.gate.pump(now=600.0)
+    assert slots(held.later) == [Slot.REQUEST_BODY]
+
+
+@pytest.mark.parametrize("modes", [DUPLEX, GRPC])
+def test_with_full_duplex_headers_and_body_are_answered_together_after_the_wait(modes: Modes) -> None:
+    held = Held(ttl_seconds=900.0)
+    _, answered = held.waits(modes)
+    assert answered == ()
+    held.gate.pump(now=600.0)
+    assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY]
+    assert echoed(held.later) == BODY
+
+
+def test_with_full_duplex_trailers_come_after_the_body() -> None:
+    held = Held(ttl_seconds=900.0)
+    stream = held.stream()
+    stream.receive(head(DUPLEX), now=1.0)
+    stream.receive(RequestBody(BODY, end_of_stream=False), now=1.0)
+    assert stream.receive(RequestTrailers(), now=1.0) == ()
+    held.gate.pump(now=600.0)
+    assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS]
+
+
+@pytest.mark.parametrize("modes", [STREAMED, EARLY, NONE])
+def test_a_request_goes_at_once_if_the_data_plane_cannot_wait(modes: Modes) -> None:
+    held = Held()
+    stream = held.stream()
+    answered = [*stream.receive(head(modes), now=1.0)]
+    if modes is not NONE:
+        answered += stream.receive(END, now=1.0)
+    assert len(routed(answered)) == 1
+
+
+def test_a_buffered_body_does_not_wait_if_the_data_plane_cannot_be_asked_for_time() -> None:
+    held = Held(longest_delay_s=0.0)
+    stream = held.stream()
+    stream.receive(head(BUFFERED), now=1.0)
+    assert len(routed(stream.receive(END, now=1.0))) == 1
+
+
+def test_a_request_without_a_prompt_never_waits() -> None:
+    held = Held()
+    answered = held.stream().receive(head(DUPLEX, end=True), now=1.0)
+    assert len(routed(answered)) == 1
+
+
+@pytest.mark.parametrize("modes", HOLDS)
+def test_a_request_that_waited_too_long_is_refused_with_the_reason(modes: Modes) -> None:
+    held = Held(ttl_seconds=5.0)
+    stream, _ = held.waits(modes)
+    held.gate.pump(now=6.5)
+    refusal = refused(held.later)
+    assert refusal.status == 429
+    assert dict(refusal.headers)["x-llm-d-request-dropped-reason"] == refusal.reason == "flow_ttl"
+    assert int(dict(refusal.headers)["retry-after"]) >= 1
+    stream.check_integrity()
+    stream.close(now=7.0)
+
+
+def test_a_buffered_request_is_refused_before_the_data_plane_times_out() -> None:
+    held = Held(longest_delay_s=10.0, ttl_seconds=3000.0)
+    held.waits(BUFFERED)
+    held.gate.pump(now=10.5)
+    assert isinstance(held.later[0], Refuse)
+
+
+def test_a_gateway_with_a_fixed_time_out_is_not_asked_and_its_request_is_refused_within_it() -> None:
+    held = Held(longest_delay_s=0.0, given_delay_s=10.0, ttl_seconds=3000.0)
+    _, answered = held.waits(BUFFERED)
+    assert answered == ()
+    held.gate.pump(now=9.5)
+    assert held.later == []
+    held.gate.pump(now=10.1)
+    assert isinstance(held.later[0], Refuse)
+
+
+@pytest.mark.parametrize("how", ["closed", "answered"])
+def test_a_client_that_leaves_frees_its_place(how: str) -> None:
+    held = Held()
+    stream, _ = held.waits(BUFFERED)
+    in_flight = held.bench.in_flight()
+    if how == "closed":
+        stream.close(now=2.0)
+    else:  # the data plane answered the request itself
+        stream.receive(ResponseHeaders(OK), now=2.0)
+    stream.check_integrity()
+    assert held.gate.waiting == 0
+    held.free()
+    assert held.later == []
+    assert held.bench.in_flight() == in_flight
+
+
+def test_a_client_that_leaves_just_after_its_request_was_pushed_out_gets_no_refusal() -> None:
+    held = Held(in_all=Waiting(max_requests=1), objectives={"low": -1})
+    low, _ = held.waits(BUFFERED, ("x-llm-d-inference-objective", "low"))
+    held.waits(BUFFERED)
+    low.close(now=1.001)
+    held.gate.pump(now=1.002)
+    assert held.later == []
+    assert held.gate.waiting == 1
+
+
+def test_more_of_the_body_while_a_request_waits_is_a_protocol_error() -> None:
+    held = Held()
+    stream, _ = held.waits(DUPLEX)
+    with pytest.raises(StreamProtocolError):
+        stream.receive(RequestBody(b"x"), now=2.0)
+
+
+def test_the_headers_give_tenant_and_priority() -> None:
+    held = Held(objectives={"person": 7}, ttl_seconds=900.0)
+    held.waits(DUPLEX, ("x-gateway-inference-objective", "person"), ("x-llm-d-inference-fairness-id", "team"))
+    [status] = held.gate.status(now=1.0)
+    assert dict(status.requests) == {7: 1}
+    assert [(of.priority, of.tenant, of.requests) for of in status.tenants] == [(7, "team", 1)]
+    held.gate.pump(now=600.0)
+    assert held.bench.seen.picks[-1].decision.priority == 7
+    assert list(held.gate.status(now=600.0)[0].let_go_tokens) == ["team"]
+
+
+def test_an_objective_in_a_header_counts_only_if_the_policy_knows_it() -> None:
+    held = Held(objectives={"person": 7}, models={"m": -3})
+    held.waits(DUPLEX, ("x-llm-d-inference-objective", "999"))
+    assert dict(held.gate.status(now=1.0)[0].requests) == {-3: 1}
+
+
+PERSON = ("x-llm-d-inference-objective", "person")
+BY_ALL: dict[str, Any] = {
+    "objectives": {"person": 7},
+    "models": {"m": -3},
+    "paths": {"/v1/": 1, "/v1/completions": 2},
+    "claims": ("Objective", "Tenant", "Deadline", "BodyPriority"),
+}
+
+
+def priority_of(
+    *headers: tuple[str, str], body: bytes = BODY, cluster: Mapping[str, int], flow: Mapping[str, Any]
+) -> int:
+    """Return the priority of a waiting request with `"priority": 5` in its body."""
+    held = Held(**flow)
+    held.gate.set_objectives(cluster)
+    stream = held.stream()
+    stream.receive(head(DUPLEX, *headers), now=1.0)
+    stream.receive(RequestBody(body[:-1] + b', "priority": 5}', end_of_stream=True), now=1.0)
+    [status] = held.gate.status(now=1.0)
+    [priority] = status.requests
+    return priority
+
+
+def test_the_cluster_decides_the_priority_before_the_policy_and_the_policy_before_the_body() -> None:
+    without = {key: value for key, value in BY_ALL.items() if key != "models"}
+    assert priority_of(PERSON, cluster={"person": 9}, flow=BY_ALL) == 9
+    assert priority_of(PERSON, cluster={"other": 9}, flow=BY_ALL) == 7
+    assert priority_of(cluster={"person": 9}, flow=BY_ALL) == -3
+    assert priority_of(cluster={}, flow=without) == 2
+    assert priority_of(cluster={}, flow={"claims": ("BodyPriority",)}) == -5
+    assert priority_of(cluster={}, flow={}) == 0
+
+
+def test_unknown_objectives_are_counted() -> None:
+    held = Held()
+    held.gate.set_objectives({"known": 1})
+    for name in ("known", "typo", "typo"):
+        stream = held.stream()
+        stream.receive(head(DUPLEX, ("x-llm-d-inference-objective", name)), now=1.0)
+        stream.receive(END, now=1.0)
+    [status] = held.gate.status(now=1.0)
+    assert status.unknown_objectives == 2
+    assert status.requests == {1: 1, 0: 2}
+
+
+def test_claims_that_clients_may_not_make_are_not_read() -> None:
+    flow = {**BY_ALL, "claims": ()}
+    assert priority_of(PERSON, cluster={"person": 9}, flow=flow) == -3
+    held = Held(claims=())
+    held.waits(DUPLEX, ("x-llm-d-slo-ttft-ms", "1500"), ("x-llm-d-inference-fairness-id", "team"))
+    assert [tenant for _, tenant, _ in held.tenants()] == [""]
+
+
+@pytest.mark.parametrize("text", [b'"high"', b"1.5", b"12345", b"[1]", b"null", b"true"])
+def test_a_priority_in_the_body_that_is_not_a_small_number_is_ignored(text: bytes) -> None:
+    held = Held(claims=("BodyPriority",))
+    stream = held.stream()
+    stream.receive(head(DUPLEX), now=1.0)
+    stream.receive(RequestBody(BODY[:-1] + b', "priority": ' + text + b"}", end_of_stream=True), now=1.0)
+    assert dict(held.gate.status(now=1.0)[0].requests) == {0: 1}
+
+
+def test_each_priority_may_have_its_own_longest_wait() -> None:
+    held = Held(objectives={"person": 7}, ttl_seconds=100.0, ttl_by_priority={"7": 5.0})
+    held.waits(DUPLEX, PERSON)
+    held.gate.pump(now=7.0)
+    assert refused(held.later).reason == "flow_ttl"
+
+
+def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
+    held = Held()
+    stream = held.stream()
+    stream.receive(head(BUFFERED, ("x-llm-d-slo-ttft-ms", "1500")), now=1.0)
+    assert refused([*stream.receive(END, now=1.0)]).reason == "flow_deadline"
+
+
+def test_a_drain_sends_all_waiting_requests_and_holds_no_new_ones() -> None:
+    held = Held()
+    held.waits(BUFFERED)
+    held.gate.drain(now=2.0)
+    assert len(routed(held.later)) == 1
+    stream = held.stream()
+    stream.receive(head(BUFFERED), now=2.0)
+    assert len(routed(stream.receive(END, now=2.0))) == 1
+
+
+def test_a_waiting_request_gets_503_if_no_server_is_left() -> None:
+    held = Held()
+    held.waits(BUFFERED)
+    held.bench.set_endpoints()
+    held.gate.pump(now=2.0)
+    assert refused(held.later).status == 503

@@ -1,0 +1,153 @@
+"""The generated bootstrap is complete, stable and valid for the real Envoy. Settings that could not work
+are refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+import yaml
+from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
+
+from epp.base.errors import ConfigError
+from epp.config.envoy import Envoy, EnvoyTracing
+from epp.config.listening import Listen
+from epp.config.settings import Config
+from epp.config.tls import Tls
+from epp.serve.envoy import sds
+from epp.serve.envoy.bootstrap import bootstrap
+from tests.harness.certificate import write_tls
+
+GOLDEN = Path(__file__).parent / "golden" / "bootstrap.yaml"
+"""To write this file again: python -m tests.unit.serve.envoy.test_envoy_bootstrap"""
+
+TLS = Tls(cert_file="/tls/cert.pem", key_file="/tls/key.pem", client_ca_file="/tls/ca.pem")
+
+
+def golden_config() -> Config:
+    return Config(
+        endpoints_file="/etc/prefix-gateway/endpoints.yaml",
+        listen=Listen(address="unix:/run/prefix-gateway/picker.sock"),
+        workers=2,
+        # Two settings are enough: each result has 500 lines that are mostly equal.
+        blocked_paths=("/metrics", "/v1/load_lora_adapter"),
+        envoy=Envoy(eds_file="/run/prefix-gateway/eds.json"),
+    )
+
+
+def config_in(directory: Path, *, envoy: Envoy | None = None, listen: Listen | None = None) -> Config:
+    eds_file = directory / "eds.json"
+    eds_file.write_text('{"version_info": "0", "resources": []}')
+    return Config(
+        endpoints_file="endpoints.yaml",
+        listen=listen or Listen(),
+        envoy=msgspec.structs.replace(envoy or Envoy(), eds_file=str(eds_file)),
+    )
+
+
+def validate(text: str, directory: Path) -> None:
+    """Let the real Envoy check the file. Its own message is the failure. A deprecated field fails too,
+    because Envoy will remove it.
+    """
+    path = directory / "bootstrap.yaml"
+    path.write_text(text)
+    envoy = Path(sysconfig.get_path("scripts")) / "envoy"
+    done = subprocess.run(
+        [envoy, "--mode", "validate", "--config-path", path, "--log-level", "warning"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Deprecated field" not in done.stderr
+
+
+def test_the_text_equals_the_golden_file() -> None:
+    assert bootstrap(golden_config()) == GOLDEN.read_text()
+
+
+def parsed(text: str) -> Bootstrap:
+    """Return the bootstrap as Envoy's own types. A field that these types do not have is an error."""
+    for package in set(re.findall(r"type\.googleapis\.com/([a-z0-9_.]+)\.[A-Z]", text)):
+        importlib.import_module(f"envoy_data_plane.{package}")  # `Any` knows only types that were imported
+    return Bootstrap.from_dict(yaml.safe_load(text))
+
+
+def test_the_json_and_the_yaml_output_are_equal() -> None:
+    config = golden_config()
+    assert json.loads(bootstrap(config, output="json")) == yaml.safe_load(bootstrap(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+@pytest.mark.parametrize(
+    "envoy",
+    [
+        Envoy(),
+        Envoy(status="0.0.0.0:9902", max_heap_bytes=0, fail_open=False),
+        Envoy(tls=TLS, tracing=EnvoyTracing(collector="collector:4317")),
+    ],
+    ids=["defaults", "watched", "tls-traced"],
+)
+def test_envoy_knows_every_field(envoy: Envoy, transport: Literal["http2", "grpcio"]) -> None:
+    config = Config(
+        endpoints_file="e.yaml",
+        listen=Listen(transport=transport, tls=envoy.tls),
+        envoy=msgspec.structs.replace(envoy, eds_file="/run/eds.json"),
+    )
+    text = bootstrap(config)
+    assert parsed(text).static_resources is not None
+    assert "&id" not in text, "a dictionary that occurs twice becomes an anchor and an alias in YAML"
+
+
+@pytest.mark.slow
+def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
+    text = bootstrap(golden_config())
+    assert text.count("merge_slashes") == 1
+    with pytest.raises(KeyError):
+        parsed(text.replace("merge_slashes", "merge_slash"))
+
+
+@pytest.mark.core
+@pytest.mark.envoy
+@pytest.mark.parametrize(
+    ("envoy", "listen"),
+    [
+        (Envoy(), Listen()),
+        (Envoy(listen="[::1]:8080", fail_open=False, http2_cleartext=False, access_log=False), Listen()),
+        (Envoy(stream_idle_timeout_seconds=0, num_retries=0, max_body_bytes=2**30), Listen()),
+        (Envoy(), Listen(address="unix:/run/prefix-gateway/picker.sock")),
+        (Envoy(status="0.0.0.0:9902"), Listen()),
+    ],
+    ids=["defaults", "ipv6-closed", "extremes", "unix", "watched"],
+)
+def test_real_envoy_accepts_the_bootstrap(tmp_path: Path, envoy: Envoy, listen: Listen) -> None:
+    validate(bootstrap(config_in(tmp_path, envoy=envoy, listen=listen)), tmp_path)
+
+
+@pytest.mark.core
+@pytest.mark.envoy
+def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
+    tls = write_tls(tmp_path, mutual=True)
+    config = config_in(tmp_path, envoy=Envoy(tls=tls), listen=Listen(tls=tls))
+    sds.write(config)
+    validate(bootstrap(config), tmp_path)
+
+
+def test_without_an_endpoints_file_there_is_no_bootstrap() -> None:
+    with pytest.raises(ConfigError, match=r"envoy\.edsFile"):
+        bootstrap(Config(endpoints_file="endpoints.yaml"))
+
+
+if __name__ == "__main__":
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(bootstrap(golden_config()))

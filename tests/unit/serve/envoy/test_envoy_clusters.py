@@ -1,0 +1,62 @@
+"""The clusters of the bootstrap: settings without which Envoy's defaults would fail unnoticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.config.listening import Listen
+from epp.serve.envoy import clusters
+from tests.unit.serve.envoy.configs import a_config
+
+HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def test_each_worker_is_an_endpoint_of_the_picker() -> None:
+    cluster = clusters.picker(a_config(listen=Listen(address="10.0.0.1:9002"), workers=3))
+    (locality,) = cluster["load_assignment"]["endpoints"]
+    ports = [each["endpoint"]["address"]["socket_address"]["port_value"] for each in locality["lb_endpoints"]]
+    assert ports == [9002, 9003, 9004]
+
+
+def test_a_dead_worker_gets_no_requests_even_if_it_is_the_only_one() -> None:
+    assert clusters.picker(a_config())["common_lb_config"]["healthy_panic_threshold"] == {"value": 0}
+
+
+def test_a_worker_that_hangs_is_left_out_within_3_5_s_even_before_the_first_request() -> None:
+    (check,) = clusters.picker(a_config())["health_checks"]
+    times = {name: float(str(value).rstrip("s")) for name, value in check.items() if str(value).endswith("s")}
+    assert check["unhealthy_threshold"] == 2
+    for first in ("interval", "no_traffic_interval", "no_traffic_healthy_interval"):
+        assert times[first] + times["timeout"] + times["unhealthy_edge_interval"] + times["timeout"] < 3.5
+
+
+@pytest.mark.parametrize("eds_file", ["eds.json", "run/eds.json", "/run/eds.json"])
+def test_the_path_of_the_endpoints_file_is_absolute_and_its_folder_is_watched(eds_file: str) -> None:
+    config = clusters.model_servers(a_config(eds_file=eds_file))["eds_cluster_config"]["eds_config"]
+    source = config["path_config_source"]
+    assert source["path"] == str(Path.cwd() / eds_file)
+    assert source["watched_directory"] == {"path": str((Path.cwd() / eds_file).parent)}
+
+
+def test_the_picker_speaks_http2_and_the_model_servers_http1_with_short_idle_connections() -> None:
+    picker = clusters.picker(a_config())["typed_extension_protocol_options"][HTTP]
+    servers = clusters.model_servers(a_config())["typed_extension_protocol_options"][HTTP]
+    assert list(picker["explicit_http_config"]) == ["http2_protocol_options"]
+    assert list(servers["explicit_http_config"]) == ["http_protocol_options"]
+    idle = servers["common_http_protocol_options"]["idle_timeout"]
+    assert float(idle.rstrip("s")) < 5, "vLLM's server closes an idle connection after 5 s"
+
+
+def test_no_cluster_refuses_more_than_a_thousand_requests() -> None:
+    for cluster in (clusters.picker(a_config()), clusters.model_servers(a_config())):
+        (limits,) = cluster["circuit_breakers"]["thresholds"]
+        assert min(limits.values()) >= 1_000
+        assert limits["max_requests"] == limits["max_pending_requests"] == 100_000
+
+
+def test_only_metadata_chooses_the_server_since_clients_can_send_headers() -> None:
+    (policy,) = clusters.model_servers(a_config())["load_balancing_policy"]["policies"]
+    (source,) = policy["typed_extension_config"]["typed_config"]["override_host_sources"]
+    assert list(source) == ["metadata"]

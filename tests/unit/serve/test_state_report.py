@@ -1,0 +1,132 @@
+"""The picker's state as people, Prometheus and the status in a cluster see it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from epp.base.types import Endpoint, EndpointMetrics, EndpointName
+from epp.config.policy import Metadata, PolicySpec, check_spec
+from epp.observe.telemetry.logs import LogCounts
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
+from epp.serve.state_report import dry_run_of, endpoints_of, live_of, status_of
+from epp.sources.keep import Sources
+from epp.sources.scraping.scraper import Scraper
+from tests.unit.picker.picker_questions import a_picker, ask, endpoints, policy_of, serve, text
+
+PAGE = EndpointMetrics(
+    scraped_at=10.0, running=3, waiting=1, kv_usage=0.5, prefix_queries=200.0, prefix_hits=50.0
+)
+
+
+@dataclass
+class ReportedPicker:
+    picker: Picker
+    scraper: Scraper
+
+    def live(self, *, now: float) -> Any:
+        return live_of(self.picker, self.scraper, Gate(self.picker), now=now)
+
+
+def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> ReportedPicker:  # noqa: B008 - frozen
+    picker = a_picker(spec, on=on or endpoints("ab"))
+    scraper = Scraper(
+        settings=lambda: picker.policy.spec.scrape,
+        on_metrics=lambda name, metrics: picker.observe(name, metrics, now=10.0),
+        in_use=picker.fleet.in_use,
+        clock=lambda: 10.0,
+        keep=Sources(rng=random.Random(1)).keep,
+        rng=random.Random(1),
+    )
+    scraper.set_endpoints(picker.endpoints())
+    return ReportedPicker(picker, scraper)
+
+
+def status(site: ReportedPicker, *, now: float) -> Any:
+    return status_of(
+        site.picker,
+        site.scraper,
+        None,
+        None,
+        draining=False,
+        held_body_bytes=5,
+        overload_ratio=0.25,
+        flow=(),
+        source_failures={"scrape": 2},
+        probes={},
+        log_counts=LogCounts(),
+        recorded={},
+        spans={},
+        now=now,
+    )
+
+
+def test_fresh_numbers_of_a_server_are_shown_and_stale_ones_are_unknown() -> None:
+    site = a_site()
+    site.picker.observe(EndpointName("a"), PAGE, now=10.0)
+    fresh, unread = status(site, now=11.0).endpoints
+    assert (fresh.running, fresh.waiting, fresh.kv_usage, fresh.prefix_hits_tokens) == (3, 1, 0.5, 50.0)
+    assert (unread.running, unread.kv_usage, unread.scrape_age_s) == (None, None, None)
+    (stale, _) = status(site, now=100.0).endpoints
+    assert (stale.running, stale.prefix_queries_tokens) == (None, None)
+
+
+def test_requests_in_flight_and_expected_hits_are_the_pickers_own() -> None:
+    site = a_site(on=endpoints("a"))
+    for now in (9.0, 10.0):
+        serve(site.picker, ask(text("p")), now=now)
+    site.picker.pick(ask(text("p")), now=11.0)
+    (endpoint,) = status(site, now=11.0).endpoints
+    assert endpoint.in_flight == 1
+    assert endpoint.predicted_tokens > 0
+    assert endpoint.table_entries == site.picker.table.entries > 0
+
+
+def test_the_state_is_a_snapshot() -> None:
+    site = a_site(on=endpoints("a"))
+    before = status(site, now=10.0)
+    site.picker.pick(ask(text("p")), now=10.0)
+    assert before.endpoints[0].in_flight == 0
+    assert (before.rule, before.overload_ratio, before.held_body_bytes) == ("least-cost", 0.25, 5)
+    assert before.source_failures == {"scrape": 2}
+    assert before.sharing is before.exact is None
+
+
+def test_the_status_in_a_cluster_has_the_counters_of_fresh_pages_only() -> None:
+    site = a_site()
+    site.picker.observe(EndpointName("a"), PAGE, now=10.0)
+    read, unread = site.live(now=11.0).endpoints
+    assert (read.queries_tokens, read.hits_tokens) == (200.0, 50.0)
+    assert (unread.queries_tokens, unread.hits_tokens) == (None, None)
+    assert site.live(now=11.0).saturation is None, "flow control is off"
+
+
+def test_the_status_of_an_endpoint_shows_that_its_scrapes_fail() -> None:
+    spec = check_spec({"scrape": {"failuresToEject": 1}})
+    site = a_site(spec=spec)
+    site.picker.observe(EndpointName("a"), PAGE, now=10.0)
+    site.picker.observe(EndpointName("b"), None, now=10.0)
+    well, ill = site.live(now=10.5).endpoints
+    assert (well.why_not, ill.why_not) == ("", "scrapes fail")
+    by_name = {each.name: each.ready for each in endpoints_of(site.picker, {}, now=10.5)}
+    assert by_name == {"a": True, "b": False}
+
+
+@pytest.mark.parametrize("rule", ["least-cost", "random"])
+def test_a_policy_in_dry_run_is_reported_with_its_picks(rule: str) -> None:
+    site = a_site(on=endpoints("a"))
+    assert dry_run_of(site.picker) is None
+    tried = msgspec.structs.replace(policy_of(check_spec({"rule": rule})), metadata=Metadata(name="tried"))
+    site.picker.set_dry_run(tried)
+    serve(site.picker, ask(text("p")), now=10.0)
+    shown = dry_run_of(site.picker)
+    assert shown is not None
+    assert (shown["policy"], shown["rule"], shown["picks"], shown["agreed"]) == ("tried", rule, 1, 1)
+    live = site.live(now=10.0)
+    assert (live.tried_picks, live.tried_agreed) == (1, 1)

@@ -1,0 +1,266 @@
+"""From pods and ports to endpoints: which pods are endpoints, their names and addresses, and when a cache
+is cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from epp.base.types import Address, Endpoint, Role
+from epp.sources.kube.discovery import (
+    AddressFamily,
+    Discovery,
+    in_several,
+    label_selector,
+    pool_ports,
+    united,
+)
+from tests.unit.sources.kube.objects import pod, pool
+
+
+def discovery(
+    *pods: object, ports: Sequence[int] = (8000,), family: AddressFamily = "Primary", pool: str = "vllm"
+) -> Discovery:
+    made = Discovery(pool=pool, family=family, ports=ports)
+    made.replace(pods)  # type: ignore[arg-type]  # pods as `pod` makes them
+    made.check_integrity()
+    return made
+
+
+def endpoints(*found: Discovery) -> Sequence[Endpoint]:
+    return united([each.found() for each in found])
+
+
+def shown(found: Discovery) -> list[str]:
+    found.check_integrity()
+    return [f"{e.name} {e.address}" for e in endpoints(found)]
+
+
+def test_a_ready_pod_is_an_endpoint_on_every_target_port() -> None:
+    found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), ports=(8000, 8001))
+    assert shown(found) == [
+        "a:8000 10.0.0.1:8000",
+        "a:8001 10.0.0.1:8001",
+        "b:8000 10.0.0.2:8000",
+        "b:8001 10.0.0.2:8001",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pod("b", "10.0.0.2", ready=False),
+        pod("b", "10.0.0.2", deleted="2026-01-01T00:00:00Z"),
+        pod("b"),
+        pod("b", "not-an-address"),
+    ],
+    ids=["not ready", "terminating", "without an address", "with nonsense for an address"],
+)
+def test_a_pod_that_cannot_serve_is_no_endpoint(other: object) -> None:
+    assert shown(discovery(pod("a", "10.0.0.1"), other)) == ["a:8000 10.0.0.1:8000"]
+
+
+def test_a_pod_on_a_silent_node_stays_if_its_kubelet_last_reported_all_its_parts_ready() -> None:
+    """The node controller takes Ready away and leaves the rest of the status as it was."""
+    lost = pod("a", "10.0.0.1", ready=False, parts={"ContainersReady": True, "example.com/gate": True})
+    assert shown(discovery(lost)) == ["a:8000 10.0.0.1:8000"]
+    for parts in ({"ContainersReady": False, "gate": True}, {"ContainersReady": True, "gate": False}):
+        assert shown(discovery(pod("a", "10.0.0.1", ready=False, parts=parts, gates=["gate"]))) == []
+
+
+def test_a_pod_that_begins_to_terminate_is_removed_at_once() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    found.put(pod("a", "10.0.0.1", deleted="2026-01-01T00:00:00Z"))
+    assert found.changed
+    assert shown(found) == []
+
+
+def test_an_update_without_a_relevant_field_changes_nothing() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    endpoints(found)
+    found.put(pod("a", "10.0.0.1", annotations={"seen-at": "later"}))
+    assert not found.changed
+
+
+def test_another_address_is_another_endpoint_of_the_same_name() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    endpoints(found)
+    found.put(pod("a", "10.0.0.9"))
+    assert found.changed
+    assert shown(found) == ["a:8000 10.0.0.9:8000"]
+
+
+def test_another_target_port_replaces_the_endpoints_of_the_old_one() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    endpoints(found)
+    found.set_ports((9000,))
+    assert found.changed
+    assert shown(found) == ["a:9000 10.0.0.1:9000"]
+
+
+def incarnation(found: object, port: int = 8000) -> str:
+    (endpoint,) = endpoints(discovery(found, ports=(port,)))
+    return endpoint.incarnation
+
+
+def test_a_restarted_container_is_another_incarnation_of_the_ports_it_serves() -> None:
+    ports = {"vllm": [8000], "exporter": [9100]}
+    before = pod("a", "10.0.0.1", ports=ports)
+    served_anew = pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1})
+    beside = pod("a", "10.0.0.1", ports=ports, restarts={"exporter": 1})
+    assert incarnation(before) != incarnation(served_anew)
+    assert incarnation(before) == incarnation(beside)
+
+
+def test_for_a_port_that_no_container_declares_any_restart_is_another_incarnation() -> None:
+    ports: dict[str, list[int]] = {"vllm": [], "exporter": []}
+    before = pod("a", "10.0.0.1", ports=ports)
+    assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1}))
+    assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"exporter": 1}))
+
+
+def test_a_new_pod_with_an_old_name_and_address_is_another_incarnation() -> None:
+    assert incarnation(pod("a", "10.0.0.1", uid="1")) != incarnation(pod("a", "10.0.0.1", uid="2"))
+
+
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [("Primary", "10.0.0.1"), ("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")],
+)
+def test_a_dual_stack_pod_is_reached_by_the_configured_family(family: AddressFamily, host: str) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", "fd00:0:0::1"), family=family))
+    assert endpoint.address == Address(host, 8000)
+
+
+def test_a_pod_without_the_configured_family_is_reached_by_its_other_address() -> None:
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1"), family="IPv6"))
+    assert endpoint.address == Address("10.0.0.1", 8000)
+
+
+def test_the_younger_of_two_pods_with_one_address_is_the_endpoint() -> None:
+    old = pod("on-a-dead-node", "10.0.0.1", created="2026-01-01T00:00:00Z")
+    new = pod("new", "10.0.0.1", created="2026-01-02T00:00:00Z")
+    assert shown(discovery(new, old)) == ["new:8000 10.0.0.1:8000"]
+
+
+def test_annotations_state_model_and_adapters() -> None:
+    annotations = {
+        "prefix-gateway.dev/model": "meta-llama/Llama-3.1-8B",
+        "prefix-gateway.dev/adapters": "sql, legal,",
+    }
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations=annotations)))
+    assert endpoint.model == "meta-llama/Llama-3.1-8B"
+    assert endpoint.adapters == {"sql", "legal"}
+
+
+def test_annotated_names_that_no_request_could_use_are_ignored() -> None:
+    annotations = {
+        "prefix-gateway.dev/model": "m" * 1025,
+        "prefix-gateway.dev/adapters": ",".join(["sql", "x" * 1025, *(f"a{n}" for n in range(10_000))]),
+    }
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations=annotations)))
+    assert endpoint.model == ""
+    assert "sql" in endpoint.adapters
+    assert len(endpoint.adapters) == 4095
+    assert max(map(len, endpoint.adapters)) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("said", "used"),
+    [
+        (":8002/metrics", ":8002/metrics"),
+        ("/prometheus/metrics", "/prometheus/metrics"),
+        (":8002", ":8002"),
+        ("http://elsewhere/metrics", ""),
+        (":8002@elsewhere/metrics", ""),
+        (":0/metrics", ""),
+        ("/metrics?x=1 HTTP/1.1", ""),
+    ],
+)
+def test_an_annotation_states_where_the_metrics_page_is_on_the_pod_itself(said: str, used: str) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/metrics": said})))
+    assert endpoint.metrics == used
+
+
+@pytest.mark.parametrize(
+    ("said", "role"),
+    [
+        ("prefill", Role.PREFILL),
+        ("decode", Role.DECODE),
+        ("both", Role.BOTH),
+        ("prefill-decode", Role.BOTH),
+        ("encode-prefill", Role.PREFILL),
+        ("encode-prefill-decode", Role.BOTH),
+        ("encode", Role.ENCODE),
+        ("a-word-of-tomorrow", Role.UNSAID),
+    ],
+)
+def test_the_label_of_llm_d_states_the_role(said: str, role: Role) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", labels={"llm-d.ai/role": said})))
+    assert endpoint.role is role
+
+
+def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    assert [e.role for e in endpoints(found)] == [Role.UNSAID]
+    found.put(pod("a", "10.0.0.1", labels={"llm-d.ai/role": "prefill"}))
+    assert found.changed
+    assert [e.role for e in endpoints(found)] == [Role.PREFILL]
+
+
+@pytest.mark.parametrize(("said", "front"), [("8000", 8000), ("", 0), ("no", 0), ("99999", 0)])
+def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, front: int) -> None:
+    found = discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/data-parallel-port": said}))
+    found.set_ports((8001, 8002))
+    made = [(e.address.port, e.rank, e.behind) for e in endpoints(found)]
+    behind = Address("10.0.0.1", front) if front else None
+    assert made == [(8001, 0 if front else None, behind), (8002, 1 if front else None, behind)]
+
+
+def test_a_list_replaces_what_was_known() -> None:
+    found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
+    endpoints(found)
+    found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
+    assert found.changed
+    assert shown(found) == ["b:8000 10.0.0.2:8000", "c:8000 10.0.0.3:8000"]
+
+
+def test_an_equal_list_changes_nothing() -> None:
+    found = discovery(pod("a", "10.0.0.1"))
+    endpoints(found)
+    found.replace([pod("a", "10.0.0.1")])
+    assert not found.changed
+
+
+def test_each_port_of_a_pool_is_read_once() -> None:
+    assert pool_ports(pool(8000, 8001, 8000)) == (8000, 8001)
+
+
+def test_labels_become_a_query() -> None:
+    assert label_selector({"b": "2", "app.kubernetes.io/name": "x"}) == "app.kubernetes.io/name=x,b=2"
+
+
+def test_endpoints_of_several_pools_name_their_own_pool() -> None:
+    a = discovery(pod("x", "10.0.0.1"), pool="a")
+    b = discovery(pod("y", "10.0.0.2"), pool="b", ports=(9000, 9001))
+    assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:9000", "b"), ("y:9001", "b")]
+
+
+def test_a_pod_that_two_pools_select_is_one_endpoint_of_the_first_of_them() -> None:
+    both, other = pod("x", "10.0.0.1"), pod("y", "10.0.0.2")
+    a, b = discovery(both, pool="a"), discovery(both, other, pool="b")
+    assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:8000", "b")]
+    assert [(e.name, e.pool) for e in endpoints(b, a)] == [("x:8000", "b"), ("y:8000", "b")]
+    assert in_several([a.found(), b.found()]) == ["x:8000"]
+
+
+def test_the_younger_of_two_pods_in_two_pools_keeps_their_common_address_or_name() -> None:
+    old = discovery(pod("x", "10.0.0.1"), pod("s", "10.0.0.7"), pool="a")
+    made = "2026-01-02T00:00:00Z"
+    young = discovery(
+        pod("y", "10.0.0.1", created=made), pod("s", "10.0.0.8", uid="u2", created=made), pool="b"
+    )
+    shown = [f"{e.name} {e.address} {e.pool}" for e in endpoints(old, young)]
+    assert shown == ["s:8000 10.0.0.8:8000 b", "y:8000 10.0.0.1:8000 b"]

@@ -1,0 +1,263 @@
+"""Which policy routes, and the status of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epp.config.policy import DEFAULT_POLICY
+from epp.sources.kube.objects import PolicyObject
+from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from tests.unit.sources.kube.objects import policy
+
+OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+
+
+class JudgedPolicies:
+    """A set of policies. The test asks for the outcome after each change."""
+
+    def __init__(self, *objects: PolicyObject, pools: Sequence[str] = ("vllm",)) -> None:
+        self.pools = pools
+        self.set = PolicySet(pools=pools)
+        self.set.replace(objects)
+        self.outcome = self.judge()
+
+    def judge(self, *, existing: Sequence[str] | None = None) -> ResolvedPolicies:
+        existing = self.pools if existing is None else existing
+        self.outcome = self.set.resolve(default=DEFAULT_POLICY, existing=existing)
+        self.set.check_integrity()
+        assert not self.set.changed
+        return self.outcome
+
+    def put(self, found: PolicyObject) -> ResolvedPolicies:
+        self.set.put(found)
+        return self.judge()
+
+    def remove(self, found: PolicyObject) -> ResolvedPolicies:
+        self.set.remove(found)
+        return self.judge()
+
+    @property
+    def acting(self) -> tuple[str, int, str]:
+        acting = self.outcome.acting
+        return acting.metadata.name, acting.metadata.generation, acting.spec.rule
+
+    def told(self, name: str) -> str:
+        verdict = self.outcome.verdicts[name]
+        return f"{verdict.accepted.so} {verdict.accepted.reason}, {verdict.programmed.so} {verdict.programmed.reason}"
+
+
+def test_without_a_policy_the_default_routes() -> None:
+    assert JudgedPolicies().outcome.acting == DEFAULT_POLICY
+
+
+def test_a_sound_policy_routes() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity", generation=3))
+    assert policies.acting == ("p", 3, "affinity")
+    assert policies.told("p") == "True Accepted, True Programmed"
+
+
+def test_a_policy_for_another_pool_is_ignored() -> None:
+    policies = JudgedPolicies(policy("p", target="another", rule="affinity"))
+    assert policies.outcome.acting == DEFAULT_POLICY
+    assert policies.outcome.verdicts == {}
+
+
+def test_a_policy_whose_target_changes_to_another_pool_is_removed() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity"))
+    policies.put(policy("p", rule="affinity", target="another", generation=2))
+    assert policies.outcome.acting == DEFAULT_POLICY
+
+
+def test_the_oldest_of_several_policies_routes_and_the_others_report_a_conflict() -> None:
+    policies = JudgedPolicies(
+        policy("new", created=NEW, rule="random"), policy("old", created=OLD, rule="affinity")
+    )
+    assert policies.acting == ("old", 1, "affinity")
+    assert policies.told("new") == "False Conflicted, False Conflicted"
+    assert "older policy old" in policies.outcome.verdicts["new"].accepted.message
+
+
+def test_among_policies_of_the_same_second_the_first_name_counts_as_the_oldest() -> None:
+    assert JudgedPolicies(policy("b"), policy("a")).acting[0] == "a"
+
+
+def test_the_next_oldest_policy_follows_a_deleted_one() -> None:
+    policies = JudgedPolicies(policy("old", created=OLD), policy("new", created=NEW, rule="random"))
+    policies.remove(policy("old", created=OLD))
+    assert policies.acting == ("new", 1, "random")
+    assert policies.told("new") == "True Accepted, True Programmed"
+
+
+def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity", generation=1), policy("younger", created=NEW))
+    policies.put(policy("p", rule="affinity", generation=2, sessionHeader="host"))
+    assert policies.acting == ("p", 1, "affinity")
+    assert policies.told("p") == "False Invalid, False Invalid"
+    verdict = policies.outcome.verdicts["p"]
+    assert "$.spec" in verdict.accepted.message
+    assert "sessionHeader" in verdict.accepted.message
+    assert verdict.programmed.message == "generation 1 of this policy routes"
+    assert policies.told("younger") == "False Conflicted, False Conflicted", (
+        "the refused policy keeps its place"
+    )
+
+
+def test_a_change_that_corrects_a_refused_policy_is_in_force() -> None:
+    policies = JudgedPolicies(policy("p", generation=1))
+    policies.put(policy("p", generation=2, sessionHeader="host"))
+    policies.put(policy("p", generation=3, rule="random"))
+    assert policies.acting == ("p", 3, "random")
+
+
+def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> None:
+    policies = JudgedPolicies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
+    assert policies.acting[0] == "good"
+    assert policies.told("bad") == "False Invalid, False Invalid"
+    assert policies.outcome.verdicts["bad"].programmed.message == "policy good routes"
+
+
+def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> None:
+    before = JudgedPolicies(policy("p", rule="affinity", generation=1))
+    last = before.outcome.verdicts["p"].last_accepted
+    assert last is not None
+    status = {"lastAccepted": {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "rule": "affinity"}}}
+    after = JudgedPolicies(policy("p", generation=2, sessionHeader="host", status=status))
+    assert after.acting == ("p", 1, "affinity")
+
+
+def test_a_last_accepted_spec_that_is_invalid_is_not_used() -> None:
+    status = {"lastAccepted": {"generation": 1, "spec": {"rule": "fastest"}}}
+    assert (
+        JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting
+        == DEFAULT_POLICY
+    )
+
+
+def test_a_last_accepted_spec_of_a_later_generation_is_not_used() -> None:
+    status = {"lastAccepted": {"generation": 9, "spec": {"targetRef": {"name": "vllm"}}}}
+    assert (
+        JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting
+        == DEFAULT_POLICY
+    )
+
+
+def test_a_new_policy_with_an_old_name_does_not_inherit_its_spec() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity", uid="1"))
+    policies.put(policy("p", uid="2", mode="DryRun"))
+    assert policies.outcome.acting == DEFAULT_POLICY
+
+
+def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity", mode="DryRun"))
+    assert policies.outcome.acting == DEFAULT_POLICY
+    assert policies.outcome.tried is not None
+    assert policies.outcome.tried.spec.rule == "affinity"
+    assert policies.told("p") == "True Accepted, False DryRun"
+    assert (
+        policies.outcome.verdicts["p"].programmed.message
+        == "each pick is scored by this policy too; policy default routes"
+    )
+
+
+def test_a_policy_that_goes_into_dry_run_routes_by_its_last_accepted_spec() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity"))
+    policies.put(policy("p", rule="random", mode="DryRun", generation=2))
+    assert policies.acting == ("p", 1, "affinity")
+    assert policies.outcome.tried is not None
+    assert (policies.outcome.tried.metadata.generation, policies.outcome.tried.spec.rule) == (2, "random")
+    assert (
+        policies.outcome.verdicts["p"].programmed.message
+        == "each pick is scored by this policy too; generation 1 of this policy routes"
+    )
+    policies.put(policy("p", rule="random", generation=3))
+    assert policies.acting == ("p", 3, "random")
+    assert policies.outcome.tried is None
+
+
+def test_one_policy_can_be_in_dry_run_while_another_routes() -> None:
+    policies = JudgedPolicies(
+        policy("acts", created=NEW), policy("tried", created=OLD, mode="DryRun", rule="random")
+    )
+    assert policies.acting[0] == "acts"
+    assert policies.outcome.tried is not None
+    assert policies.outcome.tried.metadata.name == "tried"
+    assert policies.told("acts") == "True Accepted, True Programmed"
+
+
+def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
+    policies = JudgedPolicies(
+        policy("old", created=OLD, mode="DryRun"), policy("new", created=NEW, mode="DryRun", rule="random")
+    )
+    assert policies.outcome.tried is not None
+    assert policies.outcome.tried.metadata.name == "old"
+    assert policies.told("new") == "False Conflicted, False Conflicted"
+
+
+def test_the_status_of_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
+    policies = JudgedPolicies(policy("p", mode="DryRun", chunks={"sizeBytes": 128}))
+    assert "its chunks are not tried" in policies.outcome.verdicts["p"].programmed.message
+
+
+def test_without_the_pool_a_policy_has_no_target() -> None:
+    policies = JudgedPolicies(policy("p"))
+    policies.judge(existing=[])
+    assert policies.told("p") == "False TargetNotFound, False TargetNotFound"
+
+
+def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
+    policies = JudgedPolicies(policy("p"))
+    policies.set.put(policy("p", status={"observedGeneration": 1, "hitRatio": "0.500"}))
+    assert not policies.set.changed
+    assert policies.set.observed()["p"].hit_ratio == "0.500"
+
+
+def test_a_late_copy_of_our_own_write_changes_no_spec() -> None:
+    policies = JudgedPolicies(policy("p", rule="affinity"))
+    policies.put(policy("p", rule="random", generation=2))
+    policies.set.wrote(policy("p", rule="affinity", status={"hitRatio": "0.100"}))
+    policies.set.wrote(policy("unheard-of"))
+    assert not policies.set.changed
+    assert policies.judge().acting.spec.rule == "random"
+    assert policies.set.observed()["p"].hit_ratio is None
+    policies.set.wrote(policy("p", rule="random", generation=2, status={"hitRatio": "0.200"}))
+    assert policies.set.observed()["p"].hit_ratio == "0.200"
+
+
+def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
+    policies = JudgedPolicies(policy("p"), policy("q"))
+    policies.set.replace([policy("q")])
+    assert policies.set.changed
+    assert policies.judge().acting.metadata.name == "q"
+
+
+def test_one_policy_routes_for_all_pools_of_a_picker_and_the_status_of_another_says_why() -> None:
+    first = policy("p", target="a", rule="affinity", created=OLD)
+    second = policy("q", target="b", rule="random", created=NEW)
+    policies = JudgedPolicies(first, second, policy("r", target="c"), pools=["a", "b"])
+    assert policies.acting == ("p", 1, "affinity")
+    assert (policies.told("p"), policies.told("q")) == (
+        "True Accepted, True Programmed",
+        "False Conflicted, False Conflicted",
+    )
+    assert policies.outcome.verdicts["q"].accepted.message == (
+        "one picker serves this pool and a by one policy, and policy p of pool a is in force; "
+        "delete one of the two, or give this pool a picker of its own"
+    )
+    assert "r" not in policies.outcome.verdicts, "the policy is for the pool of another picker"
+
+
+def test_the_policy_of_a_missing_pool_gives_way_to_the_policy_of_an_existing_pool() -> None:
+    first = policy("p", target="a", rule="affinity", created=OLD)
+    second = policy("q", target="b", rule="random", created=NEW)
+    policies = JudgedPolicies(first, second, pools=["a", "b"])
+    policies.judge(existing=["b"])
+    assert policies.acting == ("q", 1, "random")
+    assert policies.told("p").startswith("False Conflicted")
+    policies.remove(second)
+    policies.judge(existing=["b"])
+    assert policies.acting == ("p", 1, "affinity"), (
+        "the policy of a missing pool still routes if there is no other"
+    )
+    assert policies.told("p").startswith("False TargetNotFound")
+    policies.judge(existing=["a", "b"])
+    assert policies.told("p") == "True Accepted, True Programmed"

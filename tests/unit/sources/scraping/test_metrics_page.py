@@ -1,0 +1,393 @@
+"""What is read from a metrics page, and which pages are not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from epp.base.types import EndpointMetrics
+from epp.sources.scraping.metrics_page import MetricsError, PageReader, parse_page
+from tests.unit.sources.scraping.metric_pages import (
+    MODEL,
+    EngineState,
+    LoraSeries,
+    vllm_page,
+    without_metadata,
+)
+
+BUSY = EngineState(
+    running=3,
+    waiting=2,
+    kv_usage=0.25,
+    prompt_tokens=1000,
+    cached_tokens=400,
+    generated_tokens=77,
+    queries=1200,
+    hits=500,
+    finished={"stop": 5, "length": 2, "abort": 1},
+    ttft_s=(0.5, 1.5),
+    prefill_s=(0.25, 0.5, 0.25),
+)
+
+SGLANG = b"""\
+# HELP sglang:num_running_reqs The number of running requests
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 4.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 3.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{model_name="m",tp_rank="0"} 0.28
+# TYPE sglang:max_total_num_tokens gauge
+sglang:max_total_num_tokens{model_name="m"} 161721.0
+# TYPE sglang:page_size gauge
+sglang:page_size{model_name="m"} 64.0
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="m"} 8.128902e+06
+# TYPE sglang:cached_tokens_total counter
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 1000.0
+sglang:cached_tokens_total{cache_source="host",model_name="m"} 20.0
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{model_name="m"} 7.557572e+06
+# TYPE sglang:num_requests_total counter
+sglang:num_requests_total{is_streaming="false",model_name="m"} 10.0
+sglang:num_requests_total{is_streaming="true",model_name="m"} 5.0
+# TYPE sglang:time_to_first_token_seconds histogram
+sglang:time_to_first_token_seconds_bucket{le="0.1",model_name="m"} 3.0
+sglang:time_to_first_token_seconds_bucket{le="+Inf",model_name="m"} 15.0
+sglang:time_to_first_token_seconds_count{model_name="m"} 15.0
+sglang:time_to_first_token_seconds_sum{model_name="m"} 4.5
+# TYPE sglang:lora_pool_slots_total gauge
+sglang:lora_pool_slots_total{model_name="m"} 8.0
+"""
+
+
+PROCESS = b"""\
+# HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
+# TYPE process_cpu_seconds_total counter
+process_cpu_seconds_total %.2f
+"""
+"""What a server's page begins with. The number grows from page to page."""
+
+
+def test_a_page_of_vllm_gives_every_field() -> None:
+    got = parse_page(vllm_page([BUSY]), scraped_at=12.5)
+    assert got.scraped_at == 12.5
+    assert (got.running, got.waiting, got.kv_usage) == (3, 2, 0.25)
+    assert (got.block_size, got.capacity_tokens) == (16, 16000)
+    assert (got.prompt_tokens, got.cached_prompt_tokens, got.generated_tokens) == (1000, 400, 77)
+    assert (got.prefix_queries, got.prefix_hits, got.finished) == (1200, 500, 8)
+    assert (got.ttft_sum_s, got.ttft_count) == (2.0, 2)
+    assert (got.prefill_sum_s, got.prefill_count) == (1.0, 3)
+    assert (got.max_lora, got.active_adapters) == (None, frozenset())
+
+
+def test_engines_of_one_server_add_up_and_their_cache_usage_is_the_mean() -> None:
+    other = EngineState(
+        running=1, waiting=5, kv_usage=0.75, prompt_tokens=10, finished={"stop": 1}, blocks=500
+    )
+    got = parse_page(vllm_page([BUSY, other]), scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (4, 7, 0.5)
+    assert (got.prompt_tokens, got.finished, got.capacity_tokens) == (1010, 9, 24000)
+
+
+@pytest.mark.parametrize(
+    ("awake", "asleep"), [((b"1", b"1"), False), ((b"1", b"0"), True), ((b"NaN", b"1"), False)]
+)
+def test_a_server_sleeps_if_one_of_its_engines_does(awake: tuple[bytes, bytes], *, asleep: bool) -> None:
+    states = b"# TYPE vllm:engine_sleep_state gauge\n" + b"".join(
+        b'vllm:engine_sleep_state{engine="%d",model_name="m",sleep_state="%s"} %s\n' % (n, state, value)
+        for n, value in enumerate(awake)
+        for state, value in ((b"awake", value), (b"discard_all", b"0"))
+    )
+    assert parse_page(vllm_page([BUSY, BUSY]) + states, scraped_at=0).asleep is asleep
+
+
+def test_the_names_of_models_on_a_page_are_read_and_bounded() -> None:
+    assert parse_page(vllm_page([BUSY, BUSY]), scraped_at=0).models == {MODEL}
+    assert parse_page(vllm_page(model="m" * 2000), scraped_at=0).models == frozenset()
+    assert parse_page(SGLANG, scraped_at=0).models == {"m"}
+
+
+def test_the_stated_cache_size_is_believed_over_blocks_times_size() -> None:
+    got = parse_page(vllm_page([EngineState(cache_tokens=12345)]), scraped_at=0)
+    assert got.capacity_tokens == 12345
+
+
+def test_unknown_cache_size_is_none() -> None:
+    page = vllm_page([BUSY]).replace(b'num_gpu_blocks="1000"', b'num_gpu_blocks="None"')
+    got = parse_page(page, scraped_at=0)
+    assert (got.capacity_tokens, got.block_size) == (None, 16)
+
+
+def test_adapters_that_a_server_says_are_loaded_are_read_with_the_idle_ones() -> None:
+    page = vllm_page([BUSY]) + (
+        b"# TYPE vllm:lora_adapter_loaded gauge\n"
+        b'vllm:lora_adapter_loaded{model_name="m",engine="0",adapter_name="sql",level="gpu",pinned="false"} 1\n'
+        b'vllm:lora_adapter_loaded{model_name="m",engine="0",adapter_name="chat",level="cpu",pinned="false"} 1\n'
+        b'vllm:lora_adapter_loaded{model_name="m",engine="1",adapter_name="legal",level="gpu",pinned="true"} 1\n'
+        b'vllm:lora_adapter_loaded{model_name="m",engine="1",adapter_name="gone",level="gpu",pinned="true"} 0\n'
+        b"# TYPE vllm:num_gpu_loaded_lora_adapters gauge\n"
+        b'vllm:num_gpu_loaded_lora_adapters{model_name="m",engine="0"} 1\n'
+        b"# TYPE vllm:max_gpu_lora_adapters gauge\n"
+        b'vllm:max_gpu_lora_adapters{model_name="m",engine="0"} 6\n'
+    )
+    got = parse_page(page, scraped_at=0)
+    assert got.loaded_adapters == frozenset({"sql", "legal"})
+    assert got.max_lora == 6
+    assert parse_page(vllm_page([BUSY]), scraped_at=0).loaded_adapters is None
+
+
+def test_a_server_without_a_loaded_adapter_says_so_by_its_count() -> None:
+    page = vllm_page([BUSY]) + (
+        b"# TYPE vllm:num_gpu_loaded_lora_adapters gauge\n"
+        b'vllm:num_gpu_loaded_lora_adapters{model_name="m",engine="0"} 0\n'
+    )
+    assert parse_page(page, scraped_at=0).loaded_adapters == frozenset()
+
+
+def test_the_newest_lora_series_counts() -> None:
+    series = [
+        LoraSeries(at=100.0, running="old"),
+        LoraSeries(at=300.0, running="sql,chat", waiting="chat,legal", max_lora=6),
+        LoraSeries(at=200.0, running="older"),
+    ]
+    got = parse_page(vllm_page([BUSY], loras=series), scraped_at=0)
+    assert got.active_adapters == {"sql", "chat", "legal"}
+    assert got.max_lora == 6
+
+
+def test_an_idle_server_with_adapters_lists_none_of_them() -> None:
+    series = [LoraSeries(at=1.0, running="sql"), LoraSeries(at=2.0)]
+    got = parse_page(vllm_page([BUSY], loras=series), scraped_at=0)
+    assert (got.active_adapters, got.max_lora) == (frozenset(), 4)
+
+
+def test_names_with_quotes_braces_and_backslashes_are_read_as_written() -> None:
+    nasty = 'we"ird} 7\\path'
+    got = parse_page(vllm_page([BUSY], loras=[LoraSeries(at=1.0, running=nasty)], model=nasty), scraped_at=0)
+    assert got.active_adapters == {nasty}
+    assert got.running == 3
+
+
+def test_a_page_without_metadata_lines_reads_the_same() -> None:
+    page = vllm_page([BUSY], loras=[LoraSeries(at=1.0, running="sql")])
+    assert parse_page(without_metadata(page), scraped_at=0) == parse_page(page, scraped_at=0)
+
+
+def test_older_spellings_of_vllm_are_read() -> None:
+    page = (
+        vllm_page([BUSY])
+        .replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc")
+        .replace(b"vllm:prefix_cache_", b"vllm:gpu_prefix_cache_")
+    )
+    got = parse_page(page, scraped_at=0)
+    assert (got.kv_usage, got.prefix_queries, got.prefix_hits) == (0.25, 1200, 500)
+
+
+def test_where_two_spellings_of_one_metric_stand_the_newer_counts_once() -> None:
+    extra = b"# TYPE vllm:gpu_cache_usage_perc gauge\nvllm:gpu_cache_usage_perc 0.9\n"
+    assert parse_page(extra + vllm_page([BUSY]), scraped_at=0).kv_usage == 0.25
+
+
+def test_the_simulator_counts_prefix_hits_without_a_suffix() -> None:
+    page = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:prefix_cache_hits 5\nvllm:prefix_cache_queries 9\n"
+    got = parse_page(page, scraped_at=0)
+    assert (got.prefix_hits, got.prefix_queries) == (5, 9)
+
+
+def test_a_page_of_sglang_gives_the_same_fields() -> None:
+    got = parse_page(SGLANG, scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (4, 3, 0.28)
+    assert (got.capacity_tokens, got.block_size, got.max_lora) == (161721, 64, 8)
+    assert (got.prompt_tokens, got.cached_prompt_tokens) == (8128902, 1020)
+    assert (got.finished, got.ttft_sum_s, got.ttft_count) == (15, 4.5, 15)
+    assert got.prefix_queries is None
+
+
+def test_tensor_parallel_ranks_of_sglang_do_not_count_twice_but_data_parallel_ranks_do() -> None:
+    page = (
+        b'sglang:num_running_reqs{dp_rank="0",tp_rank="0"} 4\n'
+        b'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4\n'
+        b'sglang:num_running_reqs{dp_rank="1",tp_rank="2"} 3\n'
+    )
+    assert parse_page(page, scraped_at=0).running == 7
+
+
+def test_an_sglang_server_that_has_served_nothing_does_not_say_its_load() -> None:
+    got = parse_page(
+        b'# TYPE sglang:cache_config_info gauge\nsglang:cache_config_info{num_pages="9"} 1\n', scraped_at=0
+    )
+    assert (got.running, got.waiting, got.kv_usage, got.inside) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-Inf", b"-1.0", b"abc", b"1e300", b"0x10"])
+@pytest.mark.parametrize(
+    "name", [b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"]
+)
+def test_an_unreadable_load_fails_the_page(name: bytes, value: bytes) -> None:
+    good = {
+        b"vllm:num_requests_running": b"1",
+        b"vllm:num_requests_waiting": b"1",
+        b"vllm:kv_cache_usage_perc": b"0",
+    }
+    page = b"".join(b"%s %s\n" % pair for pair in (good | {name: value}).items())
+    with pytest.raises(MetricsError, match="not a number"):
+        parse_page(page, scraped_at=0)
+
+
+def test_one_unreadable_engine_fails_the_load_of_all() -> None:
+    page = b"".join(
+        b'vllm:num_requests_running{engine="%d"} %s\n' % pair for pair in ((0, b"1"), (1, b"NaN"), (2, b"2"))
+    )
+    with pytest.raises(MetricsError, match="not a number"):
+        parse_page(page, scraped_at=0)
+
+
+def test_an_unreadable_counter_is_unknown_not_zero() -> None:
+    page = b"vllm:num_requests_running 1\nvllm:prompt_tokens_total NaN\nvllm:generation_tokens_total 4\n"
+    got = parse_page(page, scraped_at=0)
+    assert (got.prompt_tokens, got.generated_tokens) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"\n\n",
+        b"<html>login</html>\n",
+        b"\xff\xfe\x00vllm",
+        b"python_info 1\nhttp_requests_total 5\n",
+        b"xvllm:foo 1\n",
+    ],
+)
+def test_a_page_of_another_program_is_refused(page: bytes) -> None:
+    with pytest.raises(MetricsError, match="no metric of vLLM"):
+        parse_page(page, scraped_at=0)
+
+
+def test_a_page_cut_before_the_load_is_refused() -> None:
+    page = vllm_page([BUSY])
+    cut = page[: page.index(b"\nvllm:num_requests_running")]
+    with pytest.raises(MetricsError, match="missing"):
+        parse_page(
+            cut + b"\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 0\n", scraped_at=0
+        )
+
+
+def test_a_last_line_without_its_end_is_not_half_read() -> None:
+    got = parse_page(b"vllm:num_requests_running 1\nvllm:prompt_tokens_total 12", scraped_at=0)
+    assert got.prompt_tokens is None
+
+
+def test_a_timestamp_after_the_value_is_not_the_value() -> None:
+    assert parse_page(b"vllm:num_requests_running 5 1712345678000\n", scraped_at=0).running == 5
+
+
+@pytest.mark.parametrize("line", [b"vllm:x 1\n", b"# TYPE vllm:x gauge\n", b"vllm:num_requests_running 0\n"])
+def test_a_page_of_endless_lines_is_given_up(line: bytes) -> None:
+    with pytest.raises(MetricsError, match="more than"):
+        parse_page(b"# TYPE vllm:num_requests_running gauge\n" + line * 60_000, scraped_at=0)
+
+
+TRITON = b"""# HELP nv_trt_llm_request_metrics TRT LLM request metrics
+# TYPE nv_trt_llm_request_metrics gauge
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="context",version="1"} 1
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 4
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 512
+# HELP nv_trt_llm_kv_cache_block_metrics TRT LLM KV cache block metrics
+# TYPE nv_trt_llm_kv_cache_block_metrics gauge
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.25
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 2000
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 8000
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+"""
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_triton_tells_its_gauges_apart_by_a_label(typed: bool) -> None:  # noqa: FBT001
+    page = TRITON if typed else b"\n".join(n for n in TRITON.split(b"\n") if not n.startswith(b"#"))
+    got = parse_page(page, scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (4, 3, 0.25)
+    assert (got.block_size, got.capacity_tokens) == (64, 512_000)
+
+
+def test_a_page_of_trtllm_serve_is_read() -> None:
+    page = b"""# TYPE trtllm_num_requests_running gauge
+trtllm_num_requests_running{model_name="llama",engine_type="trtllm"} 2.0
+# TYPE trtllm_num_requests_waiting gauge
+trtllm_num_requests_waiting{model_name="llama",engine_type="trtllm"} 1.0
+# TYPE trtllm_kv_cache_utilization gauge
+trtllm_kv_cache_utilization{model_name="llama",engine_type="trtllm"} 0.5
+# TYPE trtllm_kv_cache_max_blocks gauge
+trtllm_kv_cache_max_blocks{model_name="llama",engine_type="trtllm"} 1000.0
+# TYPE trtllm_kv_cache_tokens_per_block gauge
+trtllm_kv_cache_tokens_per_block{model_name="llama",engine_type="trtllm"} 32.0
+"""
+    got = parse_page(page, scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (2, 1, 0.5)
+    assert (got.block_size, got.capacity_tokens) == (32, 32_000)
+
+
+def test_an_older_trtllm_serve_says_nothing_of_its_load() -> None:
+    page = (
+        b"# TYPE trtllm_kv_cache_utilization gauge\n"
+        b'trtllm_kv_cache_utilization{model_name="llama",engine_type="trtllm"} 0.5\n'
+    )
+    got = parse_page(page, scraped_at=0)
+    assert (got.running, got.waiting, got.kv_usage) == (None, None, 0.5)
+
+
+def test_a_page_where_only_numbers_of_the_process_changed_is_not_parsed_again() -> None:
+    reader, page = PageReader(), vllm_page([BUSY])
+    first = reader.read(PROCESS % 9.5 + page, scraped_at=1.0)
+    second = reader.read(PROCESS % 10.5 + page, scraped_at=2.0)
+    assert (second, reader.unchanged) == (replace(first, scraped_at=2.0), 1)
+
+
+def test_a_reader_of_pages_says_of_each_page_what_a_parse_says() -> None:
+    """The reader gets one page after another. Each has one changed line: a number, a name, a comment, or
+    the end of the line.
+    """
+    lines = (PROCESS % 1.0 + vllm_page([BUSY]) + SGLANG).splitlines(keepends=True)
+    reader = PageReader()
+    for at, line in enumerate(lines):
+        if b"_bucket" in line:
+            continue
+        changes = (line.replace(b"TYPE", b"HELP"), line.replace(b"} ", b"} 1"), b"x" + line, line[:-1])
+        for changed in changes if at < 10 else changes[at % 4 : at % 4 + 1]:
+            for now in (line, changed):
+                page = b"".join((*lines[:at], now, *lines[at + 1 :]))
+                assert _said(reader.read, page) == _said(parse_page, page)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"#" * 16_380 + b"\n", b"#" * 16_400 + b"\n", b"#" * 16_384, b"# a vllm: metric\n" * 2_000]
+)
+def test_a_change_is_seen_whatever_stands_before_it(head: bytes) -> None:
+    reader = PageReader()
+    for running in (1, 2):
+        page = head + b"vllm:num_requests_running %d\n" % running * 3
+        assert _said(reader.read, page) == _said(parse_page, page)
+
+
+def test_a_change_before_the_name_in_the_first_line_is_seen() -> None:
+    reader, page = PageReader(), b"vllm:num_requests_running 1\n"
+    for changed in (page, b"x" + page, page):
+        assert _said(reader.read, changed) == _said(parse_page, changed)
+
+
+def test_a_page_that_is_refused_is_not_remembered() -> None:
+    reader = PageReader()
+    good, bad = vllm_page([BUSY]), b"vllm:num_requests_running NaN\n"
+    for page in (good, bad, bad, good, bad):
+        assert _said(reader.read, page) == _said(parse_page, page)
+
+
+def _said(read: Callable[..., EndpointMetrics], page: bytes) -> EndpointMetrics | str:
+    try:
+        return read(page, scraped_at=1.0)
+    except MetricsError as error:
+        return str(error)

@@ -1,0 +1,227 @@
+"""How a picker handles the batches of others: in order or not, late, damaged, or about servers that it does
+not know.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.config.policy import PolicySpec
+from epp.config.prefix import Table
+from epp.sources.sharing.batches import Began, MalformedError, decode_batch, encode
+from tests.unit.picker.picker_questions import policy_of, text
+from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
+
+
+def test_the_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    one.picker.on_response_headers(one.pick(text("q"), now=10.0), status=200, served=None, now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    assert other.matched(text("p"), now=10.0)
+    other.exchange.listener.expire(now=10.0 + TIMEOUT_S)
+    assert other.in_flight_of_peers() != {}
+    other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
+    assert other.in_flight_of_peers() == {}
+    assert other.undone(now=16.0) == 0
+    assert other.exchange.listener.peers == 0
+    assert not other.matched(text("p"), now=16.0), "nobody knows whether it was computed"
+    assert other.matched(text("q"), now=16.0)
+
+
+def test_a_picker_that_missed_a_batch_releases_requests_that_may_have_ended_and_gets_full_news() -> None:
+    one, other = Replica(1, on=endpoints("a")), Replica(2, on=endpoints("a"))
+    meet([one, other], now=0.0)
+    turn = text("p", 40_000)
+    one.pick(text("s"), now=9.0)
+    other.receive(one.send(now=9.0), now=9.0)
+    one.pick(turn, now=10.0)
+    one.send(now=10.0)
+    one.pick(turn + text("q"), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
+    counts = other.exchange.listener.counts
+    assert (counts.gaps, counts.unresolved) == (1, 1)
+    assert sum(other.in_flight_of_peers().values()) == 1, "only the tokens of the batch that was heard"
+    one.receive(other.send(now=11.1), now=11.1)
+    one.pick(turn + text("r"), now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
+    assert (counts.gaps, counts.unresolved) == (1, 1)
+    assert other.matched(turn + text("r"), now=12.0) == one.matched(turn + text("r"), now=12.0)
+
+
+def test_a_batch_that_is_sent_twice_counts_once() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    said = one.send(now=10.0)
+    other.receive(said + said, now=10.0)
+    assert sum(other.in_flight_of_peers().values()) == 1
+
+
+def test_news_from_before_a_restart_does_not_restore_what_the_server_has_lost() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    said = one.send(now=10.0)
+    restarted(other, pick.decision.chosen, now=10.2)
+    other.receive(said, now=10.3, age_s=0.3)
+    assert other.matched(text("p"), now=10.3) == {}
+    assert other.exchange.listener.counts.stale == 1
+    one.pick(text("p"), now=10.4)
+    other.receive(one.send(now=10.45), now=10.5, age_s=0.05)
+    assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
+
+
+def test_news_of_another_process_of_the_same_name_is_ignored() -> None:
+    one, other = two()
+    other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
+    one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    assert other.matched(text("p"), now=10.0) == {}
+    assert other.exchange.listener.counts.stale == 1
+
+
+def test_a_restart_that_one_picker_sees_in_counters_clears_the_tables_of_the_others_once() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    restarted(one, pick.decision.chosen, now=20.0)
+    said = one.send(now=20.0)
+    other.receive(said, now=20.0)
+    assert other.matched(text("p"), now=20.0) == {}
+    again = other.pick(text("p"), now=20.5)
+    other.end(again, now=21.0)
+    third = Replica(3)
+    restarted(third, pick.decision.chosen, now=21.0)
+    other.receive(third.send(now=21.0), now=21.0)
+    assert other.matched(text("p"), now=21.0), "a second report of the same restart"
+
+
+def test_events_of_an_unknown_endpoint_are_only_counted() -> None:
+    one, other = Replica(1, on=endpoints("abc")), Replica(2, on=endpoints("a"))
+    meet([one, other], now=0.0)
+    for n in range(6):
+        pick = one.pick(text(str(n)), now=1.0)
+        one.end(pick, now=2.0)
+    other.receive(one.send(now=2.0), now=2.0)
+    assert other.exchange.listener.counts.unknown_endpoints > 0
+    assert other.in_flight_of_peers() == {}
+
+
+def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    other.picker.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
+    one.end(pick, now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
+    assert other.undone(now=11.0) == 0
+
+
+def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
+    one, other = two()
+    picks = [one.pick(text(name), now=10.0) for name in "pq"]
+    other.receive(one.send(now=10.0), now=10.0)
+    assert sum(other.in_flight_of_peers().values()) == 2
+    one.pick(text("r"), now=11.0)
+    for pick in picks:
+        one.end(pick, now=11.0)
+    [data] = one.send(now=11.0)
+    batch = decode_batch(data)
+    began = batch.events[0]
+    assert isinstance(began, Began)
+    cut = msgspec.structs.replace(began, tail=began.tail[:-1])
+    damaged = msgspec.structs.replace(batch, events=[cut, *batch.events[1:]])
+    with pytest.raises(MalformedError, match="not a list of hashes"):
+        other.exchange.receive(encode(damaged), now=11.0)
+    other.check()
+    assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"
+    one.receive(other.send(now=12.0), now=12.0)
+    one.pick(text("s"), now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
+    assert other.matched(text("s"), now=12.0), "the listener asked for everything again"
+
+
+def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
+    """Let this picker see the endpoint's counters go back."""
+    for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
+        page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
+        replica.picker.observe(name, page, now=at)
+
+
+def test_a_picker_skips_its_own_batches() -> None:
+    """Redis gives a picker its own batches too."""
+    one, _ = two()
+    before = one.exchange.listener.counts.batches
+    one.pick(text("p"), now=10.0)
+    one.receive(one.send(now=10.0), now=10.0)
+    assert one.in_flight_of_peers() == {}
+    assert (one.exchange.listener.counts.batches, one.exchange.listener.peers) == (before, 1)
+
+
+def test_a_batch_older_than_the_timeout_teaches_prefixes_and_books_nothing() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    late_s = TIMEOUT_S + 0.1
+    other.receive(one.send(now=10.0), now=10.0 + late_s, age_s=late_s)
+    assert other.in_flight_of_peers() == {}
+    assert other.matched(text("p"), now=16.0)
+
+
+def test_a_guess_of_another_picker_evicts_nothing_until_that_picker_proves_it() -> None:
+    policy = policy_of(PolicySpec(table=Table(default_capacity_tokens=2000)))
+    one, other = (Replica(n, on=endpoints("a"), policy=policy) for n in (1, 2))
+    meet([one, other], now=0.0)
+    other.end(other.pick(text("old"), now=1.0), now=1.0)
+    pick = one.pick(text("new", 3000), now=2.0)
+    other.receive(one.send(now=2.0), now=2.0)
+    other.picker.tidy(now=2.0)
+    whole = other.matched(text("old"), now=2.0)
+    assert other.matched(text("new", 3000), now=2.0) == one.matched(text("new", 3000), now=2.0) != {}
+    one.picker.on_response_headers(pick, status=200, served=None, now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
+    other.picker.tidy(now=3.0)
+    assert other.matched(text("old"), now=3.0)[EndpointName("a")] < whole[EndpointName("a")]
+    assert other.matched(text("new", 3000), now=3.0)
+
+
+@pytest.mark.parametrize("status", [400, 503, None])
+def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: int | None) -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
+    if status is not None:
+        one.picker.on_response_headers(pick, status=status, served=None, now=11.0)
+    one.picker.end(pick, outcome="aborted" if status is None else "ended", now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
+    assert other.matched(text("p"), now=11.0) == {}
+
+
+@pytest.mark.parametrize("ends", ["ended", "aborted", "detached"])
+def test_the_guesses_of_an_older_picker_are_proven_when_its_requests_end(ends: str) -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
+    if ends == "detached":
+        one.picker.detach(pick, now=11.0)
+    else:
+        one.picker.end(pick, outcome=ends, now=11.0)  # type: ignore[arg-type]
+    older = [encode(msgspec.structs.replace(decode_batch(data), proved=None)) for data in one.send(now=11.0)]
+    other.receive(older, now=11.0)
+    assert other.matched(text("p"), now=11.0)
+
+
+def test_a_prompt_that_is_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
+    one, other = two()
+    for n in (0, 1):
+        page = EndpointMetrics(scraped_at=9.0 + n, running=0, prompt_tokens=10.0)
+        one.picker.observe(EndpointName("a"), page, now=9.0 + n)
+    pick = one.pick(text("p"), now=10.0, only=Address("10.0.0.1", 8000))
+    one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
+    one.picker.detach(pick, now=10.5)
+    other.receive(one.send(now=11.0), now=11.0)
+    assert other.matched(text("p"), now=11.0) == {}
+    page = EndpointMetrics(scraped_at=12.0, running=0, prompt_tokens=9000.0)
+    one.picker.observe(EndpointName("a"), page, now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
+    assert other.matched(text("p"), now=12.0) == one.matched(text("p"), now=12.0) != {}

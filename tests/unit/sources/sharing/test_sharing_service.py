@@ -1,0 +1,153 @@
+"""The loops of a picker's sharing over links that work, fail, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+import pytest
+
+from epp.config.sharing import Sharing
+from epp.picker.prefix_index.secret import derived
+from epp.sources.sharing.link import LinkError, Received
+from tests.harness.processes import wait_until
+from tests.harness.sharing import met, sharing
+from tests.unit.picker.picker_questions import text
+
+SETTINGS = Sharing(flush_interval_seconds=0.02, warmup_seconds=30)
+
+
+class Channel:
+    """The memory that the links of one channel share, as Redis would be."""
+
+    def __init__(self) -> None:
+        self.links: list[MemoryLink] = []
+        self.table: bytes | None = None
+        self.shown = b""
+        self.fault: LinkError | None = None
+        """The answer to every call, if there is one."""
+
+
+class MemoryLink:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.received: list[bytes] = []
+        self.calls: Counter[str] = Counter()
+        self.closed = False
+        channel.links.append(self)
+
+    def _called(self, name: str) -> None:
+        self.calls[name] += 1
+        if self._channel.fault is not None:
+            raise self._channel.fault
+
+    async def agree(self, pool: str, mine: bytes) -> bytes:
+        self._called("agree")
+        self._channel.shown = self._channel.shown or mine
+        return self._channel.shown
+
+    async def join(self, channel: str) -> None:
+        self._called("join")
+
+    async def send(self, batch: bytes) -> None:
+        self._called("send")
+        for link in self._channel.links:
+            link.received.append(batch)
+
+    async def read(self) -> list[Received]:
+        self._called("read")
+        await asyncio.sleep(0.001)
+        received, self.received = self.received, []
+        return [Received(data, 0.0) for data in received]
+
+    async def stored(self) -> Received | None:
+        self._called("stored")
+        return None if self._channel.table is None else Received(self._channel.table, 0.0)
+
+    async def store(self, table: bytes) -> None:
+        self._called("store")
+        self._channel.table = table
+
+    async def take_turn(self, name: str, *, period_s: float) -> bool:
+        self._called("take_turn")
+        return True
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "epp.sources.sharing")
+    channel = Channel()
+    async with (
+        sharing(MemoryLink(channel), settings=SETTINGS) as one,
+        sharing(MemoryLink(channel), settings=SETTINGS) as other,
+    ):
+        await met(one, other)
+        channel.fault = LinkError("connection refused.", reason="connection")
+        one.serve(text("meanwhile"))
+        await wait_until(lambda: one.service.counts.errors["connection"] >= 4, what="several failures")
+        assert not one.service.connected
+        channel.fault = None
+        await other.learns(text("meanwhile"))
+        await wait_until(lambda: one.service.connected and other.service.connected, what="both are back")
+    said = Counter(record.getMessage() for record in caplog.records)
+    cannot = (
+        "cannot send to the other pickers: connection refused; this picker goes on with its own knowledge"
+    )
+    assert said[cannot] == said["can send to the other pickers again"] == 2, "once for each of two pickers"
+
+
+async def test_a_picker_without_others_is_warm_before_the_warm_up_ends() -> None:
+    async with sharing(MemoryLink(Channel()), settings=SETTINGS) as one:
+        assert not one.service.warm
+        async with asyncio.timeout(10):
+            await one.service.warmed()
+
+
+async def test_a_picker_without_a_link_is_warm_at_once() -> None:
+    channel = Channel()
+    channel.fault = LinkError("away", reason="connection")
+    async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
+        async with asyncio.timeout(10):
+            await one.service.warmed()
+        assert not one.service.connected
+
+
+async def test_a_lone_picker_leaves_its_table_for_the_next_one() -> None:
+    channel = Channel()
+    link = MemoryLink(channel)
+    async with sharing(link, settings=SETTINGS) as one:
+        await wait_until(lambda: one.service.connected, what="the picker has joined")
+        one.serve(text("p"))
+    assert link.closed
+    async with sharing(MemoryLink(channel), settings=SETTINGS) as next_one:
+        await next_one.learns(text("p"))
+        assert next_one.service.counts.loaded_tables >= 1
+
+
+@pytest.mark.parametrize("junk", [b"junk", b""])
+async def test_bytes_that_are_not_a_batch_or_a_table_are_counted_and_skipped(junk: bytes) -> None:
+    channel = Channel()
+    channel.table = junk
+    async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
+        await wait_until(lambda: one.service.counts.malformed == 1, what="the table is skipped")
+        channel.links[0].received.append(junk)
+        await wait_until(lambda: one.service.counts.malformed == 2, what="the batch is skipped")
+        assert one.service.connected
+
+
+async def test_different_hash_secrets_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    channel = Channel()
+    often = Sharing(flush_interval_seconds=0.02, snapshot_interval_seconds=1)
+    async with (
+        sharing(MemoryLink(channel), settings=often, secret=derived(b"the secret of one")) as one,
+        sharing(MemoryLink(channel), settings=often, secret=derived(b"another secret")) as other,
+    ):
+        both = (one.service.counts, other.service.counts)
+        await wait_until(lambda: sum(c.errors["secret"] for c in both) >= 2, what="two comparisons")
+    complaints = [r for r in caplog.records if "hash secret" in r.getMessage()]
+    assert len(complaints) == 1, "the first picker's secret is that of the pool"

@@ -1,0 +1,150 @@
+"""The calls that our own HTTP/2 serves besides ext_proc: health and access logs, on a connection without a
+socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from grpc_health.v1 import health_pb2
+from hpack import Decoder
+
+from epp.config.listening import Listen
+from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
+from epp.protocol.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health
+from epp.protocol.live_streams import LiveStreams
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.http2.frames import Kind
+from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.transport.over_http2 import Http2Transport
+from epp.transport.peer import Peer
+from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split
+from tests.harness.pipe import Pipe
+from tests.unit.protocol.stream_bench import Bench
+
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+LOG = f"/{SERVICE}/{METHOD}"
+
+
+def health_question(service: str) -> bytes:
+    return bytes(health_pb2.HealthCheckRequest(service=service).SerializeToString())
+
+
+class Followed(Health):
+    """Counts the calls that follow it."""
+
+    followers = 0
+
+    def follow(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        stop = super().follow(on_change)
+        self.followers += 1
+
+        def stop_following() -> None:
+            self.followers -= 1
+            stop()
+
+        return stop_following
+
+
+class DataPlane:
+    """A data plane with one connection to the picker. It collects the answers and the end of each call."""
+
+    def __init__(self) -> None:
+        bench = Bench()
+        streams = LiveStreams(bench.picker, settings=StreamSettings(), clock=lambda: 1.0)
+        self.health = Followed()
+        self.ends: dict[int, int] = {}
+        """gRPC's status of each call that has ended."""
+        self.received: defaultdict[int, bytes] = defaultdict(bytes)
+        self._decoder = Decoder()
+        self._pipe = Pipe()
+        self._peer = Peer(Http2Transport(streams, self.health, listen=Listen()).server)
+        self._peer.connection_made(self._pipe)
+        self._peer.data_received(hello())
+
+    async def call(self, number: int, path: str, *messages: bytes, ends: bool = False) -> None:
+        wire = headers(number, block(replace=[(":path", path)]))
+        await self.send(wire + data(number, b"".join(map(grpc, messages)), ends=ends))
+
+    async def send(self, wire: bytes = b"") -> None:
+        """Send bytes, and read what the picker has written."""
+        self._peer.data_received(wire)
+        await asyncio.sleep(0)
+        self._peer.check_integrity()
+        for frame in split(self._pipe.written):
+            if frame.kind == Kind.DATA:
+                self.received[frame.number] += frame.payload
+            elif frame.kind == Kind.HEADERS:
+                fields = {str(name): str(value) for name, value in self._decoder.decode(frame.payload)}
+                if frame.ends:
+                    self.ends[frame.number] = int(fields["grpc-status"])
+        self._pipe.writes.clear()
+
+    def statuses(self, number: int) -> list[int]:
+        """Return the statuses of health that a call got."""
+        found = messages_in(self.received[number])
+        assert found is not None
+        return [health_pb2.HealthCheckResponse.FromString(message).status for message in found]
+
+
+async def test_a_check_is_answered_once_for_its_service() -> None:
+    data_plane = DataPlane()
+    for number, service in ((1, "readiness"), (3, "liveness"), (5, "nobody")):
+        await data_plane.call(number, CHECK, health_question(service), ends=True)
+    assert [data_plane.statuses(n) for n in (1, 3, 5)] == [[NOT_SERVING], [SERVING], [SERVICE_UNKNOWN]]
+    assert data_plane.ends == {1: OK, 3: OK, 5: OK}
+
+
+async def test_a_watch_gets_each_change_until_its_caller_leaves() -> None:
+    data_plane = DataPlane()
+    await data_plane.call(1, WATCH, health_question("readiness"))
+    await data_plane.call(3, WATCH, health_question("liveness"))
+    data_plane.health.set_ready(ready=True)
+    await data_plane.send()
+    assert data_plane.statuses(1) == [NOT_SERVING, SERVING]
+    assert data_plane.health.followers == 2
+    await data_plane.send(reset(1))
+    assert data_plane.health.followers == 1
+    data_plane.health.set_ready(ready=False)
+    await data_plane.send()
+    assert (data_plane.statuses(1), data_plane.statuses(3)) == ([NOT_SERVING, SERVING], [SERVING])
+    assert data_plane.ends == {}
+
+
+@pytest.mark.parametrize("path", [CHECK, WATCH])
+async def test_bytes_that_are_no_question_and_no_question_at_all_end_the_call(path: str) -> None:
+    data_plane = DataPlane()
+    await data_plane.call(1, path, b"\xff\xff")
+    await data_plane.call(3, path, ends=True)
+    await data_plane.call(5, path, health_question("s" * 1_024))
+    assert data_plane.ends == {1: INTERNAL, 3: INTERNAL, 5: INTERNAL}
+    assert data_plane.statuses(1) == data_plane.statuses(3) == []
+
+
+async def test_a_second_question_ends_a_watch() -> None:
+    data_plane = DataPlane()
+    await data_plane.call(1, WATCH, health_question("readiness"), health_question("liveness"))
+    data_plane.health.set_ready(ready=True)
+    await data_plane.send()
+    assert (data_plane.statuses(1), data_plane.ends) == ([NOT_SERVING], {1: INTERNAL})
+    assert data_plane.health.followers == 0
+
+
+async def test_access_logs_are_answered_at_their_end_and_their_number_is_bounded() -> None:
+    data_plane = DataPlane()
+    numbers = range(1, 2 * MOST_CALLS, 2)
+    for number in numbers:
+        await data_plane.call(number, LOG, StreamAccessLogsMessage().SerializeToString())
+    assert data_plane.ends == {}
+    late = numbers[-1] + 2
+    await data_plane.call(late, LOG, StreamAccessLogsMessage().SerializeToString())
+    assert data_plane.ends == {late: RESOURCE_EXHAUSTED}
+    await data_plane.send(data(1, ends=True) + reset(3))
+    assert (data_plane.ends[1], data_plane.received[1]) == (OK, grpc(b""))
+    for number, status in ((late + 2, None), (late + 4, None), (late + 6, RESOURCE_EXHAUSTED)):
+        await data_plane.call(number, LOG, StreamAccessLogsMessage().SerializeToString())
+        assert data_plane.ends.get(number) == status, "two calls have ended"
