@@ -14,8 +14,8 @@ import pytest
 import epp
 
 ROOT = Path(epp.__file__).parent
-JSONTEXT, WIRE = ROOT / "request" / "_jsontext.c", ROOT / "extproc" / "_wire.c"
-CHAIN = ROOT / "prefix_index" / "_chain.c"
+JSONTEXT, WIRE = ROOT / "request" / "_jsontext.c", ROOT / "protocol" / "_wire.c"
+CHAIN = ROOT / "picker" / "prefix_index" / "_chain.c"
 SEED = os.environ.get("PREFIX_GATEWAY_SANITIZER_SEED", "1")
 MEGABYTES = os.environ.get("PREFIX_GATEWAY_SANITIZER_MEGABYTES", "10")
 pytestmark = pytest.mark.processes  # compiles C and runs it
