@@ -121,7 +121,8 @@ soak: $(VENV)/.dev ## test under a mixed load that memory stays flat and no requ
 fuzz: $(VENV)/.dev ## send generated input to every entry point of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-docs: $(VENV)/.dev ## write the reference pages and the chart's generated files from the code
+docs: $(VENV)/.dev ## write the reference pages, the pictures and the chart's generated files from the code
+	@$(BIN)/python -m bench.drawing
 	@$(BIN)/python -c 'from epp.serve.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
 	@$(BIN)/python -m tests.charts.policy_schema
 

@@ -139,7 +139,7 @@ class PickerProcess:
 
         On a busy machine every request may be late. After 16 late requests in a row a picker routes late
         requests without reading them, until half a second has passed without a late request
-        (docs/operations.md, "When the picker has too much to do"). A pause of more than 0.1 s ends the row.
+        (docs/picks.md, "When the picker has too much to do"). A pause of more than 0.1 s ends the row.
         A picker measures its event loop every 0.1 s. So the row has ended after two more measurements.
         """
         measured = "epp_loop_lag_seconds_count"
