@@ -156,7 +156,7 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RECORDING",
-        help="recording that a picker or `epp record` wrote, or a trace in Mooncake's format",
+        help="recording that `epp record` wrote",
     )
     command.add_argument(
         "--policy",
@@ -187,7 +187,6 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--seed", type=int, default=1, help="seed of the picker's random choices (default 1)"
     )
-    command.add_argument("--picture", type=Path, metavar="FILE", help="write the table as a picture (SVG)")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
 
 
@@ -255,7 +254,6 @@ def _replay(args: argparse.Namespace) -> int:
             servers=args.servers,
             limit=args.limit,
             seed=args.seed,
-            picture=args.picture,
             json_file=args.json,
         )
     )

@@ -1,4 +1,4 @@
-"""Recordings of the picker and published traces, as `epp replay` reads and runs them."""
+"""Recordings of the picker, as `epp replay` reads and runs them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ class Recordings:
 
     words: Sequence[bytes] = (
         *(b'{"line":"recording","version":1', b'{"line":"request"', b'"chunks":"AAAA"', b'"at_unix_s":'),
-        *(
-            b'"prompt_tokens":0',
-            b'"capacity_tokens":0',
-            b"\x1f\x8b",
-            b'"hash_ids":[1]',
-            b'"input_length":512',
-        ),
+        *(b'"prompt_tokens":0', b'"capacity_tokens":0', b"\x1f\x8b"),
     )
 
     def __init__(self) -> None:
@@ -46,11 +40,7 @@ class Recordings:
         whole = self._path.read_bytes()
         rows = [json.loads(row) for row in whole.splitlines()]
         short = [row | {"chunks": row["chunks"][:32]} if "chunks" in row else row for row in rows]
-        trace = [
-            {"timestamp": 500 * n, "input_length": 700, "output_length": 9, "hash_ids": [1, n]}
-            for n in range(4)
-        ]
-        self.documents: Sequence[object] = [short[:6], trace]
+        self.documents: Sequence[object] = [short[:6]]
         self.seeds: Sequence[bytes] = [
             *map(self.encode, self.documents),
             gzip.compress(self.encode(short[:4])),
@@ -75,5 +65,5 @@ class Recordings:
             return
         trace, self._trace = self._trace, None
         few = replace(trace, calls=[call for call in trace.calls if call.at_s < _RUN_S][:_RUN])
-        figures = run(few, trace.policy or DEFAULT_POLICY, Setting(), progress=lambda _: None)
+        figures = run(few, trace.policy or DEFAULT_POLICY, Setting())
         assert figures.counted <= _RUN

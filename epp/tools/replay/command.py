@@ -1,28 +1,23 @@
-"""`epp replay`: reads a recording, runs it with every policy, prints the table and writes the picture. Called
-by the command line.
-"""
+"""`epp replay`: reads a recording, runs it with every policy, prints the table. The command line calls it."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
 import msgspec
 
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
-from epp.tools.replay.parallel import Candidate, run_all
 from epp.tools.replay.reading import read
-from epp.tools.replay.report import RECORDED, picture, table
-from epp.tools.replay.simulate import Setting, fleet_of
-from epp.tools.replay.trace import ReplayError, Trace
-
-_SHOW_EVERY_S: Final = 0.2
+from epp.tools.replay.report import RECORDED, table
+from epp.tools.replay.simulate import Setting, fleet_of, run
+from epp.tools.replay.trace import Figures, ReplayError, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +31,14 @@ class Options:
     servers: int
     limit: int
     seed: int
-    picture: Path | None
     json_file: Path | None
+
+
+class _Candidate(NamedTuple):
+    """A policy and its name in the table."""
+
+    name: str
+    policy: Policy
 
 
 def replay(options: Options) -> None:
@@ -60,32 +61,35 @@ def _replay(trace: Trace, options: Options, *, began: float) -> None:
         trace = replace(trace, recorded=None)  # the recorded figures are of another load or another fleet
     for remark in _remarks(trace, candidates):
         print(f"note: {remark}", flush=True)
-    progress = _Progress()
-    found = run_all(trace, candidates, setting, processes=os.cpu_count() or 1, on_progress=progress.show)
-    progress.close()
-    columns = dict(found)
+    columns = _run_all(trace, candidates, setting)
     if trace.recorded is not None:
         columns = {RECORDED: trace.recorded, **columns}
     print(f"\n{table(columns)}\n")
-    if options.picture is not None:
-        title = f"Token hit rate, {len(trace.calls):,} requests at {options.load:g} times the recorded rate"
-        options.picture.write_text(picture(columns, title=title))
-        print(f"picture: {options.picture}")
     if options.json_file is not None:
         options.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
     print(f"{time.monotonic() - began:.1f} s", flush=True)
 
 
-def _candidates(trace: Trace, options: Options) -> list[Candidate]:
+def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: Setting) -> dict[str, Figures]:
+    """Return the figures by name. Each run has a process of its own, as many at once as there are cores."""
+    with ProcessPoolExecutor() as pool:
+        runs = {name: pool.submit(run, trace, policy, setting) for name, policy in candidates}
+        try:
+            return {name: each.result() for name, each in runs.items()}
+        except BrokenProcessPool as error:
+            raise ReplayError("a run was killed; perhaps the memory is too small: try --limit") from error
+
+
+def _candidates(trace: Trace, options: Options) -> list[_Candidate]:
     """Return the recorded policy first, then the policies of files, then one for each rule."""
     recorded, base = trace.policy, trace.policy or DEFAULT_POLICY
-    found = [Candidate(name=_named("recorded" if recorded is not None else "default", base), policy=base)]
+    found = [_Candidate(_named("recorded" if recorded is not None else "default", base), base)]
     for path in options.policies:
         policy = load_policy(path.read_bytes(), source=str(path))
-        found.append(Candidate(name=_named(path.stem, policy), policy=policy))
+        found.append(_Candidate(_named(path.stem, policy), policy))
     for rule in options.rules:
         changed = msgspec.structs.replace(base, spec=msgspec.structs.replace(base.spec, rule=rule))
-        found.append(Candidate(name=rule, policy=changed))
+        found.append(_Candidate(rule, changed))
     names = [candidate.name for candidate in found]
     if len(set(names)) < len(names):
         raise ReplayError(f"two policies have the same name: {', '.join(names)}; rename one of the files")
@@ -107,7 +111,7 @@ def _about(trace: Trace, setting: Setting) -> str:
     )
 
 
-def _remarks(trace: Trace, candidates: Sequence[Candidate]) -> list[str]:
+def _remarks(trace: Trace, candidates: Sequence[_Candidate]) -> list[str]:
     found = [*trace.remarks]
     if not trace.servers:
         found.append("the recording does not name its servers: the simulated servers are made up (--servers)")
@@ -120,22 +124,3 @@ def _remarks(trace: Trace, candidates: Sequence[Candidate]) -> list[str]:
             "'as recorded': hits are those that the picker predicted, times are those of sampled answers only"
         )
     return found
-
-
-class _Progress:
-    """Shows progress on one line of standard error, if standard error is a terminal."""
-
-    def __init__(self) -> None:
-        self._shown_at = 0.0
-        self._on = sys.stderr.isatty()
-
-    def show(self, shares: Mapping[str, float]) -> None:
-        now = time.monotonic()
-        if self._on and now - self._shown_at >= _SHOW_EVERY_S:
-            self._shown_at = now
-            text = "  ".join(f"{name} {share:4.0%}" for name, share in shares.items())
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._on:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

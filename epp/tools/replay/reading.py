@@ -1,4 +1,4 @@
-"""Reads recordings of the picker. `mooncake` reads the files of the other kind.
+"""Reads recordings of the picker.
 
 Hashes of requests are comparable within one process of the picker, or between several that share a secret.
 Requests of other base models than the most frequent one are left out, since their servers are others. A line
@@ -21,7 +21,6 @@ import msgspec
 from epp.config.policy import Policy
 from epp.observe.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.tools.replay import mooncake
 from epp.tools.replay.measure import WARM_UP_SHARE, quantile
 from epp.tools.replay.tempo import Tempo, tpots_s
 from epp.tools.replay.trace import UNSTATED, Call, Figures, Piece, ReplayError, Server, Trace
@@ -47,17 +46,9 @@ class _Lines:
 
 def read(paths: Sequence[Path]) -> Trace:
     """Return one trace from all files. A ReplayError names the file, the line and the fault."""
-    lines, calls = _Lines(), list[Call]()
+    lines = _Lines()
     for path in paths:
-        text = _text_of(path)
-        if mooncake.is_one(text):
-            calls += mooncake.parse(text, name=str(path))
-        else:
-            _read_lines(text, str(path), into=lines)
-    if calls and lines.asked:
-        raise ReplayError("a recording and a Mooncake trace cannot be replayed together")
-    if calls:
-        return Trace(calls=_from_zero(calls), servers=(), block_tokens=mooncake.BLOCK_TOKENS)
+        _read_lines(_text_of(path), str(path), into=lines)
     if not lines.asked:
         raise ReplayError(f"{', '.join(map(str, paths))}: there are no requests in this recording")
     return _trace_of(lines)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -33,9 +33,8 @@ _GRACE_S: Final = 60.0
 """The run goes on for this long after the last arrival."""
 _ANSWER_NAMES: Final = 1 << 63
 _NAME_BYTES: Final = 8
-
-Progress = Callable[[float], None]
-"""A function that gets the share of the requests that have arrived."""
+_BLOCK_TOKENS: Final = 64
+"""Block size of the simulated caches: about as long as a piece, so that neither is finer than the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +47,13 @@ class Setting:
     seed: int = 1
 
 
-def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -> Figures:
+def run(trace: Trace, policy: Policy, setting: Setting) -> Figures:
     servers = fleet_of(trace, setting)
     calls = trace.calls
     router = _Router(
         policy, calls, seed=setting.seed, adapters=frozenset(call.adapter for call in calls if call.adapter)
     )
-    workload = _Arrivals(calls, load=setting.load, progress=progress)
+    workload = _Arrivals(calls, load=setting.load)
     plan = _plan_of(trace, servers, horizon_s=calls[-1].at_s / setting.load + _GRACE_S)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(setting.seed)).run()
     return _figures_of(outcome, servers)
@@ -97,20 +96,15 @@ def _text_of(piece: Piece) -> bytes:
 class _Arrivals:
     """The calls at their times, divided by the load."""
 
-    def __init__(self, calls: Sequence[Call], *, load: float, progress: Progress) -> None:
+    def __init__(self, calls: Sequence[Call], *, load: float) -> None:
         self._calls = calls
         self._load = load
-        self._progress = progress
-        self._step = max(1, len(calls) // 100)
 
     def start(self) -> Iterable[tuple[float, SimRequest]]:
         for number, call in enumerate(self._calls):
             yield call.at_s / self._load, _request_of(number, call)
 
     def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:  # noqa: ARG002 - as the fleet calls it
-        number = record.request.request_id
-        if number % self._step == 0:
-            self._progress(number / len(self._calls))
         return ()
 
 
@@ -135,8 +129,8 @@ def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> Fl
         costs = replace(costs, decode_step_s=trace.decode_step_s)
     return FleetPlan(
         shape=EngineShape(
-            num_blocks=max(1, first.capacity_tokens // trace.block_tokens),
-            block_tokens=trace.block_tokens,
+            num_blocks=max(1, first.capacity_tokens // _BLOCK_TOKENS),
+            block_tokens=_BLOCK_TOKENS,
             limits=SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=2048, max_loras=4),
             costs=costs,
         ),

@@ -21,7 +21,7 @@ from model_server.runners.cost import CostModel
 
 _ASSUMED_TPOT_S: Final = 0.02
 _MOST_OUTPUT_TOKENS: Final = 16_384
-MOST_RECORDED_TOKENS: Final = 2**18
+_MOST_RECORDED_TOKENS: Final = 2**18
 """Bound of the length that an answer reports. Each token is a step of a simulated server."""
 _LEAST_STEP_S: Final = 0.001
 _MOST_BUSY: Final = 0.9
@@ -61,7 +61,7 @@ class Tempo:
         answer took.
         """
         if asked.output_tokens is not None:
-            return max(1, min(MOST_RECORDED_TOKENS, asked.output_tokens))
+            return max(1, min(_MOST_RECORDED_TOKENS, asked.output_tokens))
         return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
 
 

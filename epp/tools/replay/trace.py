@@ -1,8 +1,7 @@
-"""Defines the input of a replay: requests in order of time, and the fleet that they went to. Pure values, the
-same for every source.
+"""Defines the input of a replay: requests in order of time, and the fleet that they went to. Pure values.
 
 A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end. Made by
-`reading` and `mooncake`.
+`reading`.
 """
 
 from __future__ import annotations
@@ -74,9 +73,6 @@ class Trace:
     calls: Sequence[Call]
     servers: Sequence[Server]
     """Empty: the source does not say."""
-    block_tokens: int = 64
-    """Block size of the simulated caches: about as long as a piece, so that neither is
-    finer than the other."""
     decode_step_s: float | None = None
     """Time for each token of an answer on a server that does little else, if sampled answers show it."""
     policy: Policy | None = None

@@ -18,13 +18,9 @@ def a_trace(tmp_path: Path) -> Trace:
     return read([recording_file(tmp_path)])
 
 
-def never(_: float) -> None:
-    return
-
-
 def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
-    first, second = (run(trace, DEFAULT_POLICY, Setting(seed=5), progress=never) for _ in range(2))
+    first, second = (run(trace, DEFAULT_POLICY, Setting(seed=5)) for _ in range(2))
     assert first == second
     assert first.counted == 108, "the first tenth warms the caches"
     assert first.failed == 0
@@ -36,7 +32,7 @@ def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
     was = record_simulation(path, requests=300)
     trace = read([path])
     assert trace.policy is not None
-    found = run(trace, trace.policy, Setting(), progress=never)
+    found = run(trace, trace.policy, Setting())
     assert found.hit_ratio == pytest.approx(was.hit_ratio, abs=0.03)
     assert found.ttft_mean_s == pytest.approx(was.ttft_mean_s, rel=0.25)
 
@@ -44,22 +40,15 @@ def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
 def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
     slow = replace(trace, servers=[replace(s, prefill_tokens_per_s=400.0) for s in trace.servers])
-    usual = run(slow, DEFAULT_POLICY, Setting(), progress=never)
-    busy = run(slow, DEFAULT_POLICY, Setting(load=4.0), progress=never)
-    relieved = run(slow, DEFAULT_POLICY, Setting(load=4.0, servers=12), progress=never)
+    usual = run(slow, DEFAULT_POLICY, Setting())
+    busy = run(slow, DEFAULT_POLICY, Setting(load=4.0))
+    relieved = run(slow, DEFAULT_POLICY, Setting(load=4.0, servers=12))
     assert usual.ttft_mean_s is not None
     assert busy.ttft_mean_s is not None
     assert relieved.ttft_mean_s is not None
     assert busy.ttft_mean_s > 1.5 * usual.ttft_mean_s
     assert relieved.ttft_mean_s < busy.ttft_mean_s
     assert len(relieved.by_server) == 12
-
-
-def test_progress_is_reported_as_requests_end(tmp_path: Path) -> None:
-    shares: list[float] = []
-    run(a_trace(tmp_path), DEFAULT_POLICY, Setting(), progress=shares.append)
-    assert len(shares) > 50
-    assert all(0 <= share < 1 for share in shares)
 
 
 def a_call(at_s: float = 0.0, *, name: int = 1, tokens: int = 64) -> Call:
@@ -88,7 +77,7 @@ def test_the_fleet_has_equal_servers_if_no_server_is_recorded(asked: int, count:
 def test_equal_pieces_are_found_in_the_cache_and_others_are_not() -> None:
     calls = [a_call(10.0 * n, name=1 if n % 2 else 100 + n, tokens=640) for n in range(40)]
     trace = Trace(calls=calls, servers=[Server(name="a", capacity_tokens=10**6, prefill_tokens_per_s=8000.0)])
-    found = run(trace, DEFAULT_POLICY, Setting(), progress=never)
+    found = run(trace, DEFAULT_POLICY, Setting())
     assert found.counted == 36
     assert found.hit_ratio == pytest.approx(0.5, abs=0.06)
     assert found.by_server == {"a": 40}
@@ -98,7 +87,7 @@ def test_a_faster_server_gets_its_answers_sooner() -> None:
     def mean_s(tokens_per_s: float) -> float:
         server = Server(name="a", capacity_tokens=10**6, prefill_tokens_per_s=tokens_per_s)
         calls = [a_call(10.0 * n, name=n, tokens=6400) for n in range(20)]
-        found = run(Trace(calls=calls, servers=[server]), DEFAULT_POLICY, Setting(), progress=never)
+        found = run(Trace(calls=calls, servers=[server]), DEFAULT_POLICY, Setting())
         assert found.ttft_mean_s is not None
         return found.ttft_mean_s
 
