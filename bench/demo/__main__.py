@@ -68,13 +68,6 @@ def _parser() -> argparse.ArgumentParser:
         "--json", type=Path, metavar="FILE", help="also write the figures to this file, as JSON"
     )
     parser.add_argument(
-        "--recording",
-        type=Path,
-        default=Path("build/recording.jsonl"),
-        metavar="FILE",
-        help="file to which the picker records the requests for `epp replay` (default build/recording.jsonl)",
-    )
-    parser.add_argument(
         "--keep-logs", action="store_true", help="keep the configuration and the output of every process"
     )
     return parser
@@ -125,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         envoy=args.envoy,
         once=args.once,
         json_file=args.json,
-        recording=args.recording,
         keep_logs=args.keep_logs,
     )
     try:

@@ -49,7 +49,6 @@ class Options:
     envoy: Path
     once: bool
     json_file: Path | None
-    recording: Path
     keep_logs: bool
 
 
@@ -68,7 +67,6 @@ async def run_demo(options: Options) -> None:
             rule=options.rules[0],
             gateway_port=options.port,
             envoy=options.envoy,
-            recording=options.recording,
         ) as fleet:
             print(f"Ready after {time.monotonic() - began:.1f} s: {fleet.envoy.url}\n", flush=True)
             last_request_id = await _guarded(fleet, _compare(fleet, options))

@@ -98,7 +98,6 @@ async def running_fleet(
     rule: str,
     gateway_port: int,
     envoy: Path,
-    recording: Path,
 ) -> AsyncIterator[Fleet]:
     """Start all processes in `directory`, with `rule` in the policy. End them with the block. Port 0 means
     any free port.
@@ -118,7 +117,6 @@ async def running_fleet(
                 rule=rule,
                 gateway_port=gateway_port,
                 binary=envoy.absolute(),
-                recording=recording,
             )
         except ProcessFailedError as error:
             hint = "If another program took one of its ports meanwhile, run it again; --keep-logs keeps all output."
@@ -146,7 +144,6 @@ async def _start(
     rule: str,
     gateway_port: int,
     binary: Path,
-    recording: Path,
 ) -> Fleet:
     """Start the model servers together, then the picker, then Envoy, which needs the picker's list of
     endpoints. Return the fleet of these processes.
@@ -162,8 +159,6 @@ async def _start(
     addresses = [await _address(process, directory, timeout_s=serving.ready_within_s) for process in started]
 
     fields: dict[str, Any] = {"envoy": {"listen": f"127.0.0.1:{gateway_port}"}} if gateway_port else {}
-    recording.parent.mkdir(parents=True, exist_ok=True)
-    fields["recording"] = {"file": str(recording.resolve())}
     config = config_in(directory, policyFile=str(directory / "policy.yaml"), **fields)
     write_policy(config, {"rule": rule}, name=f"demo-{rule}")
     entries = [

@@ -37,8 +37,6 @@ def curl_line(url: str) -> str:
 def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     """Return the lines that name every address and the next commands."""
     admin = fleet.admin_url
-    recording = fleet.config.recording
-    assert recording is not None, "the demo records"
     places = [
         ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
         ("live page", f"{admin}/  (servers, hot prefixes, queue, current requests)"),
@@ -58,7 +56,8 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
         "  In another terminal: make load (locust)",
         "  See why prompt tokens were missed, and what other rules would have done (after `. .venv/bin/activate`):",
         f"    epp explain --admin {admin}",
-        f"    epp replay {recording.file} --rule round-robin --load 1.3",
+        f"    epp record recording.jsonl --admin {admin}     # while requests come, until Ctrl-C",
+        "    epp replay recording.jsonl --rule round-robin --load 1.3",
         "",
         "Ctrl-C ends everything.",
     ]

@@ -61,18 +61,6 @@ class Log(Strict, frozen=True):
     """json: each line is one JSON object. text: lines for people. Both go to standard error."""
 
 
-class Recording(Strict, frozen=True):
-    """Write a line for each request to a file, for `epp replay`. A line holds sizes, times and hashes, and
-    never any text (docs/replay.md).
-    """
-
-    file: Annotated[str, Meta(min_length=1)]
-    """File to write. Where there are several workers, worker N adds `.wN` to the name."""
-    max_bytes: Annotated[int, Meta(ge=2**16, le=2**40)] = 256 * 2**20
-    """Largest size of the file and of the file before it (`FILE.1`) together. Beyond this the oldest lines
-    are lost."""
-
-
 class Config(Strict, frozen=True):
     """Configuration of one endpoint picker and its workers."""
 
@@ -125,8 +113,6 @@ class Config(Strict, frozen=True):
     sharing: Sharing = Sharing()
     exact_mode: ExactMode | None = None
     """Follow the KV events of the servers. Without this section the prefix table stays approximate."""
-    recording: Recording | None = None
-    """Record requests. Without this section nothing is recorded."""
     tracing: bool = False
     """Send a span for each sampled pick to an OpenTelemetry collector. The environment variables `OTEL_*`
     name the collector and the share of picks to sample (docs/tracing.md). Needs the extra `tracing`."""

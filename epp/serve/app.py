@@ -85,7 +85,6 @@ class App:
             key=self._key,
         )
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
-        self._recording = parts.recording_service(config, self._picker, worker=worker)
         self._explaining = Explaining(self._picker)
         self._decisions = DecisionRing(maxlen=config.admin.keep_decisions)
         self._metrics = Metrics(decisions=self._decisions, state=self._status)
@@ -115,8 +114,6 @@ class App:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if self._recording is not None:
-            self._recording.stop()  # last, so that the recording includes the streams that were cut
         return 0
 
     # -- parts, made at start --------------------------------------------------------------------------------
@@ -246,8 +243,6 @@ class App:
             keep("exact", self._exact.run, name="exact mode")
         keep("explain", self._explaining.run)
         keep("page", self._board.run)
-        if self._recording is not None:
-            keep("recording", self._recording.run)
         if self._not_ready():
             keep("readiness", self._become_ready)
         return tasks
@@ -282,7 +277,6 @@ class App:
             source_failures=self._sources.failures,
             probes=self._probes.counts,
             log_counts=self._log_counts,
-            recorded=self._recording.counts if self._recording is not None else {},
             spans=self._tracer.counts if self._tracer is not None else {},
             now=time.monotonic(),
         )

@@ -10,8 +10,6 @@ import msgspec
 
 from epp.config.listening import Listen
 from epp.config.settings import Config
-from epp.observe.recording import start as recording
-from epp.observe.recording.service import RecordingService
 from epp.picker.picker import Picker
 from epp.protocol.bodies import BodyRoom
 from epp.protocol.http_events import BodyMode, Modes
@@ -33,12 +31,6 @@ def exact_mode(config: Config, picker: Picker) -> ExactService | None:
 def listen(config: Config, *, worker: int) -> Listen:
     address = config.listen.addresses(workers=config.workers)[worker]
     return msgspec.structs.replace(config.listen, address=address)
-
-
-def recording_service(config: Config, picker: Picker, *, worker: int) -> RecordingService | None:
-    if config.recording is None:
-        return None
-    return recording.make(picker, config.recording, worker=worker, workers=config.workers)
 
 
 def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSettings:

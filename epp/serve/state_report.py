@@ -38,7 +38,6 @@ def status_of(
     source_failures: Mapping[str, int],
     probes: Mapping[Verdict, int],
     log_counts: LogCounts,
-    recorded: Mapping[str, int],
     spans: Mapping[str, int],
     now: float,
 ) -> shown.PickerStatus:
@@ -58,7 +57,6 @@ def status_of(
         source_failures=dict(source_failures),
         probes=dict(probes),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
-        recorded=recorded,
         spans=dict(spans),
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.corrected)

@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from bench.demo.address import running as announced_demos
-from epp.tools.replay.reading import read
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
@@ -98,18 +97,8 @@ def get_json(url: str, data: bytes | None = None, headers: dict[str, str] | None
 
 @pytest.mark.core
 def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Path, tmp_path: Path) -> None:
-    file, recording = tmp_path / "figures.json", tmp_path / "recording.jsonl"
-    options = (
-        "--once",
-        "--servers",
-        "2",
-        "--requests",
-        "36",
-        "--json",
-        str(file),
-        "--recording",
-        str(recording),
-    )
+    file = tmp_path / "figures.json"
+    options = ("--once", "--servers", "2", "--requests", "36", "--json", str(file))
     with demo(*options, tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
@@ -132,14 +121,6 @@ def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Pa
     # The prompts are the same except for the nonces. The letters of a nonce may make one token more or less.
     assert by_turn["queried_tokens"] == pytest.approx(by_cost["queried_tokens"], rel=0.001)
     assert by_cost["token_hit_rate"] > by_turn["token_hit_rate"]
-
-    recorded = read([recording])
-    assert 66 <= len(recorded.calls) <= 72, (
-        "the demo kills the picker, so the last half second may be missing"
-    )
-    assert recorded.policy is not None
-    assert recorded.policy.spec.rule == "least-cost"
-    assert [server.name for server in recorded.servers] == ["server-1", "server-2"]
 
 
 def test_the_demo_stays_up_with_a_curl_line_that_works_and_shows_the_decision_about_it(

@@ -3,7 +3,7 @@ bound.
 
 A new file is begun when the process starts, and whenever the current file has reached half of the bound. The
 previous file is kept as `NAME.1`, and an older one is lost. Each file begins with everything that a reader
-needs. Used by one separate thread, since a disk may hang.
+needs. Used by `command`.
 """
 
 from __future__ import annotations

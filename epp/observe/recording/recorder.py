@@ -1,8 +1,8 @@
-"""Makes a line for each request that has ended, and keeps the lines until they are written.
+"""Makes a line for each request that has ended, and keeps the lines until they are taken.
 
 Runs on the event loop, after the answer. It keeps one struct for each request, within a bound of memory. If
-the disk is too slow, lines are dropped and counted. Pure: it knows no file and no clock. `service` takes the
-lines.
+lines are taken too slowly, later ones are dropped and counted. Pure: it knows no file and no clock. `tap`
+takes the lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Recorder:
         self._waiting: list[RecordedRequest] = []
         self._waiting_bytes = 0
         self.dropped = 0
-        """Requests that were left out because too many lines waited for the disk."""
+        """Requests that were left out because too many lines waited."""
 
     def ended(self, request: Pick, *, unix_now_s: float) -> None:
         chain = request.chain

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from epp.base.errors import RecordingTakenError
+from epp.observe.recording.describing import opening_of, recorder_of, servers_of
 from epp.observe.recording.lines import Line, encode
 from epp.observe.recording.recorder import Recorder
-from epp.observe.recording.start import opening_of, recorder_of, servers_of
 from epp.picker.events import Ended, PickerEvent
 from epp.picker.picker import Picker
 

@@ -247,7 +247,7 @@ class PickerStatus:
     source_failures: Mapping[str, int] = counter(
         "epp_source_failures_total",
         "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
-        "sharing, exact, probes, explain, page, recording, housekeeping, readiness. After each failure the "
+        "sharing, exact, probes, explain, page, housekeeping, readiness. After each failure the "
         "loop is started again after a pause. The log says why it failed.",
         "source",
         default_factory=dict,
@@ -265,13 +265,6 @@ class PickerStatus:
         "repeated (one place in the code logged more than 100 lines in 10 s; one summary line says how "
         "many were left out).",
         "reason",
-        default_factory=dict,
-    )
-    recorded: Mapping[str, int] = counter(
-        "epp_recorded_requests_total",
-        "Requests that were to be recorded, by result: written, dropped (the disk was too slow), failed "
-        "(the line could not be written). Only with `recording`.",
-        "result",
         default_factory=dict,
     )
     spans: Mapping[str, int] = counter(

@@ -9,11 +9,11 @@ import pytest
 
 from epp.config.envoy import Envoy
 from epp.config.listening import Listen
-from epp.config.settings import AssumedModes, Config, Recording, Streams
+from epp.config.settings import AssumedModes, Config, Streams
 from epp.protocol.bodies import BodyRoom
 from epp.protocol.http_events import BodyMode, Modes
 from epp.request.parse import API_PATHS
-from epp.serve.parts import exact_mode, listen, recording_service, stream_settings
+from epp.serve.parts import exact_mode, listen, stream_settings
 from tests.unit.picker.picker_questions import a_picker
 
 
@@ -30,8 +30,6 @@ def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> No
 
 def test_parts_that_are_not_configured_are_not_made() -> None:
     assert exact_mode(config(), a_picker()) is None
-    assert recording_service(config(), a_picker(), worker=0) is None
-    assert recording_service(config(recording=Recording(file="/tmp/r")), a_picker(), worker=0) is not None
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def status(site: ReportedPicker, *, now: float) -> Any:
         source_failures={"scrape": 2},
         probes={},
         log_counts=LogCounts(),
-        recorded={},
         spans={},
         now=now,
     )

@@ -1,37 +1,17 @@
-"""Makes a recording for `app`: describes the policy and the servers of the picker as lines."""
+"""Describes the policy and the servers of the picker as lines of a recording. Called by `tap`."""
 
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from epp.config.settings import Recording
-from epp.observe.recording.file import RecordingFile
 from epp.observe.recording.lines import Opening, Server, Servers
 from epp.observe.recording.recorder import Recorder
-from epp.observe.recording.service import RecordingService
 from epp.picker.picker import Picker
 
 _KEY_BYTES: Final = 16
-
-
-def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> RecordingService:
-    """Return the service. Its thread runs from now on."""
-    path = Path(settings.file)
-    if workers > 1:
-        path = path.with_name(f"{path.name}.w{worker}")
-    service = RecordingService(
-        recorder_of(picker),
-        RecordingFile(path, max_bytes=settings.max_bytes),
-        opening=lambda: opening_of(picker),
-        servers=lambda: servers_of(picker),
-    )
-    picker.subscribe(service.on_event)
-    picker.add_recorders(1)
-    return service
 
 
 def recorder_of(picker: Picker) -> Recorder:
