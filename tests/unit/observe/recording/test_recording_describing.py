@@ -11,22 +11,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.observe.recording import describing
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.secret import HashSecret
-<<<<<<<< HEAD:tests/unit/observe/recording/test_recording_start.py
-from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, text
-
-
-@pytest.mark.parametrize(("workers", "name"), [(1, "r.jsonl"), (3, "r.jsonl.w2")])
-def test_each_worker_writes_its_own_file(tmp_path: Path, workers: int, name: str) -> None:
-    picker = a_picker()
-    service = start.make(picker, Recording(file=str(tmp_path / "r.jsonl")), worker=2, workers=workers)
-    assert picker.recorders == 1
-    serve(picker, ask(text("one")), now=1.0)
-    service.stop()
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert service.counts["written"] == 1
-========
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
->>>>>>>> f9cb42c0 (epp: requests are recorded in one way, by epp record; the configuration records nothing):tests/unit/observe/recording/test_recording_describing.py
 
 
 def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
