@@ -82,7 +82,6 @@ async def test_each_load_has_its_rows_and_counts_what_the_servers_counted(tmp_pa
         rule="least-cost",
         gateway_port=0,
         envoy=ENVOY,
-        recording=tmp_path / "recording.jsonl",
     ) as fleet:
         await one_load_counts_what_the_servers_counted(fleet, tmp_path / "conversation")
         await two_processes_share_the_adapters_load(fleet, tmp_path / "lora")
