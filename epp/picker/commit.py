@@ -37,7 +37,7 @@ from epp.picker.guesses import Guesses
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Helper, Prefilling
 from epp.picker.scheduling.schedule import Choice
-from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
+from epp.picker.scheduling.snapshot import SchedulingRequest, Sent, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 
@@ -137,13 +137,15 @@ class Commits:
         helper: Helper | None = None,
         now: float,
     ) -> Pick:
-        """Book the work, and send the event to the listeners. prefix: see `Pick`.
+        """Book the work, and send the event to the listeners. prefix: see `Sent`.
         helper: the server that computes the prompt. None: the chosen server computes it.
         """
-        self._caches.demand.asked(prefix, now=now)
+        sent = Sent(state.endpoint.name, now, prefix, request.session)
+        for rule in self._guesses.rules:
+            rule.committed(sent)
         if helper is not None:
             decision.prefill, decision.predicted_s = helper.why, helper.why.predicted_s
-        routed = self._book(state, decision, request=request, prompt=prompt, prefix=prefix, now=now)
+        routed = self._book(state, decision, request=request, prompt=prompt, sent=sent, now=now)
         if helper is not None:
             self._prefilling.book(routed, helper, now=now)
         self._listeners.send(Began(now, routed, request))
@@ -275,7 +277,7 @@ class Commits:
         *,
         request: PickRequest,
         prompt: Prompt,
-        prefix: int,
+        sent: Sent,
         now: float,
     ) -> Pick:
         """Book the work on the chosen endpoint."""
@@ -298,7 +300,7 @@ class Commits:
             conversation=self._caches.remainder(inference, prompt.chain) if sampled else None,
             prompt=prompt,
             guess=guess,
-            prefix=prefix,
+            sent=sent,
             asks=bool(decision.model or prompt.size.text_bytes or decision.unread),
             path_hash=request.path_hash,
             body_hash=request.body_hash,

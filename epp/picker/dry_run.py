@@ -3,7 +3,8 @@
 Pure. A dry run sees what the pick saw: the endpoints, their state before the booking, and the chunks of the
 prompt in the table. It cannot act, because bookings and the table follow the policy in use. So chunks,
 scrapes and sampling of the tried policy have no effect, and the candidates are those of the policy in use.
-Both policies draw the same random numbers, so two equal policies agree on every pick. The predicted effect of
+Both policies draw the same random numbers, so two equal policies that have seen the same requests agree on
+every pick. The predicted effect of
 another pick is for this one request, with the caches as the policy in use fills them. If the tried policy had
 routed for a week, the caches would be different. `epp replay` simulates this. `picker` calls this module only
 while there is a policy in dry run.
@@ -30,7 +31,9 @@ class DryRun:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._rng = random.Random()
-        self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
+        self.rule = RULES[policy.spec.rule](policy.spec, self._rng)
+        """It remembers the requests that were sent since it began."""
+        self._scheduler = Scheduler(policy.spec, self.rule)
         self.picks = 0
         self.agreed = 0
         self.refused = 0

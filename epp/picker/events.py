@@ -25,6 +25,7 @@ from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.picker.phases import OVER, Phase
 from epp.picker.prefix_index.guesses import GuessedEntries
 from epp.picker.prefix_index.table import PrefixTable, Recorded
+from epp.picker.scheduling.snapshot import Sent
 from epp.picker.server_caches import Prompt
 
 
@@ -82,6 +83,8 @@ class Pick(Struct, eq=False, gc=False):
     """
     prompt: Prompt
     guess: Guess
+    sent: Sent
+    """What the rules remember of the request."""
     asks: bool
     """Whether the request has a body. A good answer to a request without one, such as `GET /health`, does not
     show that the server computes."""
@@ -93,8 +96,6 @@ class Pick(Struct, eq=False, gc=False):
     """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
     prefill: PrefillJob | None = None
     """The work of a prefill server for this request. None: the chosen server computes the prompt."""
-    prefix: int = 0
-    """The hash of the longest part of the prompt that any server held. 0: none held a part."""
     computed: bool = False
     """Whether the request is over and its server answered it well."""
     failed: bool = False

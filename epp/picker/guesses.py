@@ -15,6 +15,7 @@ as these pickers report. Synchronous; the picker owns the object.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from epp.base.types import ChunkHash
@@ -25,6 +26,7 @@ from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
 from epp.picker.prefix_index import guesses
 from epp.picker.prefix_index.table import NOTHING, Recorded
+from epp.picker.scheduling.schedule import Rule
 from epp.picker.server_caches import Prompt, ServerCaches, count_prediction
 
 _CERTAINLY: Final = 1.5
@@ -46,6 +48,8 @@ class Guesses:
         self._fleet = fleet
         self._caches = caches
         self._send = send
+        self.rules: Sequence[Rule] = ()
+        """The rules that choose: the policy's, and that of the policy in dry run."""
         self._awaited: dict[Booking, Pick | PrefillJob] = {}
         """This picker's own requests whose guesses are open."""
 
@@ -142,14 +146,16 @@ class Guesses:
                 unused_s=recorded.unused_s,
             )
         if isinstance(work, Pick):
-            self._caches.demand.served(work.prefix)
+            for rule in self.rules:
+                rule.ended(work.sent, computed=True)
         self._send(Proved(now, work, recorded))
 
     def lost(self, work: Pick | PrefillJob, *, over: bool = True) -> None:
         """Take in that the server has not computed the prompt. over: no other server will compute it."""
         self._awaited.pop(work.booking, None)
         if over and work.guess.open and isinstance(work, Pick):
-            self._caches.demand.refused(work.prefix, at=work.wait.sent_at)
+            for rule in self.rules:
+                rule.ended(work.sent, computed=False)
         self.drop(work.guess)
 
     def detach(self, work: Pick | PrefillJob) -> None:

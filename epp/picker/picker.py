@@ -83,6 +83,7 @@ class Picker(FleetNews):
     def set_dry_run(self, policy: Policy | None) -> None:
         """Score every pick by `policy` too, without acting on the result. None: end the dry run."""
         self.dry_run = DryRun(policy) if policy is not None else None
+        self._tell_rules()
 
     def add_recorders(self, count: int) -> None:
         """Count listeners that record requests. count: negative if they have ended."""
@@ -141,6 +142,7 @@ class Picker(FleetNews):
         found = self.caches.table.holders(prompt.chain)
         prefix = prompt.chain[found[0][1] - 1] if found else 0
         asked = SchedulingRequest(
+            at=now,
             prompt_tokens=prompt.tokens,
             cached_tokens=self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)[snapshot.at],
             session=request.session,
@@ -149,7 +151,6 @@ class Picker(FleetNews):
             prefix=prefix,
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
-            earlier=self.caches.demand.earlier(prefix, now=now) if found else None,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self.dry_run is not None:
@@ -227,7 +228,13 @@ class Picker(FleetNews):
         """The policy in use. Callers only read it."""
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
+        self._tell_rules()
         self._note_flow()
+
+    def _tell_rules(self) -> None:
+        """Let the rules know of the requests that are sent from now on."""
+        tried = (self.dry_run.rule,) if self.dry_run is not None else ()
+        self.guesses.rules = (self._scheduler.rule, *tried)
 
     def _note_flow(self) -> None:
         flow = self._spec.flow

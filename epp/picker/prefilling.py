@@ -73,7 +73,7 @@ class Prefilling:
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         held = self._caches.table.holders(prompt.chain)
         cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[snapshot.at]
-        asked = SchedulingRequest(prompt_tokens=prompt.tokens, cached_tokens=cached)
+        asked = SchedulingRequest(at=now, prompt_tokens=prompt.tokens, cached_tokens=cached)
         found = computed_elsewhere(choice, answering, asked, snapshot, spec=spec, rng=self._rng)
         if found is None:
             return None

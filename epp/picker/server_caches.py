@@ -37,7 +37,6 @@ from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
-from epp.picker.scheduling.least_cost import Demand
 from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.request.canonical import OPAQUE, next_turn_prompt
 from epp.request.jsontext import continued
@@ -189,8 +188,6 @@ class ServerCaches:
         self.reported = ReportedCaches()
         """The reports of servers about their caches, in exact mode."""
         self._start_table()
-        self.demand = Demand()
-        """When each prefix was last asked for."""
         self._slots = Slots((), ())
         self._nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""

@@ -4,9 +4,9 @@ memory of the picker's own requests.
 The price is one expression, the same for one server's numbers and for columns of them. `disaggregation` uses
 it for the price of a prefill elsewhere, and `candidates` for the parts that people see.
 
-The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for.
-`ServerCaches` owns it. A request counts from the moment in which it is booked, until a server refuses it. The
-number of prefixes, and of requests of each prefix, is bounded. `rules` has the other rules.
+The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for. A
+request counts from the moment in which it is booked, until a server refuses it. The number of prefixes, and
+of requests of each prefix, is bounded. `rules` has the other rules.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +22,7 @@ from msgspec import Struct
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import Earlier, Floats
+from epp.picker.scheduling.snapshot import Floats, Sent
 
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
@@ -96,6 +94,17 @@ class LeastCost(Rule):
         self._stall = np.array(cost.stalled_request_weight)
         self._failure_s = spec.failures.cost_seconds
         self._rng = rng
+        self.demand = Demand()
+        """When each prefix was last asked for."""
+
+    def committed(self, sent: Sent) -> None:
+        self.demand.asked(sent.prefix, now=sent.at)
+
+    def ended(self, sent: Sent, *, computed: bool) -> None:
+        if computed:
+            self.demand.served(sent.prefix)
+        else:
+            self.demand.refused(sent.prefix, at=sent.at)
 
     def rank(self, weighed: Weighed) -> Ranked:
         seen, uncached = weighed.seen, weighed.uncached_tokens
@@ -108,9 +117,9 @@ class LeastCost(Rule):
             weight=self._weight,
             stall=self._stall,
         )
-        if weighed.asked.earlier is not None:
+        if weighed.asked.prefix in self.demand:
             least = uncached[uncached.argmin()]  # a third of the time of `min`
-            sharing = _sharing(weighed, weighed.asked.earlier, least=least)
+            sharing = _sharing(weighed, self.demand, least=least)
             if sharing > 1:
                 spared = (1 - 1 / sharing) * self._stall
                 score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
@@ -157,7 +166,7 @@ class LeastCost(Rule):
         return counting
 
 
-def _sharing(weighed: Weighed, earlier: Earlier, *, least: float) -> float:
+def _sharing(weighed: Weighed, demand: Demand, *, least: float) -> float:
     """Return how many requests share the stall price of a further copy of the longest match.
 
     While this request waits at a holder, about as many requests for this prefix will come as came in an equal
@@ -171,7 +180,8 @@ def _sharing(weighed: Weighed, earlier: Earlier, *, least: float) -> float:
     if holders == servers:
         return 1.0
     wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-    count, of_all = earlier(_AT_ONCE_S, wait_s)
+    at, prefix = weighed.asked.at, weighed.asked.prefix
+    count, of_all = demand.between(prefix, at - wait_s, at - _AT_ONCE_S)
     return max(1.0, 1 + (count - of_all * holders / servers) / 2)
 
 
@@ -182,16 +192,6 @@ class _Last(Struct, eq=False, gc=False):
     """When they came, in order."""
     open: int = 0
     """The number of requests that no server has computed or refused yet."""
-
-    def between(
-        self, everyone: Sequence[float], now: float, least_s: float, most_s: float
-    ) -> tuple[int, int]:
-        """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
-        all requests, for any prefix, since the first of these. everyone: when all requests came.
-        """
-        first = max(bisect_left(self.times, now - most_s), len(self.times) - _MOST_REQUESTS)
-        count = bisect_right(self.times, now - least_s) - first
-        return (count, len(everyone) - bisect_left(everyone, self.times[first])) if count > 0 else (0, 0)
 
 
 class Demand:
@@ -242,12 +242,17 @@ class Demand:
         if not last.times:
             del self._by_prefix[prefix]
 
-    def earlier(self, prefix: int, *, now: float) -> Earlier | None:
-        """Return the last requests for this prefix, for use before the next request is booked. None: there
-        was none.
+    def __contains__(self, prefix: int) -> bool:
+        return prefix in self._by_prefix
+
+    def between(self, prefix: int, first_at: float, last_at: float) -> tuple[int, int]:
+        """Return two numbers: the requests for this prefix that came between two times, of the last ones, and
+        all requests, for any prefix, since the first of these. The next request is not booked yet.
         """
-        last = self._by_prefix.get(prefix)
-        return partial(last.between, self._times, now) if last is not None else None
+        times = self._by_prefix[prefix].times
+        first = max(bisect_left(times, first_at), len(times) - _MOST_REQUESTS)
+        count = bisect_right(times, last_at) - first
+        return (count, len(self._times) - bisect_left(self._times, times[first])) if count > 0 else (0, 0)
 
     def check_integrity(self) -> None:
         assert self._times == sorted(self._times)

@@ -25,7 +25,7 @@ from msgspec import Struct
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
-from epp.picker.scheduling.snapshot import Bools, CacheRoom, Floats, Ints, SchedulingRequest, Snapshot
+from epp.picker.scheduling.snapshot import Bools, CacheRoom, Floats, Ints, SchedulingRequest, Sent, Snapshot
 
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
@@ -73,6 +73,12 @@ class Rule(ABC):
         """Return the best candidates, best first, and the reason in one word. Nothing may be booked here:
         the caller may ask twice for one request.
         """
+
+    def committed(self, sent: Sent) -> None:  # noqa: B027 - most rules have no memory
+        """Take in that a request was sent, by this rule or without one. Rules with a memory remember it."""
+
+    def ended(self, sent: Sent, *, computed: bool) -> None:  # noqa: B027 - as above
+        """Take in that a server has computed the prompt of a request, or that none will."""
 
 
 class Choice(Struct, frozen=True, eq=False, gc=False):
@@ -247,7 +253,7 @@ class Scheduler:
 
     def __init__(self, spec: PolicySpec, rule: Rule) -> None:
         self._spec = spec
-        self._rule = rule
+        self.rule = rule
 
     def schedule(self, request: SchedulingRequest, snapshot: Snapshot) -> Choice:
         """Return the best candidates, best first; those that were left out come last.
@@ -263,8 +269,8 @@ class Scheduler:
         if left_out:
             places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
         else:
-            places, reason, score_s = self._rule.rank(weighed)
-        if saturated and self._rule.gated:
+            places, reason, score_s = self.rule.rank(weighed)
+        if saturated and self.rule.gated:
             reason = "saturated"
         if request.prescribed is not None:
             places, reason = list(request.prescribed), "prescribed"
@@ -284,7 +290,7 @@ class Scheduler:
             return failing, False
         everything = failing | over
         if not any_of(everything).all():
-            return (everything if self._rule.gated else failing), False
+            return (everything if self.rule.gated else failing), False
         load = self._spec.load
         if load.when_saturated == "Reject":
             raise SaturatedError(
@@ -298,7 +304,7 @@ class Scheduler:
         If there is room behind them, the others follow by load, and failing candidates come last.
         """
         seen = weighed.seen
-        ranked = self._rule.rank(weighed.narrowed(light))
+        ranked = self.rule.rank(weighed.narrowed(light))
         places = light[ranked.places].tolist()
         if len(places) < MOST:
             heavy = np.setdiff1d(np.arange(len(seen)), light)

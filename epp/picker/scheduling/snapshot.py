@@ -8,7 +8,7 @@ by its place in the snapshot; its slot is its position in the fleet. `endpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final, Protocol
 
@@ -27,11 +27,6 @@ Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 ALL: Final = slice(None)
 """The index of all slots into a column of the fleet."""
-Earlier = Callable[[float, float], tuple[int, int]]
-"""The last requests for one prefix. Called with `least_s` and `most_s`, it returns the number of requests for
-this prefix that came between `most_s` and `least_s` ago, and the number of all requests since the first of
-these."""
-
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
@@ -63,6 +58,8 @@ class CacheRoom(Protocol):
 class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """The facts about one request that scheduling needs."""
 
+    at: float
+    """When the question is asked."""
     prompt_tokens: int
     """Estimated tokens of the prompt, including the other prompts of a batch."""
     cached_tokens: Floats
@@ -74,8 +71,6 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """Whether any server may hold a part of the prompt."""
     prefix: int = 0
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
-    earlier: Earlier | None = None
-    """The last requests for this prefix. None: there was none."""
     text_bytes: int = 0
     """Size of the prompt's text, as the caches count it."""
     caches: Mapping[EndpointName, CacheRoom] | None = None
@@ -83,6 +78,16 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""
+
+
+class Sent(Struct, frozen=True, eq=False, gc=False):
+    """A request that was sent to a server, as far as a rule may remember it."""
+
+    server: EndpointName
+    at: float
+    prefix: int = 0
+    """See `SchedulingRequest`. 0 too if the prompt was not read."""
+    session: str = ""
 
 
 class Roster:

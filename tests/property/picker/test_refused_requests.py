@@ -28,6 +28,7 @@ from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import Mirror, Run
+from epp.picker.scheduling.least_cost import Demand, LeastCost
 from tests.unit.picker.picker_questions import A, B, a_picker, ask
 
 SERVERS = {A: EndpointName("a"), B: EndpointName("b")}
@@ -186,7 +187,7 @@ class RefusalMachine(RuleBasedStateMachine):
     def invariants_hold(self) -> None:
         for picker in self.pickers:
             picker.check_integrity()
-            picker.caches.demand.check_integrity()
+            demand_of(picker).check_integrity()
 
     @invariant()
     def nothing_that_is_proven_differs(self) -> None:
@@ -246,10 +247,16 @@ FACTS = frozenset({"usual times to a first byte", "a answered_model", "b answere
 """What good headers alone have taught, whatever became of the answer."""
 
 
+def demand_of(picker: Picker) -> Demand:
+    (rule,) = picker.guesses.rules
+    assert isinstance(rule, LeastCost)
+    return rule.demand
+
+
 def beliefs(picker: Picker, misses: Misses, *, now: float) -> Iterator[tuple[str, object]]:
     """Yield everything that is learned, by name."""
     misses.work(limit=1000)
-    for part in (misses.accounts, misses.seen, misses.heat, picker.caches.demand, picker.learned("m")):
+    for part in (misses.accounts, misses.seen, misses.heat, demand_of(picker), picker.learned("m")):
         yield type(part).__name__, plain(part)
     yield "roots", [vars(misses)[name] for name in ("_roots", "_several_roots")]
     yield "usual times to a first byte", plain(vars(picker.fleet.answers)["_typical_s"])

@@ -75,6 +75,7 @@ def pick(of: Decision | None = None) -> Pick:
         conversation=None,
         prompt=nothing,
         guess=nothing,
+        sent=nothing,
         wait=nothing,
         asks=True,
     )

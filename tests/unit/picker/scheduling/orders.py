@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost, Lora
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import Rule
-from epp.picker.scheduling.snapshot import Earlier
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
 
 SPEC = PolicySpec(
@@ -22,27 +22,9 @@ def rule_of(name: RuleName, *, seed: int = 0) -> Rule:
     return RULES[name](SPEC, random.Random(seed))
 
 
-def order(
-    rule: Rule,
-    seen: list[SeenEndpoint],
-    *,
-    prompt: int = 1000,
-    session: str = "",
-    beginning: int = 0,
-    adapter: str = "",
-    earlier: Earlier | None = None,
-) -> list[str]:
-    ranked = rule.rank(
-        weighed(
-            seen,
-            prompt=prompt,
-            session=session,
-            beginning=beginning,
-            adapter=adapter,
-            earlier=earlier,
-        )
-    )
-    return [seen[place].name for place in ranked.places]
+def order(rule: Rule, seen: list[SeenEndpoint], **question: Any) -> list[str]:
+    """Return the names as the rule puts them in order. question: see `weighed`."""
+    return [seen[place].name for place in rule.rank(weighed(seen, **question)).places]
 
 
 def firsts(rule: Rule, seen: list[SeenEndpoint], *, times: int = 400) -> Counter[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.picker.scheduling.schedule import Weighed, loading_s
-from epp.picker.scheduling.snapshot import Earlier, Roster, SchedulingRequest, Snapshot
+from epp.picker.scheduling.snapshot import Roster, SchedulingRequest, Snapshot
 
 
 @dataclass
@@ -50,38 +51,38 @@ def snapshot(seen: Sequence[SeenEndpoint], *, adapter: str = "") -> Snapshot:
 
 
 def request(
-    seen: Sequence[SeenEndpoint], *, prompt: int = 1000, session: str = "", earlier: Earlier | None = None
+    seen: Sequence[SeenEndpoint],
+    *,
+    prompt: int = 1000,
+    session: str = "",
+    beginning: int = 0,
+    prefix: int = 0,
+    at: float = 0.0,
 ) -> SchedulingRequest:
     return SchedulingRequest(
+        at=at,
         prompt_tokens=prompt,
         cached_tokens=np.array([s.cached for s in seen], dtype=float),
         session=session,
-        earlier=earlier,
+        beginning=beginning,
+        prefix=prefix,
     )
 
 
 def weighed(
     seen: Sequence[SeenEndpoint],
     *,
-    prompt: int = 1000,
-    session: str = "",
-    beginning: int = 0,
     adapter: str = "",
     load_s: float = 0.5,
     unreported_picks: float = 0.0,
-    earlier: Earlier | None = None,
+    **of_request: Any,
 ) -> Weighed:
+    """of_request: see `request`."""
     shown = replace(snapshot(seen, adapter=adapter), unreported_picks=unreported_picks)
-    asked = SchedulingRequest(
-        prompt_tokens=prompt,
-        cached_tokens=np.array([s.cached for s in seen], dtype=float),
-        session=session,
-        beginning=beginning,
-        earlier=earlier,
-    )
+    asked = request(seen, **of_request)
     return Weighed(
         seen=shown,
         asked=asked,
-        uncached_tokens=prompt - asked.cached_tokens,
+        uncached_tokens=asked.prompt_tokens - asked.cached_tokens,
         load_s=loading_s(shown, load_s=load_s),
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from epp.base.types import Address
+from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
 from epp.picker.scheduling.candidates import Shown
-from epp.picker.scheduling.least_cost import Demand
-from epp.picker.scheduling.rules import RULES
+from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import Scheduler, only_ranked
-from epp.picker.scheduling.snapshot import Earlier, Snapshot
+from epp.picker.scheduling.snapshot import Sent, Snapshot
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))
@@ -24,10 +24,14 @@ def shown(
     *,
     adapter: str = "",
     look: Snapshot | None = None,
-    earlier: Earlier | None = None,
+    sent: Sequence[Sent] = (),
 ) -> Shown:
-    asked, look = request(seen, earlier=earlier), look or snapshot(seen, adapter=adapter)
-    choice = Scheduler(SPEC, RULES[SPEC.rule](SPEC, random.Random(0))).schedule(asked, look)
+    """Return the candidates for a request at 10.0 for the prefix 1, after other requests were sent."""
+    asked, look = request(seen, prefix=1, at=10.0), look or snapshot(seen, adapter=adapter)
+    rule = LeastCost(SPEC, random.Random(0))
+    for each in sent:
+        rule.committed(each)
+    choice = Scheduler(SPEC, rule).schedule(asked, look)
     best = int(asked.cached_tokens.max())
     return Shown(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
 
@@ -67,10 +71,8 @@ def test_the_parts_sum_to_the_score() -> None:
 
 def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
     holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
-    demand = Demand()
-    for _ in range(4):
-        demand.asked(1, now=5.0)
-    first, second = shown([holder, SeenEndpoint("c", in_flight=10)], earlier=demand.earlier(1, now=10.0))
+    sent = [Sent(EndpointName("a"), 5.0, prefix=1)] * 4
+    first, second = shown([holder, SeenEndpoint("c", in_flight=10)], sent=sent)
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.picker.scheduling.least_cost import Demand, cost_parts_s
+from epp.base.types import EndpointName
+from epp.picker.scheduling.least_cost import Demand, LeastCost, cost_parts_s
 from epp.picker.scheduling.schedule import MOST
-from epp.picker.scheduling.snapshot import Earlier
+from epp.picker.scheduling.snapshot import Sent
 from tests.unit.picker.scheduling.orders import SPEC, order, rule_of
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
 
@@ -101,26 +103,23 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
     assert first(54) == "other"
 
 
-def one_in(others: int, *ago_s: float) -> Earlier:
-    """Return the earlier requests for a prefix. One in `others` of all requests was for this prefix."""
-    demand = Demand()
+def one_in(others: int, *ago_s: float) -> LeastCost:
+    """Return a rule that knows earlier requests. One in `others` of them was for the prefix 1."""
+    rule = LeastCost(SPEC, random.Random(0))
     for ago in ago_s:
-        demand.asked(1, now=100.0 - ago)
-        for _ in range(others - 1):
-            demand.asked(2, now=100.0 - ago)
-    earlier = demand.earlier(1, now=100.0)
-    assert earlier is not None
-    return earlier
+        for n in range(others):
+            rule.committed(Sent(EndpointName("holder"), 100.0 - ago, prefix=min(2, n + 1)))
+    return rule
 
 
 def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> None:
-    def first(earlier: Earlier | None, *, backlog: float = 9000.0) -> str:
+    def first(rule: LeastCost, *, backlog: float = 9000.0) -> str:
         idle = [SeenEndpoint(f"idle{n}", backlog=99_000.0) for n in range(2)]
         seen = [SeenEndpoint("holder", 8000, backlog, 40), SeenEndpoint("other", in_flight=10), *idle]
-        return order(rule_of("least-cost"), seen, prompt=9000, earlier=earlier)[0]
+        return order(rule, seen, prompt=9000, prefix=1, at=100.0)[0]
 
     # Holder: 9 s + 1 s (1 + 0.15 x 40) = 16 s. Other: 9 s + 1.5 (1 s + 8 s / (1 + n / 2))
-    assert first(None) == "holder", "22.5 s elsewhere"
+    assert first(one_in(1)) == "holder", "22.5 s elsewhere"
     assert first(one_in(1, 4.0)) == "holder", "18.3 s elsewhere: 0.75 of 1 are too many for one of four"
     assert first(one_in(1, 6.0, 5.0, 4.0, 3.0)) == "other", "15.3 s elsewhere"
     assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
@@ -130,15 +129,15 @@ def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_f
 
 
 def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular() -> None:
-    def score_s(earlier: Earlier | None) -> float:
+    def score_s(rule: LeastCost) -> float:
         holder = SeenEndpoint("holder", 800, 9000.0, has_adapter=True)
         seen = [holder, SeenEndpoint("other", in_flight=10, free_slot=True)]
-        ranked = rule_of("least-cost").rank(weighed(seen, adapter="sql", earlier=earlier))
+        ranked = rule.rank(weighed(seen, adapter="sql", prefix=1, at=100.0))
         assert ranked.score_s is not None
         return float(ranked.score_s[1])
 
     whole = (1 + 0.5) * (1 + 0.15 * 10)
-    assert score_s(None) == pytest.approx(whole)
+    assert score_s(one_in(1)) == pytest.approx(whole)
     assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
 
 
@@ -232,8 +231,7 @@ def test_the_reason_is_prefix_lora_or_load() -> None:
 
 
 def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_s: float = 99.0) -> object:
-    earlier = demand.earlier(prefix, now=now)
-    return earlier(least_s, most_s) if earlier is not None else None
+    return demand.between(prefix, now - most_s, now - least_s) if prefix in demand else None
 
 
 def test_requests_for_a_prefix_and_all_requests_since_the_first_of_them_are_counted() -> None:

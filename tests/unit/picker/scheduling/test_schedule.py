@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec, RuleName
@@ -24,7 +25,6 @@ from epp.picker.scheduling.schedule import (
     over_limits,
     uncached_tokens,
 )
-from epp.picker.scheduling.snapshot import SchedulingRequest
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
@@ -135,11 +135,10 @@ def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> No
     seen = [SeenEndpoint(name) for name in "abc"]
     scheduler, shown = scheduler_of(PolicySpec()), snapshot(seen)
     plain = request(seen)
-    asked = SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
-    choice = scheduler.schedule(asked, shown)
+    choice = scheduler.schedule(replace(plain, prescribed=[2, 0]), shown)
     assert (choice.places, choice.reason) == ([2, 0], "prescribed")
     with pytest.raises(NoEndpointError):
-        scheduler.schedule(SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[]), shown)
+        scheduler.schedule(replace(plain, prescribed=[]), shown)
 
 
 ENDPOINTS = st.lists(
