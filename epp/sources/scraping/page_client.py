@@ -4,7 +4,7 @@ from page to page.
 This is a tenth of an HTTP client: it asks for one path, follows no redirect, unpacks nothing, and takes only
 an answer with status 200. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all
 of an idle picker's CPU goes to their pages, and a general client takes three times the CPU for a page
-(docs/architecture.md has the figures).
+(docs/monitoring.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
 to its length. `PageAnswer` is pure; `PageClient` does the I/O. Called by `scraper` and `model_lists`.

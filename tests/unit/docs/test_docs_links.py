@@ -1,9 +1,8 @@
-"""README and docs name things that exist: links, files, Make targets, and the layers that the linter has."""
+"""README and docs name things that exist: links, files, Make targets, modules."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Final
 
@@ -83,40 +82,11 @@ def test_the_targets_that_take_arguments_are_listed() -> None:
     assert set(re.findall(r"`([a-z-]+)`", sentence[1])) == take
 
 
-def test_the_layers_on_the_page_are_those_that_the_linter_checks() -> None:
-    page = next(each for each in PAGES if each.name == "docs/architecture.md")
-    block = next(text for _, text in page.blocks if text.startswith("serve.cli\n"))
-    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
-    proved = next(each["layers"] for each in contracts if each["name"].startswith("epp layers"))
-    for line, layer in zip(block.splitlines(), proved, strict=True):
-        wanted = {part.strip().rsplit(".", 1)[-1] for part in re.split("[|:]", layer)}
-        assert wanted <= set(re.findall(r"[a-z0-9_]+", line)), layer
-
-
 def test_every_module_that_the_architecture_names_exists() -> None:
     text = next(each for each in PAGES if each.name == "docs/architecture.md").text
     modules = {path.stem for top in ("epp", "model_server") for path in (REPOSITORY / top).rglob("*.py")}
     for file in re.findall(r"`(?:\w+/)*(\w+)\.py`", text):
         assert file in modules, file
-
-
-def test_modules_that_the_architecture_names_next_to_their_package_exist() -> None:
-    text = next(each for each in PAGES if each.name == "docs/architecture.md").text
-    for package in ("kvevents", "kube", "sharing"):
-        part = re.search(
-            rf"^`epp/sources/{package}/`.*?(?=\n\n`epp/|\n## |\Z)", text, re.DOTALL | re.MULTILINE
-        )
-        assert part is not None, package
-        folder = REPOSITORY / "epp" / "sources" / package
-        named = set(re.findall(r"`([a-z_]+)`", part[0])) - {"kubernetes", "redis"}
-        for name in named:
-            assert (folder / f"{name}.py").exists(), f"epp/sources/{package}/{name}.py"
-        unnamed = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
-        assert len(unnamed) < len(named), (
-            f"most modules of epp/sources/{package} are on no page: {sorted(unnamed)}"
-        )
 
 
 def braces(path: str) -> list[str]:
