@@ -1,4 +1,4 @@
-# The endpoint picker: `docker build -f deploy/docker/picker.Dockerfile -t REGISTRY/picker:0.1.0 .` from the repository's root,
+# The endpoint picker: `docker build -f deploy/docker/picker.Dockerfile -t REGISTRY/picker:VERSION .` from the repository's root,
 # or `make images push REGISTRY=...`, which needs no Docker. Both bases must have Python 3.11 at the same path and the same C library;
 # only the first needs a compiler. If you mirror the bases, pin their digests too. Digests are missing here, because these images were
 # not pulled.
