@@ -14,7 +14,6 @@ from tests.harness.live_page import live_page
 _DOCS = Path(__file__).resolve().parents[1] / "docs"
 _VIEWS = (
     ("four", 4, 1200, 1750, False),
-    ("thousand", 1000, 1200, 1100, True),
     ("phone", 4, 390, 1300, False),
 )
 

@@ -19,7 +19,7 @@ LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of model_server": (12_500, 15_950),
     "lines of bench": (13_000, 14_900),
     "lines of tests": (68_000, 94_500),
-    "lines of docs": (5_500, 7_300),
+    "lines of docs": (5_500, 6_600),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 39),
     "constants of scheduling, endpoints, server_caches": (40, 102),

@@ -104,9 +104,7 @@ def outputs(site: Site) -> dict[str, str]:
                 yaml_part(site.plane.kubectl("get", "prp", "trial", "-n", site.namespace, "-o", "yaml")),
             )
         ),
-        "explain": run("explain", "prefixroutingpolicy.spec.load")
-        + "\n"
-        + run("explain", "prefixroutingpolicy.spec"),
+        "explain": run("explain", "prefixroutingpolicy.spec.load"),
     }
 
 
