@@ -1,0 +1,150 @@
+"""No change of values and no rollback takes a fleet to one pod, under helm 3 and 4, on a real API server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.charts.rendering import GATEWAY, MODEL_SERVER
+from tests.cluster_env import environment
+from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.processes import wait_until
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+METRIC: Final = (
+    *("autoscaling.metrics[0].type=Resource", "autoscaling.metrics[0].resource.name=cpu"),
+    "autoscaling.metrics[0].resource.target.type=Utilization",
+    "autoscaling.metrics[0].resource.target.averageUtilization=80",
+)
+CHARTS: Final = {
+    "gateway": (GATEWAY, "gateway-prefix-gateway", ("crd.install=never", "sharing.enabled=false")),
+    "servers": (MODEL_SERVER, "servers-model-server", ("engine=simulated", *METRIC)),
+}
+LEAST: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release of a chart, and the number of replicas that its Deployment asks for."""
+
+    name: str
+    major: int
+    plane: ControlPlane
+    namespace: str
+    home: Path
+
+    def helm(self, *words: str | Path) -> None:
+        binary = environment.helm3(progress=print) if self.major == 3 else self.plane.tools.helm
+        settings = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}
+        settings |= {f"HELM_{each}_HOME": str(self.home / each) for each in ("CACHE", "CONFIG", "DATA")}
+        done = subprocess.run(
+            [binary, *map(str, words), "--namespace", self.namespace],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=settings,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def apply(self, *values: str) -> None:
+        chart, _, always = CHARTS[self.name]
+        self.helm("upgrade", "--install", self.name, chart, "--set", ",".join((*always, *values)))
+
+    def fixed(self, count: int) -> None:
+        self.apply("autoscaling.enabled=false", f"replicas={count}")
+
+    def autoscaled(self, *more: str) -> None:
+        scale = (f"autoscaling.minReplicas={LEAST}", "autoscaling.maxReplicas=9", *more)
+        self.apply("autoscaling.enabled=true", *scale)
+
+    def left_alone(self) -> None:
+        self.apply("autoscaling.enabled=false", "replicas=null")
+
+    def rollback(self, revision: int, *, over_another_owner: bool = False) -> None:
+        """over_another_owner: an autoscaler has set another number since, which stops helm 4."""
+        force = ("--force-conflicts",) if over_another_owner and self.major == 4 else ()
+        self.helm("rollback", self.name, str(revision), *force)
+
+    def scale(self, count: int) -> None:
+        """Set the number as an autoscaler does."""
+        self.plane.kubectl("scale", f"--replicas={count}", *self._deployment())
+
+    def count(self) -> int:
+        return int(self.plane.get(*self._deployment())["spec"]["replicas"])
+
+    async def becomes(self, count: int) -> None:
+        await wait_until(lambda: self.count() == count, what=f"{count} replicas", timeout_s=120)
+
+    def _deployment(self) -> tuple[str, ...]:
+        return f"deployment/{CHARTS[self.name][1]}", "--namespace", self.namespace
+
+
+@pytest.fixture(params=[3, 4], ids=["helm3", "helm4"])
+def release(
+    request: pytest.FixtureRequest, cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> Callable[[str], Release]:
+    return lambda name: Release(name, request.param, cluster, namespace, tmp_path)
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+async def test_a_fixed_number_goes_over_to_an_autoscaler_and_back(
+    release: Callable[[str], Release], chart: str
+) -> None:
+    fleet = release(chart)
+    fleet.fixed(5)
+    fleet.autoscaled()
+    assert fleet.count() == 5
+    fleet.scale(7)
+    fleet.autoscaled("longestAnswerSeconds=60")
+    assert fleet.count() == 7
+    fleet.rollback(2, over_another_owner=True)
+    assert fleet.count() >= 5
+    fleet.rollback(1)
+    assert fleet.count() == 5
+    fleet.autoscaled()
+    fleet.scale(6)
+    fleet.fixed(4)
+    assert fleet.count() == 6, "no pod ends at the handover"
+    fleet.fixed(4)
+    await fleet.becomes(4)
+    fleet.left_alone()
+    assert fleet.count() == 4
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+async def test_an_autoscaled_fleet_gets_a_fixed_number_and_is_rolled_back(
+    release: Callable[[str], Release], chart: str
+) -> None:
+    fleet = release(chart)
+    fleet.autoscaled()
+    await fleet.becomes(LEAST)
+    fleet.scale(6)
+    fleet.fixed(4)
+    assert fleet.count() == 6, "no pod ends at the handover"
+    fleet.fixed(4)
+    await fleet.becomes(4)
+    fleet.rollback(1)
+    assert fleet.count() == 4
+    fleet.scale(8)
+    fleet.autoscaled("longestAnswerSeconds=60")
+    fleet.rollback(1)
+    assert fleet.count() == 8
+
+
+def test_servers_of_an_older_chart_go_over_to_an_autoscaler(
+    release: Callable[[str], Release], cluster: ControlPlane, namespace: str
+) -> None:
+    fleet = release("servers")
+    fleet.fixed(5)
+    unmark = ("annotate", "deployment/servers-model-server", "prefix-gateway.dev/replicas-")
+    cluster.kubectl(*unmark, "--namespace", namespace)
+    fleet.autoscaled()
+    assert fleet.count() == 5
