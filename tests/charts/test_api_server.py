@@ -12,13 +12,14 @@ import ssl
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
 
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.cluster_env.preparing import create_namespace
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -157,6 +158,95 @@ async def test_an_upgrade_applies_the_new_values_and_a_rollback_takes_them_back(
 
     cluster.helm("uninstall", "gateway", *where, "--wait")
     await emptied(cluster, namespace)
+
+
+TAKEN_BACK: Final[dict[str, tuple[Path, dict[str, Any]]]] = {
+    "gateway": (
+        GATEWAY,
+        {
+            "autoscaling": {"enabled": False},
+            "service": {
+                "type": "LoadBalancer",
+                "externalTrafficPolicy": "Local",
+                "loadBalancerClass": "example.com/internal",
+                "loadBalancerSourceRanges": ["10.0.0.0/8"],
+                "ipFamilyPolicy": "SingleStack",
+                "annotations": {"a": "b"},
+            },
+            "models": {"apiKeySecret": "key"},
+            "sharing": {"signingKeySecret": "key"},
+            "tracing": {"enabled": True, "endpoint": "http://collector:4317"},
+            "imagePullSecrets": [{"name": "regcred"}],
+            "nodeSelector": {"disk": "ssd"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {}},
+            "priorityClassName": "system-node-critical",
+            "envoy": {"extraEnv": [{"name": "A", "value": "b"}]},
+            "serviceAccount": {"annotations": {"a": "b"}},
+            "commonLabels": {"team": "apps"},
+            "podAnnotations": {"a": "b"},
+        },
+    ),
+    "servers": (
+        MODEL_SERVER,
+        {
+            "engine": "vllm",
+            "role": "prefill",
+            "profile": {
+                "blockSizeTokens": 16,
+                "hashSeed": 0,
+                "kvEvents": {},
+                "lora": {"runtimeUpdates": True},
+            },
+            "loraSync": {"enabled": True},
+            "vllm": {"huggingFaceSecret": "token", "cache": {"claimName": "models"}},
+            "runtimeClassName": "nvidia",
+            "priorityClassName": "system-node-critical",
+            "initContainers": [{"name": "load", "image": "loader"}],
+            "nodeSelector": {"gpu": "h100"},
+        },
+    ),
+}
+"""By release: every value that makes the chart write a field which it leaves out without this value. The
+count of replicas, which others set too, has tests of its own (`test_replica_counts`).
+"""
+
+
+@pytest.mark.parametrize("release", TAKEN_BACK)
+def test_values_taken_back_leave_what_a_fresh_install_has(
+    cluster: ControlPlane, namespace: str, tmp_path: Path, release: str
+) -> None:
+    chart, values = TAKEN_BACK[release]
+    fresh = f"{namespace}-fresh"
+    create_namespace(cluster, fresh)
+    usual = ("--set", "autoscaling.enabled=false,replicas=0")
+    everything = ("--values", values_file(tmp_path, values))
+    cluster.helm("install", release, chart, "--namespace", namespace, *usual, *everything)
+    cluster.helm("upgrade", release, chart, "--namespace", namespace, *usual)
+    cluster.helm("install", release, chart, "--namespace", fresh, *usual)
+
+    def found(where: str) -> dict[str, Any]:
+        kinds = "deployment,service,networkpolicy,poddisruptionbudget,serviceaccount,role"
+        items = cluster.get(kinds, "--namespace", where)["items"]
+        texts = {f"{o['kind']}/{o['metadata']['name']}": compared(o) for o in items}
+        same: dict[str, Any] = yaml.safe_load(yaml.safe_dump(texts).replace(where, "HERE"))
+        return same
+
+    assert found(namespace) == found(fresh)
+    for each in (namespace, fresh):
+        cluster.helm("uninstall", release, "--namespace", each)
+    cluster.kubectl("delete", "namespace", fresh, "--wait=false")
+
+
+def compared(found: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without what the API server chose, and without the chart's passwords."""
+    head = {key: found["metadata"].get(key) for key in ("labels", "annotations")}
+    (head["annotations"] or {}).pop("deployment.kubernetes.io/revision", None)
+    spec = {k: v for k, v in found.get("spec", {}).items() if k not in {"clusterIP", "clusterIPs"}}
+    made_anew = spec.get("template", {}).get("metadata", {}).get("annotations", {})
+    for key in [key for key in made_anew if key.startswith("checksum/")]:
+        del made_anew[key]
+    return {"metadata": head, "spec": spec, "rules": found.get("rules")}
 
 
 async def test_a_picker_certificate_made_by_the_chart_is_kept_on_upgrade(
