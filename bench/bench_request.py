@@ -62,9 +62,7 @@ def sampled_answer(chunks: int) -> list[bytes]:
 
 
 def read_answer(pieces: list[bytes]) -> object:
-    reader = ResponseReader(
-        kind=ApiKind.CHAT, content_type="text/event-stream", content_encoding="", max_text_bytes=65536
-    )
+    reader = ResponseReader(kind=ApiKind.CHAT, content_type="text/event-stream", content_encoding="")
     for piece in pieces:
         reader.feed(piece, now=1.0)
     return reader.finish()

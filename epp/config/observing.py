@@ -37,6 +37,3 @@ class Sampling(Strict, frozen=True):
 
     share: Ratio = 0.01
     """Share of the requests whose answers are sampled. All other answers never pass through the picker."""
-    max_text_bytes: Annotated[int, Meta(ge=0, le=2**24)] = 262_144
-    """How many bytes of text the picker keeps of a sampled answer. The text becomes part of the prefix of the
-    next turn."""

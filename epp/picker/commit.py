@@ -27,7 +27,6 @@ from epp.picker.events import (
     Answered,
     Began,
     Ended,
-    Grew,
     Listeners,
     Moved,
     Pick,
@@ -206,15 +205,6 @@ class Commits:
         if feedback.prompt_tokens and routed.prompt.teaches:
             learned = self._caches.learned(routed.state.model)
             learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
-        conversation = routed.conversation
-        if conversation is None or not feedback.complete or not feedback.text:
-            return
-        if not routed.guess.proven or not self._guesses.holds(routed.guess):
-            return
-        chain = self._caches.next_turn_chain(routed.prompt.chain, conversation, feedback.text)
-        if len(chain) > len(routed.prompt.chain):
-            self._caches.table.record(routed.state.endpoint.name, chain, now=now)
-            self._listeners.send(Grew(now, routed.state, chain))
 
     def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
         """Release the booking of a request that is over."""
@@ -297,7 +287,6 @@ class Commits:
             state=state,
             booking=booking,
             streams=inference.stream,
-            conversation=self._caches.remainder(inference, prompt.chain) if sampled else None,
             prompt=prompt,
             guess=guess,
             sent=sent,

@@ -19,7 +19,7 @@ from typing import Literal
 from msgspec import Struct
 
 from epp.base.errors import PickError
-from epp.base.types import Address, ChunkHash, InferenceRequest
+from epp.base.types import Address, ChunkHash
 from epp.picker.decision import Decision, PickRequest
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.picker.phases import OVER, Phase
@@ -77,10 +77,6 @@ class Pick(Struct, eq=False, gc=False):
     state: EndpointState
     booking: Booking
     streams: bool
-    conversation: InferenceRequest | None
-    """The request with only the end of its prompt, for learning from a sampled answer. Thousands of requests
-    may be kept.
-    """
     prompt: Prompt
     guess: Guess
     sent: Sent
@@ -165,14 +161,6 @@ class Answered(Struct, frozen=True, eq=False, gc=False):
     request: Pick
     mismatch: bool
     """Whether another server than the first choice answered."""
-
-
-class Grew(Struct, frozen=True, eq=False, gc=False):
-    """A server holds a chain that no request asked for: a prompt with its answer."""
-
-    at: float
-    server: EndpointState
-    chain: Sequence[ChunkHash]
 
 
 class Ended(Struct, frozen=True, eq=False, gc=False):
@@ -260,7 +248,6 @@ PickerEvent = (
     | Moved
     | Proved
     | Answered
-    | Grew
     | Ended
     | PrefillBegan
     | PrefillEnded

@@ -17,7 +17,6 @@ from collections.abc import Set as AbstractSet
 from hashlib import blake2b
 from typing import cast
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
@@ -38,7 +37,7 @@ from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, Ints
-from epp.request.canonical import OPAQUE, next_turn_prompt
+from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 
 _SCHEME = b"prefix-gateway chain 2"
@@ -167,19 +166,6 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[Chu
     return cast("list[ChunkHash]", chain)
 
 
-def continued_chain(
-    chain: Sequence[ChunkHash], rest: bytes, *, seed: int, schedule: ChunkSchedule
-) -> list[ChunkHash]:
-    """Return the chain of a longer prompt. rest: the prompt's bytes after the last chunk of `chain`.
-    `seed` is for an empty chain.
-    """
-    grown, covered, at = list(chain), schedule.end_bytes(len(chain)), 0
-    while (end := schedule.end_bytes(len(grown) + 1) - covered) <= len(rest):
-        grown.append(ChunkHash(xxh3_64_intdigest(rest[at:end], grown[-1] if grown else seed)))
-        at = end
-    return grown
-
-
 class ServerCaches:
     def __init__(self, spec: PolicySpec, *, secret: HashSecret) -> None:
         self.spec = spec
@@ -303,24 +289,6 @@ class ServerCaches:
         if not inference.prompt:
             return []
         return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
-
-    def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
-        """Return the request with only those bytes of its prompt that are in no chunk. The chain of the next
-        turn needs no more.
-        """
-        covered = self.schedule.end_bytes(len(chain))
-        return msgspec.structs.replace(inference, prompt=inference.prompt[covered:], shaping=b"")
-
-    def next_turn_chain(
-        self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
-    ) -> list[ChunkHash]:
-        """Return the chain with which the next turn will begin. Empty: this cannot be predicted. chain,
-        remainder: those of this turn.
-        """
-        grown = next_turn_prompt(remainder, answer_text)
-        if grown is None:
-            return []
-        return continued_chain(chain, grown, seed=self._seed(remainder), schedule=self.schedule)
 
     def _seed(self, inference: InferenceRequest) -> int:
         return self.roots.seed(model=inference.model, cache_salt=inference.cache_salt)

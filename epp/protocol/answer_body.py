@@ -55,7 +55,6 @@ def read_answer(
             kind=asking.kind,
             content_type=found.get("content-type", ""),
             content_encoding=found.get("content-encoding", ""),
-            max_text_bytes=context.picker.policy.spec.sampling.max_text_bytes,
         )
     if decision.asked_model and echoed and readable(found):
         names = AnswerNames(served=decision.model, asked=decision.asked_model)

@@ -11,8 +11,7 @@ Invariants:
 
 Equal content gives equal bytes, whether it came as a string or as one text part. JSON values stay as they
 were sent. Only values whose text is a part of the prompt are decoded: numbers, pictures and arguments of
-tools never become Python objects. Called by `parse` for each request, and through `next_turn_prompt` when a
-sampled answer has been read.
+tools never become Python objects. Called by `parse` for each request.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import xxhash
 from msgspec import Raw, Struct
 
 from epp.base.errors import BadRequestError
-from epp.base.types import ApiKind, InferenceRequest
 from epp.request.jsontext import first_byte, text_bytes
 
 Piece = bytes | Raw
@@ -235,18 +233,3 @@ def _text_or_json(raw: Raw) -> bytes:
 
 def bad_field(where: str, fault: str) -> BadRequestError:
     return BadRequestError(f"Field `{where}` {fault}.", reason="bad_field")
-
-
-def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
-    """Return the canonical bytes with which the next turn will begin: the request followed by its answer.
-
-    The beginning of an answer gives the beginning of those bytes. None: the next turn cannot be predicted,
-    because the server keeps the conversations of the responses API, token ids have no text, and nothing
-    follows an embedding.
-    """
-    answer = answer_text.encode("utf-8", "replace")
-    if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):
-        return b"".join((request.prompt, heading(b"assistant"), answer))
-    if request.kind is ApiKind.COMPLETIONS and not request.token_ids:
-        return request.prompt + answer
-    return None

@@ -1,14 +1,12 @@
-"""Reads the answer to a sampled request while it streams through the picker: the time of the first token, the
-text, and the reported usage.
+"""Reads the answer to a sampled request while it streams through the picker: the time of the first token and
+the reported usage.
 
 It understands server-sent events and plain JSON of each API, and skips compressed bodies and other types.
-Nothing that a server sends makes it raise an error. Its memory is bounded: `max_text_bytes` of text and
-MAX_EVENT_BYTES of one event. The same bytes give the same feedback in whatever pieces they come, except for
-the time, which is that of the piece in which the first event with generated text was complete. Time comes in
-as an argument.
+Nothing that a server sends makes it raise an error. Its memory is bounded by MAX_EVENT_BYTES of one event.
+The same bytes give the same feedback in whatever pieces they come, except for the time, which is that of the
+piece in which the first event with generated text was complete. Time comes in as an argument.
 
-Called by the ext_proc state machine for the sampled share of requests. From the text,
-`canonical.next_turn_prompt` predicts how the next turn will start.
+Called by the ext_proc state machine for the sampled share of requests.
 """
 
 from __future__ import annotations
@@ -45,27 +43,19 @@ class ResponseFeedback:
     first_token_at: float | None = None
     """When the first generated text came, including reasoning and tool calls. None for plain JSON, which
     comes all at once."""
-    text: str = ""
-    """The start of the first choice's text, up to the limit. The next turn will contain it as the assistant's
-    message."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    complete: bool = False
-    """Whether the answer's own end came. `text` may still have been cut at the limit."""
     told: int | None = None
     """The status that the body tells: 200 if something was generated, the code of an error, or 500 if the
     answer's own end came first."""
 
 
 class ResponseReader:
-    def __init__(
-        self, *, kind: ApiKind, content_type: str, content_encoding: str, max_text_bytes: int
-    ) -> None:
+    def __init__(self, *, kind: ApiKind, content_type: str, content_encoding: str) -> None:
         media_type = content_type.partition(";")[0].strip().lower()
         plain = content_encoding.strip().lower() in ("", "identity") and kind is not ApiKind.OTHER
         self._kind = kind
-        self._max_text_bytes = max_text_bytes
         self._events = (
             EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
             if media_type == "text/event-stream" and plain
@@ -76,16 +66,12 @@ class ResponseReader:
             if plain and (media_type == "application/json" or media_type.endswith("+json"))
             else None
         )
-        self._text = bytearray()
-        self._text_closed = False
-        """Whether `text` is finished: it was cut at the limit, or a tool call came."""
-        self._block: object = None
-        """The block or output that the text is from, if the API has several."""
         self._generated = False
         self._finished = False
         """Whether the answer says why it ends, though perhaps without a token."""
         self._error: int | None = None
         self._complete = False
+        """Whether the answer's own end came."""
         self._first_token_at: float | None = None
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
@@ -114,12 +100,9 @@ class ResponseReader:
             self._on_json(bytes(self._json))
         return ResponseFeedback(
             first_token_at=self._first_token_at,
-            # Only a letter that was cut in two at the limit is ignored.
-            text=self._text.decode("utf-8", "ignore"),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             completion_tokens=self._completion_tokens,
-            complete=self._complete,
             told=self._told(),
         )
 
@@ -132,7 +115,6 @@ class ResponseReader:
         return 500 if self._complete and not dropped else None
 
     def check_integrity(self) -> None:
-        assert len(self._text) <= self._max_text_bytes
         assert self._events is None or self._json is None
         assert self._json is None or len(self._json) <= MAX_EVENT_BYTES
         assert self._first_token_at is None or self._generated
@@ -166,28 +148,17 @@ class ResponseReader:
             delta = _object(choice.get("delta"))
             self._generated = self._generated or any(delta.get(key) for key in _GENERATED_KEYS)
             self._finished = self._finished or bool(choice.get("finish_reason"))
-            if _count(choice.get("index", 0)) == 0:
-                self._take(delta.get("content"))
-                self._text_closed = self._text_closed or bool(delta.get("tool_calls"))
 
     def _on_completion_chunk(self, chunk: dict[str, object]) -> None:
         self._on_usage(chunk)
         for choice in _objects(chunk.get("choices")):
-            text = choice.get("text")
-            self._generated = self._generated or bool(text)
+            self._generated = self._generated or bool(choice.get("text"))
             self._finished = self._finished or bool(choice.get("finish_reason"))
-            if _count(choice.get("index", 0)) == 0:
-                self._take(text)
 
     def _on_responses_event(self, event: dict[str, object]) -> None:
         kind = str(event.get("type"))
         if kind.endswith(".delta") and event.get("delta"):
             self._generated = True
-            if kind == "response.output_text.delta":
-                self._take_block(
-                    (_count(event.get("output_index")), _count(event.get("content_index"))),
-                    event.get("delta"),
-                )
         elif kind in ("response.completed", "response.incomplete"):
             self._complete = self._finished = True
             self._on_usage(_object(event.get("response")))
@@ -198,11 +169,6 @@ class ResponseReader:
             delta = _object(event.get("delta"))
             if any(delta.get(key) for key in ("text", "thinking", "partial_json")):
                 self._generated = True
-            if delta.get("type") == "text_delta":
-                self._take_block(_count(event.get("index")), delta.get("text"))
-        elif kind == "content_block_start":
-            block = _object(event.get("content_block"))
-            self._text_closed = self._text_closed or block.get("type") == "tool_use"
         elif kind == "message_start":
             self._on_usage(_object(event.get("message")))
         elif kind == "message_delta":
@@ -221,38 +187,6 @@ class ResponseReader:
         self._complete = True
         self._finished = bool(answer.keys() & _RESULT_KEYS)
         self._on_usage(answer)
-        for choice in _objects(answer.get("choices")):
-            if _count(choice.get("index", 0)) == 0:
-                self._take(choice.get("text"))
-                self._take(_object(choice.get("message")).get("content"))
-        for position, item in enumerate(_objects(answer.get("output"))):
-            self._take_blocks(item.get("content") if item.get("type") == "message" else None, owner=position)
-        self._take_blocks(answer.get("content"), owner=0)
-
-    def _take_blocks(self, blocks: object, *, owner: int) -> None:
-        for position, block in enumerate(_objects(blocks)):
-            if block.get("type") in ("text", "output_text"):
-                self._take_block((owner, position), block.get("text"))
-            self._text_closed = self._text_closed or block.get("type") == "tool_use"
-
-    # The parts of the answer that are kept
-
-    def _take_block(self, block: object, text: object) -> None:
-        """Take text of the first block that has any. In the next turn, a separator stands before the text of
-        later blocks.
-        """
-        if text and self._block is None:
-            self._block = block
-        if self._block == block:
-            self._take(text)
-
-    def _take(self, text: object) -> None:
-        if self._text_closed or not isinstance(text, str):
-            return
-        encoded = text.encode("utf-8", "replace")
-        room = self._max_text_bytes - len(self._text)
-        self._text += encoded[:room]
-        self._text_closed = len(encoded) > room
 
     def _on_usage(self, holder: dict[str, object]) -> None:
         usage = _object(holder.get("usage"))
@@ -323,7 +257,7 @@ def _objects(value: object) -> list[dict[str, object]]:
 
 
 def _count(value: object) -> int | None:
-    """Return a number of tokens, or an index. None: the value can be neither."""
+    """Return a number of tokens. None: the value is none."""
     counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
     return cast("int", value) if counts else None
 

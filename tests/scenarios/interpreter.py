@@ -26,7 +26,6 @@ from epp.picker.gate import Claim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.request.response import ResponseFeedback
 
 _BYTES_PER_TOKEN = 4
 
@@ -224,13 +223,6 @@ class World:
             self.requests[names[0]], status=status, served=served, now=self.now
         )
         yield "moved" if moved else "ok"
-
-    def do_sampled(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`sampled r1 answer=a1:300`: the picker saw the streamed answer."""
-        text = _text(options["answer"]).decode()
-        told = ResponseFeedback(first_token_at=self.now, text=text, complete=True)
-        self.picker.on_feedback(self.requests[names[0]], told, now=self.now)
-        yield "ok"
 
     def do_end(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`end r1 outcome=failed`: end one request. `end all`: end all."""

@@ -94,7 +94,6 @@ def _told(response: aiohttp.ClientResponse, body: bytes) -> int | None:
         kind=ApiKind.COMPLETIONS,
         content_type=response.headers.get("content-type", ""),
         content_encoding=response.headers.get("content-encoding", ""),
-        max_text_bytes=0,
     )
     reader.feed(body, now=0.0)
     return reader.finish().told

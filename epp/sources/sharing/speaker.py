@@ -24,7 +24,6 @@ from epp.picker.events import (
     Cut,
     Ended,
     Fatal,
-    Grew,
     Hangs,
     Moved,
     Pick,
@@ -144,8 +143,6 @@ class Speaker:
                 self._add(_Row(kind="over", at=at, number=number, kept=_kept(request), failed=request.failed))
             case Moved(at, request):
                 self._add_request("moved", at, request)
-            case Grew(at, server, chain):
-                self._add(_row_of("held", at, server, chain=array("Q", chain)))
             case PrefillBegan(at, work, chain, adapter):
                 row = _row_of("began", at, work.state, chain=array("Q", chain))
                 row.number, row.tokens, row.adapter = self._give_number(work), work.booking.tokens, adapter

@@ -116,7 +116,6 @@ class PickerRouter:
                 prompt_tokens=done.request.num_prompt_tokens,
                 cached_tokens=cached_tokens,
                 completion_tokens=done.request.answer.num_tokens,
-                complete=True,
             )
             done.picker.on_feedback(done.pick, feedback, now=now)
         done.picker.end(done.pick, outcome="failed" if failed else "ended", now=now)

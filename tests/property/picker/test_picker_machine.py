@@ -236,18 +236,11 @@ class PickerMachine(RuleBasedStateMachine):
             request.served = served
 
     @precondition(lambda self: self.open or self.over)
-    @rule(
-        data=st.data(),
-        text=st.sampled_from(["", "word " * 200]),
-        complete=st.booleans(),
-        tokens=st.none() | st.integers(0, 5000),
-    )
-    def feedback(self, *, data: st.DataObject, text: str, complete: bool, tokens: int | None) -> None:
+    @rule(data=st.data(), tokens=st.none() | st.integers(0, 5000))
+    def feedback(self, *, data: st.DataObject, tokens: int | None) -> None:
         """Report a sampled answer. It may also come after the end."""
         pick = data.draw(st.sampled_from([r.pick for r in self.open] + self.over))
-        told = ResponseFeedback(
-            first_token_at=self.now, text=text, prompt_tokens=tokens, cached_tokens=tokens, complete=complete
-        )
+        told = ResponseFeedback(first_token_at=self.now, prompt_tokens=tokens, cached_tokens=tokens)
         self.picker.on_feedback(pick, told, now=self.now)
 
     @precondition(lambda self: self.open)

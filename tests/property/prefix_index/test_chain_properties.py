@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from epp.base.types import ChunkHash
 from epp.picker.prefix_index._chain import chain_of, sampled
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.picker.server_caches import Roots, continued_chain, hash_chain
+from epp.picker.server_caches import Roots, hash_chain
 
 schedules = st.builds(
     ChunkSchedule,
@@ -85,16 +85,6 @@ def test_the_chain_of_a_prefix_is_a_prefix_of_the_chain(
 ) -> None:
     chain = hash_chain(prompt, seed=seed, schedule=schedule)
     assert hash_chain(prompt + more, seed=seed, schedule=schedule)[: len(chain)] == chain
-
-
-@given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)
-def test_a_chain_continues_with_the_bytes_after_its_last_chunk(
-    prompt: bytes, more: bytes, seed: int, schedule: ChunkSchedule
-) -> None:
-    chain = hash_chain(prompt, seed=seed, schedule=schedule)
-    rest = prompt[schedule.end_bytes(len(chain)) :] + more
-    grown = continued_chain(chain, rest, seed=seed, schedule=schedule)
-    assert grown == hash_chain(prompt + more, seed=seed, schedule=schedule)
 
 
 @given(n_bytes=st.integers(min_value=0, max_value=3000), schedule=schedules)

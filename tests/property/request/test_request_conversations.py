@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.request.canonical import next_turn_prompt
 from tests.unit.request.asked import parse
 
 EXAMPLES = 150
@@ -80,44 +79,3 @@ def test_conversations_that_differ_in_text_never_give_equal_bytes(one: list[Any]
 
     equal = parse(CHAT, messages=one).prompt == parse(CHAT, messages=other).prompt
     assert equal == (told(one) == told(other))
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(
-    path=st.sampled_from([CHAT, MESSAGES]),
-    turns=conversations,
-    answer=texts,
-    cut=st.integers(0, 30),
-    question=texts,
-    as_parts=st.booleans(),
-    extra=st.sampled_from([{}, {"tool_calls": [{"id": "1"}]}]),
-)
-def test_the_next_turn_starts_with_the_prompt_predicted_from_the_answer(
-    *,
-    path: str,
-    turns: list[Any],
-    answer: str,
-    cut: int,
-    question: str,
-    as_parts: bool,
-    extra: dict[str, Any],
-) -> None:
-    request = parse(path, messages=turns)
-    content: Any = (
-        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": answer}] if as_parts else answer
-    )
-    reply = {"role": "assistant", "content": content, **extra}
-    then = parse(path, messages=[*turns, reply, {"role": "user", "content": question}]).prompt
-    for foreseen in (next_turn_prompt(request, answer), next_turn_prompt(request, answer[:cut])):
-        assert foreseen is not None
-        assert then.startswith(foreseen)
-
-
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(prompt=texts, answer=texts, more=texts)
-def test_the_next_completion_starts_with_the_prompt_predicted_from_the_answer(
-    prompt: str, answer: str, more: str
-) -> None:
-    foreseen = next_turn_prompt(parse(COMPLETIONS, prompt=prompt), answer)
-    assert foreseen is not None
-    assert parse(COMPLETIONS, prompt=prompt + answer + more).prompt.startswith(foreseen)

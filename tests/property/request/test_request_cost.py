@@ -135,9 +135,7 @@ def test_no_answer_of_a_server_holds_the_loop(
     data = (start + unit * (size_bytes // len(unit)) + end).encode()
 
     kind = "text/event-stream" if streams else "application/json"
-    reader = ResponseReader(
-        kind=ApiKind.COMPLETIONS, content_type=kind, content_encoding="", max_text_bytes=20_000
-    )
+    reader = ResponseReader(kind=ApiKind.COMPLETIONS, content_type=kind, content_encoding="")
 
     def once() -> None:
         reader.feed(b"data: " + data + b"\n\n" if streams else data, now=0.0)

@@ -18,7 +18,7 @@ from tests.unit.config.test_policy import HEAD
         ("{scrape: {failuresToEject: 0}}", "$.spec.scrape.failuresToEject", ">= 1"),
         ("{scrape: {maxPageBytes: 1}}", "$.spec.scrape.maxPageBytes", ">= 1024"),
         ("{sampling: {share: 1.5}}", "$.spec.sampling.share", "<= 1"),
-        ("{sampling: {maxTextBytes: -1}}", "$.spec.sampling.maxTextBytes", ">= 0"),
+        ("{sampling: {maxTextBytes: 1}}", "$.spec.sampling", "`maxTextBytes` was removed"),
     ],
 )
 def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field: str, why: str) -> None:

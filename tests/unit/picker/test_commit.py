@@ -214,26 +214,6 @@ def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
     assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
 
 
-def test_the_text_of_a_sampled_answer_is_in_the_table_for_the_next_turn() -> None:
-    picker = a_picker(PolicySpec(sampling=Sampling(share=1.0)), on=endpoints("a"))
-    prompt, answer = text("p", 8192), text("answer", 2048)
-    pick = serve(picker, ask(prompt), now=1.0)
-    feedback = ResponseFeedback(first_token_at=1.25, text=answer.decode(), complete=True)
-    picker.on_feedback(pick, feedback, now=1.5)
-    assert pick.decision.ttft_s == pytest.approx(0.25)
-    next_turn = picker.pick(ask(prompt + answer + text("again", 2048)), now=2.0).decision
-    assert next_turn.matched_tokens == 2560
-    check(picker)
-
-
-def test_the_text_of_an_answer_whose_server_left_is_not_indexed() -> None:
-    picker = a_picker(on=endpoints("a"))
-    pick = serve(picker, ask(text("p", 8192)), now=1.0)
-    picker.set_endpoints(endpoints("b"), now=1.5)
-    picker.on_feedback(pick, ResponseFeedback(text=text("answer").decode(), complete=True), now=2.0)
-    assert picker.table.entries == 0
-
-
 def test_answers_also_take_room_in_the_cache() -> None:
     picker = a_picker(on=endpoints("a"))
     for second, generated in enumerate([1000.0, 1500.0]):
@@ -257,7 +237,7 @@ def test_the_answer_of_a_process_that_has_since_restarted_does_not_change_the_ta
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=A, now=1.1)
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
-    picker.on_feedback(pick, ResponseFeedback(text="x" * 900, complete=True), now=2.5)
+    picker.on_feedback(pick, ResponseFeedback(first_token_at=2.4), now=2.5)
     picker.end(pick, outcome="ended", now=2.6)
     assert held_bytes(picker, "a") == 0
     check(picker)

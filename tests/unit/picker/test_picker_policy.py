@@ -45,7 +45,7 @@ def test_a_new_chunk_size_empties_the_table_and_older_requests_end_without_an_er
     picker.on_response_headers(old[0], status=200, served=old[0].destinations[1], now=2.1)  # moved
     picker.on_response_headers(old[1], status=500, served=None, now=2.1)
     picker.on_response_headers(old[2], status=200, served=None, now=2.1)
-    picker.on_feedback(old[2], ResponseFeedback(text="answer" * 100, complete=True), now=2.2)
+    picker.on_feedback(old[2], ResponseFeedback(first_token_at=2.15), now=2.2)
     for pick in old:
         picker.end(pick, outcome="ended", now=3.0)
     assert in_flight(picker) == {}

@@ -1,4 +1,4 @@
-"""What the picker reads from an answer: first token, text and usage."""
+"""What the picker reads from an answer: first token, usage and errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ SSE = "text/event-stream; charset=utf-8"
 EMPTY = ResponseFeedback()
 
 
-def reader(
-    kind: ApiKind = ApiKind.CHAT, *, content_type: str = SSE, encoding: str = "", limit: int = 1000
-) -> ResponseReader:
-    return ResponseReader(
-        kind=kind, content_type=content_type, content_encoding=encoding, max_text_bytes=limit
-    )
+def reader(kind: ApiKind = ApiKind.CHAT, *, content_type: str = SSE, encoding: str = "") -> ResponseReader:
+    return ResponseReader(kind=kind, content_type=content_type, content_encoding=encoding)
 
 
 def read(pieces: list[bytes], reading: ResponseReader) -> ResponseFeedback:
@@ -50,7 +46,7 @@ DONE = b"data: [DONE]\n\n"
 # Streams
 
 
-def test_first_token_text_and_usage_of_a_chat_stream_are_read() -> None:
+def test_first_token_and_usage_of_a_chat_stream_are_read() -> None:
     pieces = [
         delta(role="assistant", content=""),
         delta(content="Hel"),
@@ -60,11 +56,9 @@ def test_first_token_text_and_usage_of_a_chat_stream_are_read() -> None:
     ]
     assert read(pieces, reader()) == ResponseFeedback(
         first_token_at=2.0,
-        text="Hello",
         prompt_tokens=90,
         cached_tokens=64,
         completion_tokens=3,
-        complete=True,
         told=200,
     )
 
@@ -73,14 +67,8 @@ def test_first_token_text_and_usage_of_a_chat_stream_are_read() -> None:
     "fields",
     [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}],
 )
-def test_thinking_and_tool_calls_are_first_tokens_but_no_text(fields: dict[str, Any]) -> None:
-    feedback = read([delta(role="assistant"), delta(**fields)], reader())
-    assert (feedback.first_token_at, feedback.text) == (2.0, "")
-
-
-def test_only_the_first_choice_gives_text() -> None:
-    feedback = read([delta(1, content="other"), delta(0, content="mine")], reader())
-    assert (feedback.first_token_at, feedback.text) == (1.0, "mine")
+def test_thinking_and_tool_calls_are_first_tokens(fields: dict[str, Any]) -> None:
+    assert read([delta(role="assistant"), delta(**fields)], reader()).first_token_at == 2.0
 
 
 def test_a_completion_stream_is_read() -> None:
@@ -91,7 +79,7 @@ def test_a_completion_stream_is_read() -> None:
         DONE,
     ]
     assert read(pieces, reader(ApiKind.COMPLETIONS)) == ResponseFeedback(
-        first_token_at=2.0, text="yes", prompt_tokens=5, completion_tokens=1, complete=True, told=200
+        first_token_at=2.0, prompt_tokens=5, completion_tokens=1, told=200
     )
 
 
@@ -112,11 +100,9 @@ def test_a_responses_stream_is_read() -> None:
     ]
     assert read(pieces, reader(ApiKind.RESPONSES)) == ResponseFeedback(
         first_token_at=2.0,
-        text="Hello",
         prompt_tokens=9,
         cached_tokens=4,
         completion_tokens=2,
-        complete=True,
         told=200,
     )
 
@@ -138,25 +124,11 @@ def test_an_anthropic_stream_is_read_and_its_prompt_counted_in_three_parts() -> 
     ]
     assert read(pieces, reader(ApiKind.MESSAGES)) == ResponseFeedback(
         first_token_at=3.0,
-        text="Hello",
         prompt_tokens=80,
         cached_tokens=64,
         completion_tokens=7,
-        complete=True,
         told=200,
     )
-
-
-def test_text_after_a_tool_call_is_not_taken_for_the_start_of_the_next_turn() -> None:
-    anthropic = [
-        named("content_block_start", index=0, content_block={"type": "tool_use"}),
-        named("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": "{"}),
-        named("content_block_delta", index=1, delta={"type": "text_delta", "text": "late"}),
-    ]
-    feedback = read(anthropic, reader(ApiKind.MESSAGES))
-    assert (feedback.first_token_at, feedback.text) == (2.0, "")
-    chat = [delta(content="a"), delta(tool_calls=[{"index": 0}]), delta(content="b")]
-    assert read(chat, reader()).text == "a"
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
@@ -172,34 +144,27 @@ def test_every_line_ending_comments_and_data_over_several_lines_are_understood(n
         b"",
     ]
     feedback = read([newline.join(lines) + newline], reader())
-    assert (feedback.text, feedback.complete) == ("hi", True)
+    assert (feedback.first_token_at, feedback.told) == (1.0, 200)
 
 
 def test_an_end_without_its_blank_line_is_accepted() -> None:
-    assert read([delta(content="a"), b"data: [DONE]"], reader()).complete
+    assert read([delta(role="assistant"), b"data: [DONE]"], reader()).told == 500
 
 
-def test_a_stream_cut_in_the_middle_is_not_complete() -> None:
-    feedback = read([delta(content="a"), b'data: {"choi'], reader())
-    assert (feedback.text, feedback.complete) == ("a", False)
+def test_an_event_that_was_cut_is_no_first_token() -> None:
+    assert read([delta(role="assistant"), b'data: {"choi'], reader()).first_token_at is None
 
 
-def test_text_is_cut_at_the_limit_between_letters() -> None:
-    feedback = read([delta(content="aé"), delta(content="éé"), DONE], reader(limit=4))
-    assert (feedback.text, feedback.complete) == ("aé", True)
-    assert read([delta(content="abcd"), delta(content="e")], reader(limit=4)).text == "abcd"
-
-
-def test_a_lone_surrogate_is_read_as_in_requests_and_pairs_stay() -> None:
+def test_text_with_a_lone_surrogate_counts_as_text() -> None:
     chunk = rb'data: {"choices":[{"delta":{"content":"\ud83d\ude00\ud83d"}}]}' + b"\n\n"
-    assert read([chunk], reader()).text == "\U0001f600\ufffd"
+    assert read([chunk], reader()).told == 200
 
 
 def test_an_event_over_the_limit_is_skipped_and_the_next_event_is_read() -> None:
     huge = b"data: " + b"x" * MAX_EVENT_BYTES
     lines = (b"data: " + b"x" * (MAX_EVENT_BYTES // 2 + 1) + b"\n") * 2
     pieces = [huge, b"more\n", b"data: {}\n", b"\n", lines, b": note\n\n", delta(content="after")]
-    assert read(pieces, reader()).text == "after"
+    assert read(pieces, reader()).first_token_at == 7.0
 
 
 def test_a_stream_without_any_line_end_stays_small() -> None:
@@ -248,24 +213,22 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
         (
             ApiKind.CHAT,
             {"choices": [{"message": {"content": "hi"}}], "usage": USAGE},
-            ResponseFeedback(
-                text="hi", prompt_tokens=90, cached_tokens=64, completion_tokens=3, complete=True, told=200
-            ),
+            ResponseFeedback(prompt_tokens=90, cached_tokens=64, completion_tokens=3, told=200),
         ),
         (
             ApiKind.CHAT,
             {"choices": [{"message": {"content": None, "tool_calls": []}}]},
-            ResponseFeedback(complete=True, told=200),
+            ResponseFeedback(told=200),
         ),
         (
             ApiKind.COMPLETIONS,
             {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]},
-            ResponseFeedback(text="a", complete=True, told=200),
+            ResponseFeedback(told=200),
         ),
         (
             ApiKind.EMBEDDINGS,
             {"data": [], "usage": {"prompt_tokens": 4}},
-            ResponseFeedback(prompt_tokens=4, complete=True, told=200),
+            ResponseFeedback(prompt_tokens=4, told=200),
         ),
         (
             ApiKind.RESPONSES,
@@ -277,7 +240,7 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
                 ],
                 "usage": {"input_tokens": 4, "output_tokens": 1},
             },
-            ResponseFeedback(text="a", prompt_tokens=4, completion_tokens=1, complete=True, told=200),
+            ResponseFeedback(prompt_tokens=4, completion_tokens=1, told=200),
         ),
         (
             ApiKind.MESSAGES,
@@ -289,17 +252,17 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
                 ],
                 "usage": {"input_tokens": 4, "cache_read_input_tokens": None},
             },
-            ResponseFeedback(text="a", prompt_tokens=4, complete=True, told=200),
+            ResponseFeedback(prompt_tokens=4, told=200),
         ),
         (
             ApiKind.MESSAGES,
             {"content": [{"type": "tool_use"}, {"type": "text", "text": "a"}]},
-            ResponseFeedback(complete=True, told=200),
+            ResponseFeedback(told=200),
         ),
         (ApiKind.CHAT, {"error": {"message": "no"}}, ResponseFeedback(told=500)),
     ],
 )
-def test_plain_json_gives_text_and_usage_but_no_time(
+def test_plain_json_gives_usage_but_no_time(
     kind: ApiKind, body: dict[str, Any], expected: ResponseFeedback
 ) -> None:
     whole = json.dumps(body).encode()
@@ -339,9 +302,8 @@ def test_compressed_and_unknown_answers_teach_nothing(
 
 
 def test_an_identity_encoding_counts_as_no_encoding() -> None:
-    assert (
-        read([delta(content="a")], reader(content_type="TEXT/Event-Stream", encoding=" Identity")).text == "a"
-    )
+    reading = reader(content_type="TEXT/Event-Stream", encoding=" Identity")
+    assert read([delta(content="a")], reading).told == 200
 
 
 @pytest.mark.parametrize("kind", list(ApiKind))
@@ -366,7 +328,6 @@ def test_an_identity_encoding_counts_as_no_encoding() -> None:
 def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) -> None:
     for content_type, body in ((SSE, b"data: " + data + b"\n\n"), ("application/json", data)):
         feedback = read([body], reader(kind, content_type=content_type))
-        assert feedback.text == ""
         assert feedback.prompt_tokens is feedback.cached_tokens is feedback.completion_tokens is None
 
 
@@ -378,7 +339,7 @@ def test_impossible_counts_are_ignored(number: str) -> None:
         [f'{{"choices":[],"usage":{usage}}}'.encode()],
         reader(ApiKind.CHAT, content_type="application/json"),
     )
-    assert told == ResponseFeedback(complete=True, told=200)
+    assert told == ResponseFeedback(told=200)
 
 
 def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
@@ -390,8 +351,6 @@ def test_an_event_with_too_many_empty_lines_is_skipped() -> None:
 
 @pytest.mark.parametrize("size", [7, 100_000])
 def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> None:
-    said = delta(content="a") + b"x\n" * (MOST_LINES - 4) + delta(content="b") + delta(content="c") + DONE
+    said = b"x\n" * (MOST_LINES - 2) + delta(content="b") + event({"error": "unread"}) + DONE
     pieces = [said[at : at + size] for at in range(0, len(said), size)]
-    found = read(pieces, reader())
-    assert found.text == "ab"
-    assert not found.complete
+    assert read(pieces, reader()).told == 200

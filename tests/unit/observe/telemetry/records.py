@@ -72,7 +72,6 @@ def pick(of: Decision | None = None) -> Pick:
         state=nothing,
         booking=nothing,
         streams=False,
-        conversation=None,
         prompt=nothing,
         guess=nothing,
         sent=nothing,
