@@ -124,7 +124,7 @@ class Prefill(Struct, frozen=True):
     """Predicted cost of computing the prompt on the answering server."""
 
 
-class Decision(Struct, gc=False):
+class Decision(Struct, gc=False, kw_only=True):
     """The reasons why a request went to its server. More fields are filled in as the answer comes."""
 
     request_id: str
@@ -136,13 +136,13 @@ class Decision(Struct, gc=False):
     policy: str
     prompt_tokens: int
     prompt_chunks: int
-    matched_tokens: int
+    matched_tokens: int = 0
     reason: str
     """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial (for a server
     that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
-    candidates: Candidates
+    candidates: Candidates = ()
     """The chosen endpoint first, then the others by score, then those that were left out. Ten at most. The
     code may make them only when somebody reads them.
     """

@@ -9,6 +9,7 @@ both.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -113,16 +114,7 @@ class Picker(FleetNews):
     def pick(self, request: PickRequest, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
         if request.hurried:
-            state, decision, prompt = choose_hurriedly(
-                request,
-                self.fleet,
-                self.caches,
-                self._rng,
-                policy=self.policy,
-                at_unix_s=now + self._unix_offset_s,
-                now=now,
-            )
-            return self._commits.send(state, decision, request=request, prompt=prompt, now=now)
+            return self._pick_hurriedly(request, now=now)
         return self.commit(self.consider(request, now=now), now=now)
 
     def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
@@ -159,16 +151,65 @@ class Picker(FleetNews):
             request, prompt, adapter, snapshot, asked, self._scheduler.schedule(asked, snapshot)
         )
 
+    def _pick_hurriedly(self, request: PickRequest, *, now: float) -> Pick:
+        inference, most = request.inference, min(self._spec.max_destinations, request.max_destinations)
+        few = choose_hurriedly(request, self.fleet, self._rng, most=most, now=now)
+        prompt = self.caches.prompt(inference, base_model=few[0].model, body_bytes=request.body_bytes)
+        decision = self._decision(
+            request,
+            prompt,
+            self.fleet.adapter(inference.model),
+            [state.slot for state in few],
+            reason="overload",
+            now=now,
+        )
+        return self._commits.send(few[0], decision, request=request, prompt=prompt, now=now)
+
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
         """Book and record a choice. Nothing may have changed since it was considered."""
         # No code of this module awaits, so the state that was scored is still the state that is booked.
-        decision = _decision(considered, self.policy, at_unix_s=now + self._unix_offset_s)
+        request, prompt, adapter, snapshot, asked, choice = considered
+        first, most = choice.places[0], min(self._spec.max_destinations, request.max_destinations)
+        slots = [snapshot.slots[place] for place in choice.places[:most]]
+        decision = self._decision(request, prompt, adapter, slots, reason=choice.reason, now=now)
+        decision.matched_tokens = int(asked.cached_tokens.item(first))
+        ahead_tokens = snapshot.undone_tokens.item(first) + choice.uncached_tokens.item(first)
+        decision.predicted_s = ahead_tokens / snapshot.rate.item(first)
+        decision.candidates = _candidates(choice, snapshot, asked.cached_tokens, spec=self._spec)
         if self.dry_run is not None:
             decision.dry_run = self._would_pick(self.dry_run, considered, now=now)
         if queued is not DIRECT:
             decision.waited_s, decision.priority = queued.waited_s, queued.priority
             decision.tenant = queued.tenant
         return self._commits.commit(considered, decision, now=now)
+
+    def _decision(
+        self,
+        request: PickRequest,
+        prompt: Prompt,
+        adapter: str,
+        slots: Sequence[int],
+        *,
+        reason: str,
+        now: float,
+    ) -> Decision:
+        """Return the record of a choice. slots: the destinations, the best first."""
+        inference, roster = request.inference, self.fleet.columns.roster
+        return Decision(
+            request_id=request.request_id,
+            at_unix_s=now + self._unix_offset_s,
+            kind=inference.kind,
+            model=inference.model[:SHOWN_CHARS],
+            adapter=adapter,
+            rule=self._spec.rule,
+            policy=self.policy.metadata.name,
+            prompt_tokens=prompt.tokens,
+            prompt_chunks=len(prompt.chain),
+            reason=reason,
+            chosen=roster.names[slots[0]],
+            destinations=tuple([roster.addresses[slot] for slot in slots]),
+            unread=inference.unread,
+        )
 
     def _would_pick(self, tried: DryRun, considered: Considered, *, now: float) -> WouldPick:
         """Return the choice of the policy in dry run among the same servers."""
@@ -242,33 +283,6 @@ class Picker(FleetNews):
         """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
         self.flow_read: Flow | None = flow if self.flow_decides or self.recorders else None
         """The flow control whose headers are read, for itself or for a recording."""
-
-
-def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:
-    """Return the record of a choice. The server at the first place of the choice gets the request."""
-    request, prompt, adapter, snapshot, asked, choice = considered
-    inference, spec, roster, places = request.inference, policy.spec, snapshot.roster, choice.places
-    most, first = min(spec.max_destinations, request.max_destinations), places[0]
-    slots = [snapshot.slots[place] for place in places[:most]]
-    ahead_tokens = snapshot.undone_tokens.item(first) + choice.uncached_tokens.item(first)
-    return Decision(
-        request_id=request.request_id,
-        at_unix_s=at_unix_s,
-        kind=inference.kind,
-        model=inference.model[:SHOWN_CHARS],
-        adapter=adapter,
-        rule=spec.rule,
-        policy=policy.metadata.name,
-        prompt_tokens=asked.prompt_tokens,
-        prompt_chunks=len(prompt.chain),
-        matched_tokens=int(asked.cached_tokens.item(first)),
-        reason=choice.reason,
-        chosen=roster.names[slots[0]],
-        destinations=tuple([roster.addresses[slot] for slot in slots]),
-        candidates=_candidates(choice, snapshot, asked.cached_tokens, spec=spec),
-        predicted_s=ahead_tokens / snapshot.rate.item(first),
-        unread=inference.unread,
-    )
 
 
 def _candidates(choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec) -> Shown:

@@ -28,7 +28,7 @@ from epp.picker.endpoints.failures import Failures
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.endpoints.served_models import AwayModels, Named, Serving
 from epp.picker.endpoints.unreported import Unreported
-from epp.picker.scheduling.snapshot import ALL, Bools, Floats, Ints, Roster, Snapshot
+from epp.picker.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
 
 _NEVER = -np.inf
 _ZERO = np.array(0.0)
@@ -191,17 +191,17 @@ class Columns:
             free_slot = self._adapters < room
         everyone = self.roster.everyone
         whole = Snapshot(
-            self.roster,
-            everyone,
-            undone,
-            self._rate,
-            load,
-            waiting,
-            kv_usage,
-            ALL,
-            *self._most,
-            has_adapter,
-            free_slot,
+            roster=self.roster,
+            slots=everyone,
+            undone_tokens=undone,
+            rate=self._rate,
+            in_flight=load,
+            waiting=waiting,
+            kv_usage=kv_usage,
+            most_waiting=self._most[0],
+            most_kv_usage=self._most[1],
+            has_adapter=has_adapter,
+            free_slot=free_slot,
         )
         return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
 

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from epp.base.types import Address, Endpoint, EndpointName
@@ -116,7 +117,7 @@ class Roster:
         """For each slot, a hash of its name: the same in every picker."""
 
 
-class Snapshot(Struct, frozen=True, eq=False, gc=False):
+class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     """The endpoints that may serve a request, as they are now."""
 
     roster: Roster
@@ -183,19 +184,18 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False):
     def narrowed(self, places: Ints) -> Snapshot:
         """Return a snapshot of some candidates, in the order of `places`. None of them counts as failing."""
         at = places if isinstance(self.at, slice) else self.at[places]
-        return Snapshot(
-            self.roster,
-            at.tolist(),
-            self.undone_tokens[places],
-            self.rate[places],
-            self.in_flight[places],
-            self.waiting[places],
-            self.kv_usage[places],
-            at,
-            self.most_waiting,
-            self.most_kv_usage,
-            self.has_adapter[places] if self.has_adapter is not None else None,
-            self.free_slot[places] if self.free_slot is not None else None,
-            self.failure_share[places] if self.failure_share is not None else None,
-            self.unreported_picks,
+        return replace(
+            self,
+            slots=at.tolist(),
+            at=at,
+            undone_tokens=self.undone_tokens[places],
+            rate=self.rate[places],
+            in_flight=self.in_flight[places],
+            waiting=self.waiting[places],
+            kv_usage=self.kv_usage[places],
+            has_adapter=self.has_adapter[places] if self.has_adapter is not None else None,
+            free_slot=self.free_slot[places] if self.free_slot is not None else None,
+            failure_share=self.failure_share[places] if self.failure_share is not None else None,
+            failing=None,
+            trials=(),
         )
