@@ -1,5 +1,5 @@
-"""README, the pages of docs and the pages of the charts. They are cut into the parts that the tests of this
-folder check: links, commands, names.
+"""README, CONTRIBUTING, the pages of docs and the pages of the charts. They are cut into the parts that the
+tests of this folder check: links, commands, names.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ PAGES: Final = [
     Page(path)
     for path in (
         REPOSITORY / "README.md",
+        REPOSITORY / "CONTRIBUTING.md",
         *sorted((REPOSITORY / "docs").glob("*.md")),
         *sorted((REPOSITORY / "docs" / "decisions").glob("*.md")),
         *sorted((REPOSITORY / "deploy" / "helm").glob("*/README.md")),
