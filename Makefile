@@ -88,8 +88,8 @@ cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm a
 conformance: $(VENV)/.dev ## test each rule of the endpoint picker protocol; ARGS="--picker IP:PORT ..." tests another picker
 	$(PYTEST) tests/conformance $(ARGS)
 
-bench: $(VENV)/.dev ## measure the cost of hashing, lookup, parsing, picking, a whole request and scraping (a minute or two)
-	@for b in prefix request pick path scrape; do $(BIN)/python -m bench.bench_$$b; done
+bench: $(VENV)/.dev ## measure the cost of hashing, lookup, picking, a whole request and scraping (a minute or two)
+	@for b in prefix pick path scrape; do $(BIN)/python -m bench.bench_$$b; done
 
 bench-caching: $(VENV)/.dev ## measure hit rates, eviction policies, free queues and block-manager CPU of the model server
 	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
@@ -100,7 +100,7 @@ bench-engine: engine-env ## measure the caching documents' rows that need a real
 bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (ten minutes a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
-bench-routing: $(VENV)/.dev ## compare the picker with 19 other rules in a simulated fleet; ARGS="--help"
+bench-routing: $(VENV)/.dev ## compare the picker with 13 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
 bench-live: vllm-env fetch-model ## run rules before four real vLLM servers, and the simulator on the same requests (ten minutes); ARGS="--help"

@@ -88,30 +88,6 @@ def cold_prompts(pool: Pool, *, chunks: int) -> Iterator[Turn]:
         yield Turn(name=pool.any_server(), chain=pool.chunks(chunks))
 
 
-def shared_prefixes(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Yield prompts that share one of twenty long beginnings, and have different ends. Every server gets
-    every beginning.
-    """
-    beginnings = [pool.chunks(chunks // 2) for _ in range(20)]
-    while True:
-        start = pool.rng.choice(beginnings)
-        # A prompt may leave the shared beginning at any point, so the shared runs are split everywhere.
-        start = start[: pool.rng.randrange(len(start) // 2, len(start) + 1)]
-        yield Turn(name=pool.any_server(), chain=start + pool.chunks(chunks - len(start)))
-
-
-def repeats(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Yield prompts that their server has seen before."""
-    known = [
-        Turn(name=pool.any_server(), chain=pool.chunks(chunks)) for _ in range(pool.entries // chunks // 4)
-    ]
-    while True:
-        yield from known
-        # Other prompts come in between. Otherwise the table would stay nearly empty.
-        for _ in range(len(known)):
-            yield Turn(name=pool.any_server(), chain=pool.chunks(chunks))
-
-
 def conversations(pool: Pool, *, chunks: int) -> Iterator[Turn]:
     """Yield turns of conversations under one of ten system prompts. Conversations grow by a few chunks a turn
     and mostly keep to one server.
@@ -137,8 +113,6 @@ Workload = Callable[[Pool], Iterator[Turn]]
 
 WORKLOADS: dict[str, Workload] = {
     "cold prompts": lambda pool: cold_prompts(pool, chunks=PROMPT_CHUNKS),
-    "shared beginnings": lambda pool: shared_prefixes(pool, chunks=PROMPT_CHUNKS),
-    "half repeats": lambda pool: repeats(pool, chunks=PROMPT_CHUNKS),
     "conversations": lambda pool: conversations(pool, chunks=200),
     "cold, 2 KB each": lambda pool: cold_prompts(pool, chunks=8),
 }

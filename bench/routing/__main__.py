@@ -29,7 +29,7 @@ examples:
       four workloads, one load, fewer rules and requests: under two minutes
   python -m bench.routing --workloads b2b,chat --rules least-cost,lpwl,sgl --loads 0.9 --seeds 3
   python -m bench.routing --trace conversation_trace.jsonl.gz --workloads none --rules all --loads 0.9
-  python -m bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
+  python -m bench.routing --workloads chat --rules least-cost --replicas 4 --scrape-interval 5
   python -m bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
   python -m bench.routing --store results.jsonl --rules all
       add every run to the file, and make only the runs that it lacks (our rules run again if the picker's code has changed)
@@ -43,7 +43,6 @@ _QUICK_RULES = (
     "rr",
     "least",
     "p2c",
-    "chwbl",
     "sgl",
     "dynamo",
     "lmetric",
@@ -141,7 +140,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="number of copies of the router (default %(default)s)",
+        help="number of our pickers (default %(default)s)",
     )
     add(
         "--share-delay",

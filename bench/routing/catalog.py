@@ -18,7 +18,6 @@ from bench.routing import rules_prefix as prefix
 from bench.routing.held import HoldingRouter
 from bench.routing.peer import Index, PeerRouter, Rule, World
 from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
-from bench.routing.replicas import Replicated
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
 from epp.config.routing import Lora
 from model_server.sim.engine import EngineShape
@@ -63,15 +62,9 @@ CONFIGS: tuple[Config, ...] = (
         {"weight": 3.0, "stall": 0.0, "per_request": 120.0, "near_tie": 0.05},
         default=False,
     ),
-    Config("random", load.Chance),
     Config("rr", load.RoundRobin),
     Config("least", load.LeastLoad),
     Config("p2c", load.PowerOfTwo),
-    Config("session", load.Session),
-    Config("simhash", load.SimHash),
-    Config("chwbl", load.BoundedLoads),
-    Config("ps-prefix", prefix.HashTrie),
-    Config("ps-kvaware", prefix.KvAware),
     Config("ps-loadaware", cost.LoadAware),
     Config("sgl", prefix.RadixTree),
     Config("sgl-zmq", prefix.DeepestHolder),
@@ -117,7 +110,9 @@ def router_of(
     share_delay_s: float | None = None,
     adapters: frozenset[str] = frozenset(),
 ) -> Router:
-    """Return the router of a named configuration for servers of this shape."""
+    """Return the router of a named configuration for servers of this shape. Only our rules have replicas: one
+    router of another rule knows everything.
+    """
     config = BY_NAME[name]
     if config.ours is not None:
         return PickerRouter(
@@ -130,20 +125,16 @@ def router_of(
         )
     assert config.rule is not None
 
-    def one(replica: int) -> PeerRouter:
-        world = World(
-            rng=random.Random(seed * 1000 + replica),
-            block_tokens=shape.block_tokens,
-            capacity_blocks=shape.num_blocks,
-            max_loras=shape.limits.max_loras,
-        )
-        assert config.rule is not None
-        rule = config.rule(world, **config.settings)
-        share = rule.index_capacity
-        index = Index(None if share is None else int(share * shape.num_blocks))
-        if config.busy_steps is None or replicas > 1:
-            return PeerRouter(rule, world, index=index)
-        busy_tokens = int(config.busy_steps * shape.limits.max_num_batched_tokens)
-        return HoldingRouter(rule, world, index=index, busy_tokens=busy_tokens)
-
-    return one(0) if replicas == 1 else Replicated([one(n) for n in range(replicas)], seed=seed)
+    world = World(
+        rng=random.Random(seed * 1000),
+        block_tokens=shape.block_tokens,
+        capacity_blocks=shape.num_blocks,
+        max_loras=shape.limits.max_loras,
+    )
+    rule = config.rule(world, **config.settings)
+    share = rule.index_capacity
+    index = Index(None if share is None else int(share * shape.num_blocks))
+    if config.busy_steps is None:
+        return PeerRouter(rule, world, index=index)
+    busy_tokens = int(config.busy_steps * shape.limits.max_num_batched_tokens)
+    return HoldingRouter(rule, world, index=index, busy_tokens=busy_tokens)

@@ -3,7 +3,6 @@ Prints a table. See `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
-    python -m bench.routing.flow --page --workloads conversation,none --settings off,refuse,shortest --seeds 2
     python -m bench.routing.flow --burst --workloads conversation
     python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
     python -m bench.routing.flow --mix greedy --workloads b2b --loads 1.3,2.4 --settings off,queue
@@ -21,12 +20,11 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 
 from msgspec.structs import replace
 
@@ -49,9 +47,6 @@ SETTINGS = {
     "refuse": replace(_HOLD, deadline_seconds=GOOD_TTFT_S),
     "shortest": replace(_HOLD, order="Shortest"),
 }
-_AS_GOOD = 1.02
-"""A time up to this many times as long counts as equally good."""
-_NO_WORSE = 0.01
 _CLOSED_S = 300.0
 _DRAIN_S = 600.0
 """The run goes on for this long after the last arrival. If nothing is refused, the last answers come late."""
@@ -96,8 +91,6 @@ def main() -> int:
         replicas=args.replicas,
         share_delay_s=args.share_delay,
     )
-    if args.page:
-        return _page(names, setting, args)
     print(
         "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
     )
@@ -123,91 +116,6 @@ def main() -> int:
                 ]
                 print(_line(label(name), load, arm, rows), flush=True)
     return 0
-
-
-def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> int:
-    """Return the table of docs/bench-flow.md, with a line for each workload and load, and the totals of all
-    lines. Uses several processes.
-    """
-    arms, loads = args.settings.split(","), [*map(float, args.loads.split(","))]
-    seeds = range(1, 1 + args.seeds)
-    _print_heads(arms)
-    rows: dict[tuple[str, float, str, int], Row] = {}
-    with ProcessPoolExecutor(args.processes) as pool:
-        capacities = dict(zip(names, pool.map(calibrate, names, [setting] * len(names)), strict=True))
-        keys = [(name, load, arm, seed) for name in names for load in loads for arm in arms for seed in seeds]
-        jobs = [
-            (
-                Place(workload=name, load=load, seed=seed, setting=setting, capacity=capacities[name]),
-                SETTINGS[arm],
-            )
-            for name, load, arm, seed in keys
-        ]
-        for key, row in zip(keys, pool.map(_row, jobs), strict=True):
-            rows[key] = row
-            name, load = key[:2]
-            if key[2:] == (arms[-1], seeds[-1]):
-                _print_place(
-                    name, load, arms, [[rows[name, load, arm, seed] for seed in seeds] for arm in arms]
-                )
-    _print_ratios(names, loads, arms, rows, seeds)
-    return 0
-
-
-def _print_heads(arms: Sequence[str]) -> None:
-    ticked = [f"`{arm}`" for arm in arms]
-    heads = ["workload", "load"]
-    for figure in ("good", "mean TTFT, s", "p90, s", "longest, s"):
-        heads += [f"{figure}: {ticked[0]}", *ticked[1:]]
-    heads += [f"good by length, `{arm}`" for arm in arms if arm != "off"]
-    print("| " + " | ".join(heads) + " |")
-    print("| --- " * len(heads) + "|")
-
-
-def _print_place(name: str, load: float, arms: Sequence[str], of: Sequence[Sequence[Row]]) -> None:
-    cells = [label(name), f"{load:g}", *(f"{_mean(r, 'good'):.3f}" for r in of)]
-    cells += [f"{_mean(r, 'ttft_mean_s'):.2f}" for r in of]
-    cells += [f"{_mean(r, 'ttft_p90_s'):.2f}" for r in of]
-    cells += [f"{_mean(r, 'ttft_max_s'):.1f}" for r in of]
-    cells += [_lengths(r) for arm, r in zip(arms, of, strict=True) if arm != "off"]
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def _row(job: tuple[Place, Flow]) -> Row:
-    return row_of(outcome_of(*job))
-
-
-def _print_ratios(
-    names: Sequence[str],
-    loads: Sequence[float],
-    arms: Sequence[str],
-    rows: Mapping[tuple[str, float, str, int], Row],
-    seeds: Sequence[int],
-) -> None:
-    """Print, for each setting and load, the times divided by those of the first setting, and the places where
-    the setting loses against the first.
-    """
-    heads = ["flow", "load", "mean TTFT, times the first setting's", "p90", "mean or p90 above 1.02 at"]
-    heads.append("good is lower by more than 0.01 at")
-    print("\n| " + " | ".join(heads) + " |")
-    print("| --- " * len(heads) + "|")
-    for arm in arms[1:]:
-        for load in loads:
-            means, p90s, slower, worse = [], [], [], []
-            for name in names:
-                own, first = ([rows[name, load, a, seed] for seed in seeds] for a in (arm, arms[0]))
-                mean, p90 = (
-                    _mean(own, field) / _mean(first, field) for field in ("ttft_mean_s", "ttft_p90_s")
-                )
-                means.append(mean)
-                p90s.append(p90)
-                if max(mean, p90) > _AS_GOOD:
-                    slower.append(f"{label(name)} ({mean:.2f}, {p90:.2f})")
-                if (lost := _mean(first, "good") - _mean(own, "good")) > _NO_WORSE:
-                    worse.append(f"{label(name)} (-{lost:.2f})")
-            cells = [f"`{arm}`", f"{load:g}", f"{geometric_mean(means):.2f}", f"{geometric_mean(p90s):.2f}"]
-            cells += [", ".join(slower) or "nowhere", ", ".join(worse) or "nowhere"]
-            print("| " + " | ".join(cells) + " |")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -255,14 +163,6 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         default=0.3,
         metavar="X",
         help="send X times the usual number of requests (default %(default)s)",
-    )
-    add("--page", action="store_true", help="print the table of docs/bench-flow.md")
-    add(
-        "--processes",
-        type=int,
-        default=2,
-        metavar="N",
-        help="with --page: number of runs at the same time (default %(default)s)",
     )
 
 

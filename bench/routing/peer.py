@@ -9,15 +9,13 @@ since no first tokens pass it. So the comparison favours the other rules.
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from xxhash import xxh3_64_intdigest
-
 from model_server.core.hashing import BlockHash
-from model_server.sim.prompts import Segment, block_names, render
+from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
 
@@ -35,14 +33,7 @@ class Pod:
     page: Snapshot | None = None
     active_blocks: Counter[BlockHash] = field(default_factory=Counter)
     """Distinct prompt blocks of requests in flight."""
-    arrivals: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """(time, uncached tokens, answer tokens) of each request that was sent there."""
     adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
-
-    def recent(self, *, since: float) -> Iterable[tuple[float, int, int]]:
-        while self.arrivals and self.arrivals[0][0] < since:
-            self.arrivals.popleft()
-        return self.arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +45,6 @@ class Asked:
     """The names of the prompt's full blocks."""
     num_tokens: int
     block_tokens: int
-
-    @property
-    def session(self) -> str:
-        return self.request.session
-
-    def user_head(self, *, num_chars: int) -> int:
-        """Return a hash of the adapter and of the first characters of the first user message."""
-        request, wanted = self.request, list[Segment]()
-        left = num_chars  # these tokens are enough, because a token has at least one character
-        for segment in request.segments[request.first_user_segment :]:
-            wanted.append(segment._replace(num_tokens=min(segment.num_tokens, left)))
-            left -= segment.num_tokens
-            if left <= 0:
-                break
-        return xxh3_64_intdigest(request.adapter.encode() + b"|" + render(wanted)[:num_chars])
 
 
 class Index:
@@ -207,7 +183,7 @@ class _Sent:
 
 
 class PeerRouter:
-    """Runs one rule. Its `replicas` copies share nothing."""
+    """Runs one rule."""
 
     def __init__(self, rule: Rule, world: World, *, index: Index) -> None:
         self._rule = rule
@@ -251,7 +227,6 @@ class PeerRouter:
         pod.in_flight += 1
         pod.backlog_tokens += sent.uncached
         pod.active_blocks.update(asked.names)
-        pod.arrivals.append((now, sent.uncached, asked.request.answer.num_tokens))
         self._index.record(pod, asked.names)
         if asked.request.adapter:
             pod.adapters[asked.request.adapter] = None

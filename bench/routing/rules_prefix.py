@@ -8,33 +8,7 @@ from collections import OrderedDict
 from statistics import fmean, pstdev
 
 from bench.routing.peer import Asked, Pod, SimpleRule, World
-from bench.routing.rules_load import Session
 from model_server.core.hashing import BlockHash
-
-
-class HashTrie(SimpleRule):
-    """Takes any of the servers with the deepest match. It ignores load, and evicts nothing."""
-
-    index_capacity: float | None = None
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        return self.world.least(self.pods, lambda pod: -depths[pod.name])
-
-
-class KvAware(SimpleRule):
-    """Takes the first listed holder of nearly the whole prompt. If there is none, it routes by session."""
-
-    def __init__(self, world: World, *, threshold_tokens: int = 2000) -> None:
-        super().__init__(world)
-        self._threshold_tokens = threshold_tokens
-        self._else = Session(world)
-
-    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        for pod in self.pods:
-            matched = self.matched(asked, depths, pod)
-            if matched and matched >= asked.num_tokens - self._threshold_tokens:
-                return pod
-        return self._else.choose(asked, depths, now=now)
 
 
 class RadixTree(SimpleRule):

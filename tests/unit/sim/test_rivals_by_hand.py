@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.routing import rules_cost as cost
-from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.held import HoldingRouter
 from bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
@@ -41,12 +40,11 @@ def a_world(*, in_flight: Sequence[int] = (0, 0, 0), backlog: Sequence[int] = (0
     return world
 
 
-def asked(*segments: tuple[int, int], session: str = "", number: int = 0) -> Asked:
+def asked(*segments: tuple[int, int], number: int = 0) -> Asked:
     request = SimRequest(
         request_id=number,
         segments=tuple(Segment(*s) for s in segments) or (Segment(1, 1000),),
         answer=Segment(9, 10),
-        session=session,
     )
     names = block_names(request.segments, block_tokens=BLOCK)
     return Asked(request=request, names=names, num_tokens=request.num_prompt_tokens, block_tokens=BLOCK)
@@ -72,9 +70,6 @@ class Case:
     """Requests in the server's queue, as on its page."""
     kv_usage: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """The share of the KV cache in use, as on the server's page."""
-    sent: Sequence[tuple[int, int]] = ()
-    """Requests that were sent before, with no cached tokens: (server, tokens)."""
-    prompt_tokens: int = 1000
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -92,17 +87,8 @@ def world_of(case: Case) -> World:
     return world
 
 
-def send(rule: Rule, world: World, case: Case) -> None:
-    for number, (server, tokens) in enumerate(case.sent):
-        what, pod = asked((100 + number, tokens), number=number), world.pods[server]
-        rule.choose(what, dict.fromkeys((p.name for p in world.pods), 0), now=0.0)
-        rule.placed(what, pod, now=0.0)
-        pod.arrivals.append((0.0, tokens, 10))
-
-
 def all_choices(rule: Rule, case: Case) -> set[int]:
-    what = asked((1, case.prompt_tokens))
-    return {choice(rule, *case.depths, what=what) for _ in range(60)}
+    return {choice(rule, *case.depths) for _ in range(60)}
 
 
 def rows(cases: Sequence[Case]) -> pytest.MarkDecorator:
@@ -218,26 +204,6 @@ def test_aibrix_pd_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(cost.AibrixPd(world_of(case)), case) == case.may
 
 
-# kubeai-project/kubeai internal/loadbalancer/balance_chwbl.go at 9c8852103b7a: chwblLoadOK. The loads are of
-# the key's owner, the next on the ring, and the last.
-@pytest.mark.parametrize(
-    ("loads", "place"),
-    [
-        pytest.param((0, 0, 0), 0, id="idle"),
-        pytest.param((5, 4, 2), 0, id="5 is not over 1.25 x 12 / 3"),
-        pytest.param((6, 3, 2), 1, id="6 is over 5: the next"),
-        pytest.param((9, 8, 0), 2, id="9 and 8 are over 7.5: the last"),
-    ],
-)
-def test_kubeai_chooses_as_its_source_does(loads: Sequence[int], place: int) -> None:
-    world = a_world()
-    rule = load.BoundedLoads(world)
-    order = load.Ring(virtual_nodes=256).walk(asked().user_head(num_chars=100), world.pods)
-    for pod, in_flight in zip(order, loads, strict=True):
-        pod.in_flight = in_flight
-    assert rule.choose(asked(), {}, now=0.0) is order[place]
-
-
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer: queuedepth/queue.go and
 # kvcacheutilization/kvcache_utilization.go at 443627e4d29f, prefix/plugin.go at bc7d10be32bf; weights
 # 3, 2, 2.
@@ -271,47 +237,6 @@ SGL_ZMQ = [
 @rows(SGL_ZMQ)
 def test_sglang_by_events_chooses_as_its_source_does(case: Case) -> None:
     assert all_choices(prefix.DeepestHolder(world_of(case)), case) == case.may
-
-
-# vllm-project/production-stack src/vllm_router/routers/routing_logic.py at 4d750c9a7179: KvawareRouter (2,000
-# tokens; without a session the fewest arrivals), PrefixAwareRouter, SessionRouter.
-KVAWARE = [
-    Case("all but 2,000 tokens", {0}, prompt_tokens=5000, depths=(30, 0, 0), sent=[(0, 50)]),
-    Case("2,100 are missing: fewest arrivals", {1}, prompt_tokens=5000, depths=(29, 0, 0), sent=[(0, 50), (2, 50)]),
-    Case("a short prompt: any match is enough", {0}, depths=(1, 0, 0), sent=[(0, 50)]),
-    Case("no match is no match", {1, 2}, sent=[(0, 50)]),
-    Case("the first that is listed, not the deepest", {0}, depths=(1, 9, 0)),
-]  # fmt: skip
-
-
-@rows(KVAWARE)
-def test_production_stack_kvaware_chooses_as_its_source_does(case: Case) -> None:
-    world = world_of(case)
-    rule = prefix.KvAware(world)
-    send(rule, world, case)
-    assert all_choices(rule, case) == case.may
-
-
-PREFIX_AWARE = [
-    Case("any of the deepest, whatever the load", {0, 1}, loads=(90, 0, 0), depths=(5, 5, 4)),
-    Case("one block is enough", {2}, loads=(0, 0, 90), depths=(0, 0, 1)),
-    Case("nothing matches: any", {0, 1, 2}, loads=(90, 0, 0)),
-]
-
-
-@rows(PREFIX_AWARE)
-def test_production_stack_prefixaware_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(prefix.HashTrie(world_of(case)), case) == case.may
-
-
-def test_production_stack_session_chooses_as_its_source_does() -> None:
-    world = a_world(in_flight=(9, 0, 9))
-    rule = load.Session(world)
-    send(rule, world, Case("", set(), sent=[(0, 50), (2, 50)]))
-    assert {choice(rule) for _ in range(20)} == {1}, (
-        "without a session the server with the fewest arrivals is taken"
-    )
-    assert len({choice(rule, what=asked(session="a")) for _ in range(20)}) == 1
 
 
 # ai-dynamo/dynamo lib/kv-router/src/scheduling/policy_config.rs at fb5f04b38cf1: worker_is_busy; queue.rs:

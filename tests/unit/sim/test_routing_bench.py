@@ -53,9 +53,7 @@ def test_every_configuration_serves_every_request_and_repeats_itself(rule: str) 
     first, again = (outcome_of(run_of(rule, load=0.5)) for _ in range(2))
     assert repr(first) == repr(again)
     assert all(record.server in {"pod-0", "pod-1", "pod-2"} for record in first.records)
-    # this rule sends all requests that share a block to one server, however long the queue there is
-    if rule != "ps-prefix":
-        assert all(record.completed for record in first.records)
+    assert all(record.completed for record in first.records)
 
 
 @pytest.mark.parametrize("workload", list(SPECS))
