@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +75,8 @@ def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: Setting) -
     """Return the figures by name. Each run has a process of its own, as many at once as there are cores."""
     with ProcessPoolExecutor() as pool:
         runs = {name: pool.submit(run, trace, policy, setting) for name, policy in candidates}
+        for done, _ in enumerate(as_completed(runs.values()), start=1):
+            print(f"{done} of {len(runs)} policies have run", file=sys.stderr, flush=True)
         try:
             return {name: each.result() for name, each in runs.items()}
         except BrokenProcessPool as error:
