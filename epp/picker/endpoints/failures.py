@@ -301,6 +301,9 @@ class Failures:
         if self.marks.get((state, probe.about)) is not mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False
+        if probe.state is not state and verdict in ("ill", "unclear"):
+            mark.verdict = None  # the control proves nothing now, so both are asked again
+            return
         if probe.state is not state:
             mark.refusals_prove, verdict = verdict == "well", "refused"
         elif verdict == "refused" and mark.control is not None and mark.refusals_prove is None:

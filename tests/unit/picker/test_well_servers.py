@@ -233,3 +233,22 @@ def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Ve
             picker.probed(probe, "unclear" if verdict == "ill" and probe.queued else verdict, now=now)
     assert set(probes) == {waiting > 0}
     assert bool(picker.left_out(now=10.0)) is (verdict == "ill" and not waiting)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "out"), [(["well"], ["a"]), (["unclear", "ill", "well"], ["a"]), (["refused"], [])]
+)
+def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
+    verdicts: list[Verdict], out: list[str]
+) -> None:
+    """One server refuses requests and probes. `verdicts` are those of the other server, one after the other."""
+    picker, left = a_picker(on=endpoints("ab")), list(verdicts)
+    answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
+    for _ in range(3):
+        answer_at("a", chat_to_path(path_hash=1), picker, status=401, now=1.0)
+    for tenth in range(10, 40):
+        for probe in picker.probes_due(now=tenth / 10):
+            asked = probe.state.endpoint.name
+            picker.probed(probe, "refused" if asked == "a" else left.pop(0), now=tenth / 10)
+    assert not left
+    assert [each.endpoint.name for each in picker.left_out(now=4.0)] == out
