@@ -125,7 +125,7 @@ def _set_headers(part: ext_proc.HttpHeaders, headers: Iterable[tuple[str, str]])
 
 def _rounds(path: _Path, size: int) -> list[float]:
     """Return the microseconds of CPU for each request, in each round. The first round is a warm-up."""
-    prompts = Prompts(size_bytes=size, chunks=1, kind="cold", seed=random.Random(size).getrandbits(32))
+    prompts = Prompts(size_bytes=size, chunks=1, seed=random.Random(size).getrandbits(32))
     took = []
     for number in range(_ROUNDS + 1):
         batch = [messages_of(prompts, number=number * _REQUESTS + n) for n in range(_REQUESTS)]

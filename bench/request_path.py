@@ -126,7 +126,7 @@ async def walk() -> Walk:
     picker = picker_of_pods(4)
     metrics = Metrics(decisions=DecisionRing(maxlen=10), state=PickerStatus)
     picker.subscribe(metrics.on_event)
-    prompts = Prompts(size_bytes=1000, chunks=1, kind="cold", seed=1)
+    prompts = Prompts(size_bytes=1000, chunks=1, seed=1)
     found = [Walk() for _ in range(_TRACED)]
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/epp.sock"

@@ -110,7 +110,7 @@ async def _measure(plan: Plan, args: argparse.Namespace, progress: _Progress) ->
             for prompt_kb in plan.alone_kb:
                 await bench.alone(
                     prompt_kb,
-                    ("direct", "envoy", "floor", "grpcio", "ours", "ours-duplex"),
+                    ("direct", "envoy", "floor", "ours", "ours-duplex"),
                     requests=plan.alone_requests,
                 )
             for cell in plan.cells:

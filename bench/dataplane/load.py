@@ -12,13 +12,9 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, cast
-
-PromptKind = Literal["cold", "warm"]
+from typing import Final, cast
 
 _NONCE_CHARS: Final = 16
-_FAMILIES: Final = 8
-"""The number of prefixes that warm prompts share. Each request has one of these prefixes and its own end."""
 _ANSWER_TIMEOUT_S: Final = 60.0
 _SYSTEM: Final = "You are a careful assistant. "
 
@@ -28,17 +24,15 @@ class BadAnswerError(Exception):
 
 
 class Prompts:
-    """Chat requests whose bodies are `size_bytes` long. `cold` requests all differ from their first bytes on.
-    `warm` requests differ at the end.
-    """
+    """Chat requests whose bodies are `size_bytes` long, and differ from their first bytes on."""
 
-    def __init__(self, *, size_bytes: int, chunks: int, kind: PromptKind, seed: int) -> None:
+    def __init__(self, *, size_bytes: int, chunks: int, seed: int) -> None:
         rng = random.Random(seed)
         before = json.dumps({"model": "m", "stream": chunks > 1})[:-1].encode()
         before += b', "messages": [{"role": "system", "content": "' + _SYSTEM.encode()
         middle = b'"}, {"role": "user", "content": "'
         end = b'"}]}'
-        around = len(before) + len(middle) + len(end) + _NONCE_CHARS + 3
+        around = len(before) + len(middle) + len(end) + _NONCE_CHARS
         text = _text(size_bytes - around, rng)
         length = around + len(text)
         head = (
@@ -47,19 +41,11 @@ class Prompts:
             f"content-length: {length}\r\n\r\n"
         ).encode()
         self._before, self._after = head + before, middle + text + end
-        self._warm_after = middle + text
-        self._end = end
-        self._kind = kind
         self._numbers = itertools.count(rng.getrandbits(48))
 
     def next(self) -> Sequence[bytes]:
         """Return the bytes of one request."""
-        number = next(self._numbers)
-        nonce = b"%0*x" % (_NONCE_CHARS, number)
-        family = b" %02d" % (number % _FAMILIES)
-        if self._kind == "cold":
-            return (self._before, nonce + family, self._after)
-        return (self._before, family, self._warm_after, nonce, self._end)
+        return (self._before, b"%0*x" % (_NONCE_CHARS, next(self._numbers)), self._after)
 
 
 def _text(size_bytes: int, rng: random.Random) -> bytes:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench.dataplane.cpu import CpuMeter
-from bench.dataplane.load import Client, PromptKind, Prompts
+from bench.dataplane.load import Client, Prompts
 from bench.dataplane.rig import VARIANTS, Process, Rig, Variant, VariantName
 
 _WARM_UP_S: Final = 0.15
 _SPREAD_S: Final = 0.4
+"""Streamed answers begin spread over this time, not all at once."""
 _ENDS_S: Final = 0.03
 """The ends of streams reach the pickers within this time after the last answer. Their CPU belongs to the
 turn.
@@ -28,7 +29,6 @@ _ACCOUNTS_S: Final = 0.25
 """After this time a picker has also done the work that it puts off, such as its account of misses."""
 _SERVING: Final = frozenset(("envoy", "upstream", "client"))
 """The processes that serve in the turn of every variant."""
-"""Streamed answers begin spread over this time, not all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class Cell:
     prompt_kb: int
     chunks: int
     variants: tuple[VariantName, ...]
-    kind: PromptKind = "cold"
     endpoints: int = 4
     in_flight: int = 4
     scrapes_count: bool = False
@@ -188,7 +187,6 @@ class Bench:
         return Prompts(
             size_bytes=cell.prompt_kb * 1024,
             chunks=cell.chunks,
-            kind=cell.kind,
             seed=self._rng.getrandbits(32),
         )
 

@@ -16,8 +16,6 @@ would contain only a handful of requests.
 """
 
 COLD: Final = "Cold: every prompt differs, 4 endpoints"
-WARM: Final = "Warm: 8 prompts that differ at the end, 4 endpoints"
-MANY: Final = "Cold, 100 endpoints"
 THOUSAND: Final = "Cold, 1,000 endpoints"
 DUPLEX: Final = "FULL_DUPLEX_STREAMED both ways, 4 endpoints"
 
@@ -32,22 +30,19 @@ class Plan:
 
 
 def full_plan() -> Plan:
-    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
-    picker: tuple[VariantName, ...] = ("floor", "ours")
-    duplex: tuple[VariantName, ...] = ("ours", "floor-duplex", "grpcio-duplex", "ours-duplex")
+    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "ours")
+    duplex: tuple[VariantName, ...] = ("ours", "floor-duplex", "ours-duplex")
     cells = [_cell(COLD, kb, chunks, ways) for kb in (1, 40, 400) for chunks in (1, 100, 1000)]
-    cells += [_cell(WARM, kb, 1, picker, warm=True) for kb in (1, 40, 400)]
     cells += [
         _cell(DUPLEX, kb, chunks, duplex) for kb, chunks in ((1, 1), (40, 1), (400, 1), (1, 100), (1, 1000))
     ]
-    cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
     cells += [_A_THOUSAND]
     return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
 
 
 def quick_plan() -> Plan:
-    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "grpcio", "ours")
-    duplex: tuple[VariantName, ...] = ("floor-duplex", "grpcio-duplex", "ours-duplex")
+    ways: tuple[VariantName, ...] = ("direct", "envoy", "floor", "ours")
+    duplex: tuple[VariantName, ...] = ("floor-duplex", "ours-duplex")
     cells = [_cell(COLD, kb, 1, ways) for kb in (1, 40, 400)]
     cells += [_cell(COLD, 1, 100, ways), *(_cell(DUPLEX, 1, chunks, duplex) for chunks in (1, 1000))]
     return Plan(tuple(cells), alone_kb=(1,), alone_requests=100, rounds=5, turn_s=0.4)
@@ -70,7 +65,6 @@ def _cell(
     chunks: int,
     variants: tuple[VariantName, ...],
     *,
-    warm: bool = False,
     endpoints: int = 4,
     scrapes_count: bool = False,
 ) -> Cell:
@@ -79,7 +73,6 @@ def _cell(
         prompt_kb,
         chunks,
         variants,
-        kind="warm" if warm else "cold",
         endpoints=endpoints,
         in_flight=_IN_FLIGHT[chunks],
         scrapes_count=scrapes_count,

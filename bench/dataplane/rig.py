@@ -26,7 +26,6 @@ from tests.harness.processes import ManagedProcess, connects, managed_process
 
 Process = Literal[
     "ours",
-    "grpcio",
     "other",
     "few",
     "floor",
@@ -39,12 +38,10 @@ VariantName = Literal[
     "envoy",
     "floor",
     "ours",
-    "grpcio",
     "other",
     "few",
     "floor-duplex",
     "ours-duplex",
-    "grpcio-duplex",
 ]
 
 MAX_ENDPOINTS: Final = 1000
@@ -78,12 +75,10 @@ VARIANTS: Final = {
         Variant("envoy", "Envoy without ext_proc"),
         Variant("floor", "Envoy, floor", picker="floor"),
         Variant("ours", "Envoy, our picker", picker="ours"),
-        Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
         Variant("other", "Envoy, the other picker", picker="other"),
         Variant("few", f"Envoy, our picker, {_FEW} endpoints", picker="few"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
-        Variant("grpcio-duplex", "Envoy full duplex, our picker on grpcio", picker="grpcio", duplex=True),
     )
 }
 
@@ -190,7 +185,7 @@ async def _start(
     """Start the pickers and the floor. Return where each listens."""
     for name, config in pickers.items():
         running[name] = await stack.enter_async_context(
-            running_picker(
+            _running_picker(
                 config,
                 directory=directory / name,
                 checkout=other if name == "other" else None,
@@ -212,46 +207,22 @@ def _written_pickers(
 ) -> dict[Process, Config]:
     """Write the configuration of each picker that takes part."""
 
-    def written(name: Process, **more: Any) -> Config:
-        return written_config(directory / name, addresses, share=0.0, **more)
-
-    pickers: dict[Process, Config] = {
-        "ours": written("ours"),
-        "grpcio": written("grpcio", transport="grpcio"),
-        "few": written("few"),
-    }
-    if other is not None:
-        pickers["other"] = written("other")
-        _forget_transport(directory / "other" / "config.yaml")
-    return pickers
+    names: list[Process] = ["ours", "few"] if other is None else ["ours", "few", "other"]
+    return {name: _written_config(directory / name, addresses) for name in names}
 
 
-def written_config(
-    directory: Path,
-    addresses: Iterable[Address],
-    *,
-    share: float,
-    transport: str = "http2",
-) -> Config:
+def _written_config(directory: Path, addresses: Iterable[Address]) -> Config:
     directory.mkdir()
     config = config_in(
         directory,
-        listen={"transport": transport},
         policyFile=str(directory / "policy.yaml"),
         drainSeconds=0,
         log={"level": "warning"},
     )
     # The scrapes have the same interval with and without requests, so that their cost can be subtracted.
-    write_policy(config, {"sampling": {"share": share}, "scrape": {"idleIntervalSeconds": 1}})
+    write_policy(config, {"sampling": {"share": 0.0}, "scrape": {"idleIntervalSeconds": 1}})
     _write_endpoints(Path(config.endpoints_file), addresses)
     return config
-
-
-def _forget_transport(path: Path) -> None:
-    """Remove the setting for the transport, which an older checkout does not have."""
-    document = yaml.safe_load(path.read_text())
-    del document["listen"]["transport"]
-    path.write_text(yaml.safe_dump(document))
 
 
 def _write_endpoints(path: Path, addresses: Iterable[Address]) -> None:
@@ -266,7 +237,7 @@ def _socket(config: Config) -> Path:
 
 
 @asynccontextmanager
-async def running_picker(
+async def _running_picker(
     config: Config,
     *,
     directory: Path,

@@ -9,7 +9,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.dataplane.floor import _echo
-from bench.dataplane.load import PromptKind, Prompts
+from bench.dataplane.load import Prompts
 from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_of
 from bench.dataplane.report import tables
 from bench.dataplane.rig import VariantName
@@ -17,10 +17,9 @@ from epp.protocol.codec import encode
 from epp.protocol.http_events import Echo, Slot
 
 
-@pytest.mark.parametrize("kind", ["cold", "warm"])
 @pytest.mark.parametrize("size_bytes", [1024, 40 * 1024])
-def test_prompts_are_valid_json_of_the_size_they_declare(kind: PromptKind, size_bytes: int) -> None:
-    prompts = Prompts(size_bytes=size_bytes, chunks=100, kind=kind, seed=1)
+def test_prompts_are_valid_json_of_the_size_they_declare(size_bytes: int) -> None:
+    prompts = Prompts(size_bytes=size_bytes, chunks=100, seed=1)
     for _ in range(10):
         head, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
         assert f"content-length: {len(body)}".encode() in head

@@ -4,7 +4,6 @@ promised properties.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,14 +17,7 @@ from bench.routing.more_workloads import (
     INTERACTIVE,
     MORE,
     burst,
-    classification,
-    diurnal,
-    documents,
-    fan_out,
     greedy_tenant,
-    reasoning,
-    retrieval,
-    tenants,
     two_priorities,
 )
 from bench.routing.untuned_workloads import UNTUNED
@@ -117,68 +109,6 @@ def test_every_workload_runs(workload: str) -> None:
         unloaded_s=8.0,
     )
     assert simulate(made).row.completed > 0
-
-
-def test_retrieval_shares_documents_in_the_middle() -> None:
-    made = requests(retrieval(random.Random(1), 300))
-    documents = Counter(segment for r in made for segment in r.segments[1:-1])
-    assert len({r.segments[0] for r in made}) == 1
-    assert documents.most_common(1)[0][1] > 20
-    assert all(2 <= len(r.segments) - 1 <= 6 for r in made)
-
-
-def test_classification_answers_are_a_few_tokens() -> None:
-    made = requests(classification(random.Random(1), 300))
-    assert max(r.answer.num_tokens for r in made) <= 8
-    assert len({r.segments[0] for r in made}) == 12
-
-
-def test_a_document_is_asked_about_several_times_in_order_of_time() -> None:
-    timed = documents(random.Random(1), 300)
-    asked_of = Counter(t.request.segments[1] for t in timed)
-    assert 3 <= max(asked_of.values()) <= 6
-    assert all(10_000 <= document.num_tokens <= 120_000 for document in asked_of)
-    assert [t.request.request_id for t in timed] == list(range(300))
-    assert all(t.gap >= 0 for t in timed)
-    assert sum(t.gap for t in timed) == pytest.approx(300)
-
-
-def test_tenants_are_many_and_differ() -> None:
-    counts = Counter(r.segments[0] for r in requests(tenants(random.Random(1), 2000)))
-    assert len(counts) > 200
-    assert counts.most_common(1)[0][1] > 200
-
-
-def test_a_coding_agents_session_is_long_and_its_prompt_grows() -> None:
-    sessions = MORE["coding"].sessions
-    assert sessions is not None
-    for turns in itertools.islice(sessions(random.Random(1)), 20):
-        total = 8000 + sum(turn.added_tokens for turn in turns)
-        assert 20 <= len(turns) <= 60
-        assert 49_000 <= total <= 152_000
-        assert turns[0].system is not None
-
-
-def test_fan_out_sends_eight_equal_prompts_at_one_instant() -> None:
-    made = fan_out(random.Random(1), 80)
-    for first in range(0, 80, 8):
-        eight = made[first : first + 8]
-        assert len({t.request.segments for t in eight}) == 1
-        assert [t.gap for t in eight[1:]] == [0.0] * 7
-    assert len({t.request.segments for t in made}) == 10
-
-
-def test_answers_of_reasoning_have_about_4000_tokens() -> None:
-    answers = [r.answer.num_tokens for r in requests(reasoning(random.Random(1), 1000))]
-    assert 3600 < sum(answers) / len(answers) < 4400
-
-
-def test_interactive_requests_come_by_day_and_batch_jobs_all_the_time() -> None:
-    made = diurnal(random.Random(1), 4000)
-    people = [t.request.priority == INTERACTIVE for t in made]
-    assert 0.5 < sum(people) / len(people) < 0.7
-    assert sum(people[:2000]) > 1.2 * sum(people[2000:])
-    assert sum(t.gap for t in made) == pytest.approx(4000, rel=0.1)
 
 
 def test_a_burst_is_ten_times_the_load_for_half_a_minute() -> None:
