@@ -49,12 +49,6 @@ class Admin(Strict, frozen=True):
     ] = ()
     """DNS names by which clients may ask for the admin pages. IP addresses and `localhost` are always
     allowed. A request for any other name gets 421."""
-    peers: Annotated[
-        tuple[Annotated[str, Meta(max_length=300, pattern=r"^[^/@\s]+:[0-9]{1,5}$")], ...],
-        Meta(max_length=16),
-    ] = ()
-    """`host:port` of the admin pages of other pickers. The live page shows their requests and missed tokens
-    too. A name with several addresses, such as a headless Service, stands for all of them."""
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
         """Return the admin address of each worker. Raise ValueError if there are not enough ports."""

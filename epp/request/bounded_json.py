@@ -27,9 +27,9 @@ class CostlyJsonError(ValueError):
     """Decoding would take too long."""
 
 
-def check_cost(text: bytes, *, most_units: int = MOST_UNITS) -> None:
+def check_cost(text: bytes) -> None:
     """Raises CostlyJsonError if decoding would take too long."""
-    if len(text) > _MOST_BYTES or weigh(text).units > most_units:
+    if len(text) > _MOST_BYTES or weigh(text).units > MOST_UNITS:
         raise CostlyJsonError("it is too large, or holds too many values")
     left = _MOST_ODD + len(text) // _BYTES_FOR_ONE_MORE
     for _ in _ODD_NUMBER.finditer(text):
@@ -38,9 +38,9 @@ def check_cost(text: bytes, *, most_units: int = MOST_UNITS) -> None:
             raise CostlyJsonError("it holds too many numbers with exponents or very many digits")
 
 
-def decode(text: bytes, *, most_units: int = MOST_UNITS) -> Any:
+def decode(text: bytes) -> Any:
     """Raises ValueError if the data is not JSON, is nested too deeply, or would take too long to decode."""
-    check_cost(text, most_units=most_units)
+    check_cost(text)
     try:
         return msgspec.json.decode(text)
     except RecursionError as error:

@@ -139,15 +139,12 @@ class App:
         )
 
     def _make_board(self) -> Board:
-        config, worker = self._config, self._worker
-        addresses = config.admin.addresses(workers=config.workers)
         return Board(
             state=self._status,
             decisions=self._decisions,
             explain=self._explaining.account,
             prefixes=self._explaining.hot_prefixes,
             dry_run=lambda: dry_run_of(self._picker),
-            siblings=[*(str(a) for n, a in enumerate(addresses) if n != worker), *config.admin.peers],
         )
 
     def _make_admin(self) -> AdminServer:

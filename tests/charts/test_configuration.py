@@ -30,7 +30,6 @@ from model_server.vllm.profile import of_pool, pod_patch, read
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,
-    NAMESPACE,
     VALUE_SETS,
     Helm,
     HelmError,
@@ -244,20 +243,6 @@ def test_tracing_reaches_the_picker_and_envoy_and_costs_nothing_while_it_is_off(
 
 
 @pytest.mark.envoy
-def test_replicas_read_each_others_pages_through_the_headless_service(helm: Helm, tmp_path: Path) -> None:
-    objects = helm.render(GATEWAY, {"config": {"workers": 2}})
-    config = config_of(objects, tmp_path)
-    service = of_kind(objects, "Service", "gateway-prefix-gateway-metrics")["spec"]
-    host = f"gateway-prefix-gateway-metrics.{NAMESPACE}.svc"
-    assert config.admin.peers == tuple(f"{host}:{port['port']}" for port in service["ports"][:2])
-    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
-    policy = of_kind(objects, "NetworkPolicy", "gateway-prefix-gateway")["spec"]
-    pods = {"podSelector": {"matchLabels": service["selector"]}}
-    (opened,) = [rule for rule in policy["ingress"] if rule.get("from") == [pods]]
-    assert [port["port"] for port in opened["ports"]] == [9090, 9091]
-    assert config_of(helm.render(GATEWAY, {"monitoring": {"onePage": False}}), tmp_path).admin.peers == ()
-
-
 def test_envoy_starts_with_the_bootstrap_that_the_init_container_makes(helm: Helm, tmp_path: Path) -> None:
     config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)
     document = json.loads(bootstrap(config, output="json"))

@@ -31,11 +31,8 @@ def a_board(
     explain: Callable[[float], dict[str, Any]] = lambda _: {"requests": 0, "causes": []},
     prefixes: Callable[[], list[dict[str, Any]]] = list,
     dry_run: Callable[[], dict[str, Any] | None] = lambda: None,
-    siblings: tuple[str, ...] = (),
 ) -> Board:
-    return Board(
-        state=state, decisions=ring, explain=explain, prefixes=prefixes, dry_run=dry_run, siblings=siblings
-    )
+    return Board(state=state, decisions=ring, explain=explain, prefixes=prefixes, dry_run=dry_run)
 
 
 @dataclass
@@ -173,7 +170,7 @@ def _hot(count: int) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
+async def live_page(count: int) -> AsyncIterator[Scene]:
     ring = DecisionRing(maxlen=1000)
     waiting = WaitingTenant(priority=0, tenant="batch", requests=7, tokens=9000)
     flow = FlowStatus(
@@ -201,7 +198,6 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
             "more_cached": 870_000,
             "more_s": -306.0,
         },
-        siblings=siblings,
     )
     scene = Scene(count, ring, status, board)
     for n in range(20):

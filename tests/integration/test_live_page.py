@@ -135,21 +135,6 @@ async def test_the_page_says_that_the_picker_is_gone(chrome: Browser) -> None:
     assert "does not answer" in await chrome.seen("#stale")
 
 
-async def test_several_pickers_show_one_page(chrome: Browser) -> None:
-    async with live_page(4) as other:
-        other.ring.append(decision_for(60, name="only-there"))
-        address = other.url.removeprefix("http://").rstrip("/")
-        async with live_page(
-            4, siblings=(address, address.replace("127.0.0.1", "localhost"), "127.0.0.1:1")
-        ) as scene:
-            await chrome.open(scene.url)
-            await chrome.until(LOADED)
-            assert "2 pickers" in await chrome.seen("#summary")
-            assert "only-there" in await chrome.seen("#requests")
-            assert "3,684 requests" in await chrome.seen("#explain-sum")
-            assert "agrees with 9,320 of 10,240 picks" in await chrome.seen("#dry")
-
-
 async def test_the_state_is_made_once_for_all_viewers() -> None:
     async with live_page(4) as scene:
         own, packed = scene.board.own(), await scene.board.packed()

@@ -13,9 +13,10 @@ import asyncio
 import ipaddress
 import re
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib import resources
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -119,12 +120,8 @@ class AdminServer:
         )
         await runner.setup()
         assert runner.server is not None
-        protocols = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
-
-        async def welcome(sock: socket.socket) -> None:
-            await asyncio.get_running_loop().connect_accepted_socket(protocols, sock)
-
-        self._acceptor = Acceptor(welcome)
+        bound = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
+        self._acceptor = Acceptor(bound.welcome)
         self._acceptor.start(listener)
         host, port, *_ = listener.getsockname()
         return Address(host=host, port=port)
@@ -156,9 +153,7 @@ class AdminServer:
             body=self._files[name], content_type=_FILES[name], charset="utf-8", headers=headers
         )
 
-    async def _live(self, request: web.Request) -> web.Response:
-        if "own" in request.query:
-            return _answer(msgspec.json.encode(self._board.part()))
+    async def _live(self, _: web.Request) -> web.Response:
         answer = _answer(await self._board.packed())
         answer.headers["Content-Encoding"] = "gzip"
         return answer
@@ -302,71 +297,26 @@ def _without_secrets(value: Any) -> Any:
 
 
 class BoundedConnections:
-    """A protocol factory around `accept`, which makes the protocol of one connection.
-
-    Each connection takes a file descriptor, and a client that never finishes its request would keep it. Here
-    a new connection replaces the oldest one, so a probe always gets in. Each connection ends after
-    `lifetime_s`.
+    """The connections of one address. A client that never finishes its request would keep a file descriptor.
+    So a new connection replaces the oldest one if there are too many, and each ends after `lifetime_s`.
     """
 
     def __init__(self, accept: Callable[[], asyncio.Protocol], *, limit: int, lifetime_s: float) -> None:
+        """accept: makes the protocol of one connection."""
         self._accept = accept
         self._limit = limit
         self._lifetime_s = lifetime_s
-        self._open: dict[_Bounded, None] = {}
+        self._open: deque[tuple[asyncio.Transport, asyncio.TimerHandle]] = deque()
 
-    def __call__(self) -> asyncio.Protocol:
-        return _Bounded(self, self._accept())
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def opened(self, connection: _Bounded) -> asyncio.TimerHandle:
-        """Make room for a new connection. Returns the timer that ends it."""
+    async def welcome(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(len(self._open)):
+            transport, timer = self._open.popleft()
+            if not transport.is_closing():
+                self._open.append((transport, timer))
+            else:
+                timer.cancel()
         if len(self._open) >= self._limit:
-            oldest = next(iter(self._open))
-            self.closed(oldest)
-            oldest.end()
-        self._open[connection] = None
-        return asyncio.get_running_loop().call_later(self._lifetime_s, connection.end)
-
-    def closed(self, connection: _Bounded) -> None:
-        self._open.pop(connection, None)
-
-
-class _Bounded(asyncio.Protocol):
-    """Passes every event of the transport on to `inner`."""
-
-    def __init__(self, bound: BoundedConnections, inner: asyncio.Protocol) -> None:
-        self._bound = bound
-        self._inner = inner
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def end(self) -> None:
-        """Close without waiting until the other side has read everything."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
-        self._timer = self._bound.opened(self)
-        self._inner.connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._bound.closed(self)
-        self._inner.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._inner.resume_writing()
+            self._open[0][0].abort()  # without waiting until the other side has read everything
+        transport, _ = await loop.connect_accepted_socket(self._accept, sock)
+        self._open.append((transport, loop.call_later(self._lifetime_s, transport.abort)))

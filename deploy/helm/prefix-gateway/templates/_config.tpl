@@ -17,14 +17,6 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- $_ := set $kubernetes "targetPorts" .Values.pool.targetPorts }}
 {{- end }}
 {{- $admin := dict "address" (printf "%s:9090" $bind) }}
-{{- if .Values.monitoring.onePage }}
-{{- /* The headless Service of metrics has an address for each pod. A picker leaves itself out. */}}
-{{- $peers := list }}
-{{- range $n := until (int (dig "workers" 1 .Values.config)) }}
-{{- $peers = append $peers (printf "%s-metrics.%s.svc:%d" (include "gateway.fullname" $) $.Release.Namespace (add 9090 $n)) }}
-{{- end }}
-{{- $_ := set $admin "peers" $peers }}
-{{- end }}
 {{- $base := dict
   "kubernetes" $kubernetes
   "policyFile" "/etc/prefix-gateway/policy/policy.yaml"

@@ -69,9 +69,8 @@ function tiles(found, rows) {
     ["table entries", whole(found.table_entries)],
   ];
   byId("tiles").replaceChildren(...shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-  const pickers = found.pickers > 1 ? `, ${found.pickers} pickers` : "";
   const trouble = found.draining ? ", draining" : found.overload > 0 ? `, overloaded: ${percent(found.overload)} unread` : "";
-  byId("summary").textContent = `policy ${found.policy}, rule ${found.rule}${pickers}${trouble}, ${new Date().toLocaleTimeString("en-GB")}`;
+  byId("summary").textContent = `policy ${found.policy}, rule ${found.rule}${trouble}, ${new Date().toLocaleTimeString("en-GB")}`;
 }
 
 function heat(rows) {

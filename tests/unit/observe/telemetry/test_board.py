@@ -1,4 +1,4 @@
-"""The data of the live page: one picker's own part, and the sum of several pickers' parts."""
+"""The data of the live page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.board import COLUMNS, Board, merged, part_of
+from epp.observe.telemetry.board import COLUMNS, Board
 from epp.observe.telemetry.decisions import DecisionRing, Refusal
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.flow.status import FlowStatus, WaitingTenant
@@ -113,7 +113,7 @@ def test_the_page_is_made_once_for_all_requests_within_some_seconds(count: int, 
     assert page.asked == 2
 
 
-async def test_without_other_pickers_the_packed_page_is_our_own_part() -> None:
+async def test_the_page_is_packed_once_for_all_browsers() -> None:
     page = BoardPage(status_of_endpoint())
     packed = await page.board.packed()
     assert json.loads(gzip.decompress(packed)) == json.loads(json.dumps(page.board.own()))
@@ -139,59 +139,3 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
         10,
         80,
     )
-
-
-def test_the_part_for_another_picker_has_no_servers_and_can_be_read_back() -> None:
-    explained = {"requests": 3, "prompt_tokens": 10, "matched_tokens": 4, "causes": []}
-    page = BoardPage(status_of_endpoint(), explain=lambda _: explained)
-    part = page.board.part()
-    assert (part["endpoints"], part["prefixes"]) == ([], [])
-    read = part_of(json.dumps(part).encode())
-    assert read is not None
-    assert read["picker"] == part["picker"]
-    assert part_of(json.dumps(part | {"columns": ["name"]}).encode()) is None, "another version"
-    assert part_of(b"[]") is None
-    assert part_of(b"<html>") is None
-
-
-def part(picker: str, **more: Any) -> dict[str, Any]:
-    usual = {"picker": picker, "overload": 0.0, "requests": [], "queue": [], "dry_run": None}
-    return usual | {"explain": {"requests": 0}} | more
-
-
-def test_several_pickers_show_their_requests_by_time_and_the_worst_overload() -> None:
-    own = part("a", requests=[{"at": 1.0}, {"at": 3.0}], overload=0.1, endpoints=["mine"])
-    other = part("b", requests=[{"at": n / 10} for n in range(60)], overload=0.5, queue=["held"])
-    page = merged(own, [other])
-    assert (page["pickers"], page["overload"], page["queue"], page["endpoints"]) == (
-        2,
-        0.5,
-        ["held"],
-        ["mine"],
-    )
-    times = [request["at"] for request in page["requests"]]
-    assert len(times) == 40
-    assert times == sorted(times, reverse=True)
-
-
-def test_accounts_of_several_pickers_are_added_by_cause() -> None:
-    def account(tokens: int, server: str) -> dict[str, Any]:
-        cause = {"cause": "new", "tokens": tokens, "servers": [server] * 6}
-        return {"requests": 1, "prompt_tokens": 100, "matched_tokens": 40, "causes": [cause]}
-
-    merged_account = merged(part("a", explain=account(20, "x")), [part("b", explain=account(40, "y"))])[
-        "explain"
-    ]
-    assert (merged_account["requests"], merged_account["hit_ratio"]) == (2, 0.4)
-    (cause,) = merged_account["causes"]
-    assert (cause["tokens"], cause["share_of_missed"], cause["share_of_prompt"]) == (60, 1.0, 0.3)
-    assert cause["servers"] == ["x"] * 6 + ["y"] * 4
-
-
-def test_only_pickers_with_the_same_policy_in_dry_run_are_added() -> None:
-    own = part("a", dry_run={"policy": "p", "picks": 2})
-    same = part("b", dry_run={"policy": "p", "picks": 3})
-    other = part("c", dry_run={"policy": "q", "picks": 100})
-    tried = merged(own, [same, other, part("d")])["dry_run"]
-    assert tried == {"policy": "p", "picks": 5}
-    assert merged(part("a"), [part("b")])["dry_run"] is None
