@@ -121,7 +121,7 @@ class DataParts:
                             at = stop
                             continue
                     assembly = stream.assembly = Assembly(
-                        self._held, stream.number, torn=streams.torn, now=streams.now
+                        self._held, stream.number, holder=streams.unfinished, now=streams.now
                     )
                 at = assembly.take(data, at, end, max_bytes=most)
                 message = assembly.whole()

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from epp.transport.http2.limits import HeldBytes
+from epp.transport.http2.limits import HeldBytes, Holder
 
 PREFIX_BYTES: Final = 5
 read_prefix: Final = struct.Struct(">BL").unpack_from
@@ -46,17 +46,17 @@ class BadMessageError(Exception):
 class Assembly:
     """One message that comes in several parts. Its bytes count in `held` while they are kept."""
 
-    __slots__ = ("_have", "_held", "_number", "_parts", "_prefix", "_size", "_torn", "began", "lost")
+    __slots__ = ("_have", "_held", "_holder", "_number", "_parts", "_prefix", "_size", "began", "lost")
 
-    def __init__(self, held: HeldBytes, number: int, *, torn: list[int], now: float) -> None:
-        """Begin a message of stream `number`. If its bytes are thrown away, the number is added to `torn`."""
+    def __init__(self, held: HeldBytes, number: int, *, holder: Holder, now: float) -> None:
+        """Begin a message of stream `number`. If its bytes are thrown away, the holder notes the number."""
         self._held = held
+        self._holder = holder
         self._number = number
-        self._torn = torn
         self.began = now
         self.lost = ""
         """Why the bytes were thrown away. Empty: they were not."""
-        held.messages[self] = None
+        held.messages[self] = holder.messages[self] = None
         self._prefix = b""
         self._size = -1
         """Length of the message. -1: its prefix is not complete yet."""
@@ -82,8 +82,8 @@ class Assembly:
 
     def takes(self, size: int) -> bool:
         """Return whether the next `size` bytes all belong to this message, and may be held."""
-        held = self._held
-        return 0 < size <= self._size - self._have and held.now + size <= held.most and not self.lost
+        fits = 0 < size <= self._size - self._have and not self.lost
+        return fits and self._held.has_room(self._holder, size)
 
     def with_part(self, part: bytes) -> bytes | None:
         """Add bytes that `takes` has allowed. Returns the message, if it is complete now."""
@@ -99,15 +99,16 @@ class Assembly:
         return message
 
     def drop(self) -> None:
-        self._held.messages.pop(self, None)
-        self._held.now -= self._have
+        for owner in (self._held, self._holder):
+            owner.messages.pop(self, None)
+            owner.now -= self._have
         self._parts, self._have = [], 0
 
     def lose(self, reason: str) -> None:
         """Throw away the bytes. The call ends with the next look at it."""
         self.drop()
         self.lost = reason
-        self._torn.append(self._number)
+        self._holder.torn.append(self._number)
 
     def require_whole(self) -> None:
         """Raise BadMessageError if bytes were thrown away."""
@@ -120,7 +121,8 @@ class Assembly:
         self._parts.append(part)
         self._have += len(part)
         self._held.now += len(part)
-        self._held.make_room()
+        self._holder.now += len(part)
+        self._held.make_room(self._holder)
         self.require_whole()
         if len(self._parts) > _FEW + self._have // _PART_BYTES:
             self._parts = [b"".join(self._parts)]  # Each tiny part would take many times its size in memory.

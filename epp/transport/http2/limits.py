@@ -63,6 +63,17 @@ class Unfinished(Protocol):
         """Throw away the bytes. The call ends later."""
 
 
+@dataclass(slots=True, eq=False)
+class Holder:
+    """The unfinished messages of one connection."""
+
+    now: int = 0
+    messages: OrderedDict[Unfinished, None] = field(default_factory=OrderedDict)
+    """The oldest first."""
+    torn: list[int] = field(default_factory=list)
+    """Streams that have lost the bytes of a message."""
+
+
 @dataclass(slots=True)
 class HeldBytes:
     """The bytes that all connections together hold: unfinished messages, and answers that nobody has read."""
@@ -76,10 +87,17 @@ class HeldBytes:
     messages: OrderedDict[Unfinished, None] = field(default_factory=OrderedDict)
     """The unfinished messages, the oldest first."""
 
-    def make_room(self) -> None:
-        """Throw away the oldest messages while there are too many bytes. A peer that sends its messages to
-        their ends holds none for long, so a newcomer does not pay for those who hold back.
+    def has_room(self, holder: Holder, size: int) -> bool:
+        """Return whether the holder may hold so many more bytes. Its share is half of the bytes."""
+        return self.now + size <= self.most and 2 * (holder.now + size) <= self.most
+
+    def make_room(self, holder: Holder) -> None:
+        """Throw away the oldest messages while there are too many bytes: first those of a holder that has
+        several and more than its share. A peer that sends its messages to their ends holds none for long, so
+        a newcomer does not pay for those who hold back.
         """
+        while 2 * holder.now > self.most and len(holder.messages) > 1:
+            next(iter(holder.messages)).lose("too_much_held")
         while self.now > self.most:
             next(iter(self.messages)).lose("too_much_held")
 

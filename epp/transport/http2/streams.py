@@ -17,7 +17,7 @@ from epp.transport.http2.call_events import Event, HalfClosed
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind, pack_head, pack_message
 from epp.transport.http2.grpc_messages import Assembly, Reply
 from epp.transport.http2.headers import GRPC_RESPONSE, trailers
-from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.limits import HeldBytes, Holder, Limits
 
 _LATELY: Final = 1_000
 _SHRINK_TABLE: Final = b"\x20"
@@ -173,8 +173,7 @@ class Streams:
         """Streams whose callers have set a time limit."""
         self.lingering: dict[int, Stream] = {}
         """Refused streams whose peers have not ended them yet."""
-        self.torn: list[int] = []
-        """Streams that have lost the bytes of an unfinished message."""
+        self.unfinished = Holder()
         self.lately: dict[int, None] = {}
         """Streams that we reset a short time ago. Frames that the peer sent before it knew of the reset are
         ignored."""

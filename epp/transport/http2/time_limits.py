@@ -53,8 +53,8 @@ class TimeLimits:
 
     def _check_calls(self, now: float) -> None:
         streams = self._streams
-        torn = [streams.by_number.get(number) for number in streams.torn]
-        streams.torn.clear()
+        torn = [streams.by_number.get(number) for number in streams.unfinished.torn]
+        streams.unfinished.torn.clear()
         for stream in torn:
             self._end_torn(stream)
         for stream in [s for s in streams.timed.values() if s.deadline is not None and s.deadline <= now]:

@@ -6,13 +6,13 @@ import pytest
 
 from epp.transport.http2 import grpc_messages
 from epp.transport.http2.grpc_messages import Assembly, BadMessageError, message_bytes
-from epp.transport.http2.limits import HeldBytes
+from epp.transport.http2.limits import HeldBytes, Holder
 
 MESSAGE = b"\0\0\0\0\x06abcdef"
 
 
-def begun(held: HeldBytes, *, torn: list[int] | None = None, number: int = 1, now: float = 0.0) -> Assembly:
-    return Assembly(held, number, torn=[] if torn is None else torn, now=now)
+def begun(held: HeldBytes, *, by: Holder | None = None, number: int = 1, now: float = 0.0) -> Assembly:
+    return Assembly(held, number, holder=by or Holder(), now=now)
 
 
 @pytest.mark.parametrize("part_bytes", range(1, len(MESSAGE) + 1))
@@ -26,13 +26,15 @@ def test_a_message_is_whole_after_its_last_part_and_what_follows_is_left(part_by
 
 
 def test_an_assembly_says_which_bytes_it_takes_without_a_search() -> None:
-    held = HeldBytes(most=5)
+    held = HeldBytes(most=10)
     assembly = begun(held)
     assembly.take(MESSAGE, 0, 6, max_bytes=6)
     assert [assembly.takes(size) for size in (0, 4, 5, 6)] == [False, True, False, False]
     assert assembly.with_part(b"bcd") is None
     assert held.now == 4
-    held.most = 10
+    held.now = 9  # other connections hold the rest
+    assert not assembly.takes(2)
+    held.most = 20
     assert assembly.with_part(b"ef") == b"abcdef"
 
 
@@ -69,21 +71,32 @@ def test_a_message_that_alone_exceeds_the_bytes_of_all_is_refused() -> None:
 
 
 def test_the_oldest_message_makes_room_for_a_new_one() -> None:
-    held, torn = HeldBytes(most=9), list[int]()
-    old, middle, new = (begun(held, number=number, torn=torn) for number in (1, 3, 5))
+    held, by = HeldBytes(most=9), [Holder() for _ in range(3)]
+    old, middle, new = (begun(held, by=holder) for holder in by)
     for each in (middle, old, new):
         each.take(MESSAGE, 0, 9, max_bytes=6)
-    assert (torn, held.now) == ([1], 8)
+    assert ([holder.torn for holder in by], held.now) == ([[1], [], []], 8)
     assert new.take(MESSAGE, 9, 11, max_bytes=6) == 11
     assert new.whole() == b"abcdef"
     with pytest.raises(BadMessageError):
         old.take(MESSAGE, 9, 11, max_bytes=6)
 
 
+def test_a_connection_with_more_than_half_of_the_bytes_pays_itself() -> None:
+    held, one, two = HeldBytes(most=20), Holder(), Holder()
+    other = begun(held, by=two)
+    for assembly in (other, *(begun(held, by=one, number=number) for number in (1, 3, 5))):
+        assembly.take(MESSAGE, 0, 10, max_bytes=6)
+    assert (one.torn, one.now, two.torn, held.now) == ([1], 10, [], 15)
+    alone = begun(HeldBytes(most=6))
+    assert alone.take(MESSAGE, 0, 11, max_bytes=6) == 11
+    assert alone.whole() == b"abcdef", "a single message may be larger than the share"
+
+
 def test_messages_that_began_too_long_ago_are_thrown_away() -> None:
-    held, torn = HeldBytes(most=100), list[int]()
-    old, new = (begun(held, number=number, torn=torn, now=number) for number in (1, 3))
+    held, by = HeldBytes(most=100), Holder()
+    old, new = (begun(held, number=number, by=by, now=number) for number in (1, 3))
     for each in (old, new):
         each.take(MESSAGE, 0, 8, max_bytes=6)
     held.expire(began_before=2.0)
-    assert (torn, held.now, old.lost, new.lost) == ([1], 3, "message_too_slow", "")
+    assert (by.torn, held.now, old.lost, new.lost) == ([1], 3, "message_too_slow", "")
