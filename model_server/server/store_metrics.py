@@ -56,9 +56,8 @@ class StoreMetrics:
         loads: list[_Sample] = [
             (("exact",), now.exact_loads),
             (("selective",), now.selective_loads),
-            (("computed",), now.computed_instead),
         ]
-        about = "Prefixes that were loaded (exact or selective), or were computed because this should take less time"
+        about = "Prefixes that were loaded (exact or selective)"
         yield self._family(CounterMetricFamily, "kv_store:loads", about, ("mode",), loads)
 
     def _by_tier(self, now: StoreStatus) -> Iterator[Metric]:

@@ -73,25 +73,6 @@ class NodeImportance:
         assert 0 < num_tokens < self.num_tokens
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
 
-    def packed(self) -> bytes:
-        """Return bytes for `unpacked`: the uses, then the means of each layer. Each number has 32 bits in the
-        machine's byte order.
-        """
-        return array("I", self._uses).tobytes() + b"".join(
-            array("f", means).tobytes() for means in self._means
-        )
-
-    @classmethod
-    def unpacked(cls, content: bytes, *, num_layers: int, num_tokens: int) -> NodeImportance:
-        """Return the importance that `packed` wrote. Raise ValueError if the bytes are of another size."""
-        if len(content) != 4 * num_tokens * (1 + num_layers):
-            raise ValueError(f"the importance must have {num_layers} layers and {num_tokens} tokens")
-        made = cls(num_layers=num_layers, num_tokens=num_tokens)
-        rows = [content[start : start + 4 * num_tokens] for start in range(0, len(content), 4 * num_tokens)]
-        made._uses = array("L", array("I", rows[0]))
-        made._means = [array("d", array("f", row)) for row in rows[1:]]
-        return made
-
     def _part(self, tokens: slice) -> NodeImportance:
         part = NodeImportance(num_layers=self.num_layers, num_tokens=tokens.stop - tokens.start)
         part._uses = self._uses[tokens]

@@ -6,7 +6,7 @@ starts without importance. A node is due after 2 requests that used it. Later it
 of its requests has doubled since it was reordered, because means change more and more slowly.
 
 Invariants (`check_integrity`): a node's importance covers exactly the tokens of its blocks; nodes that are
-due, reordered or unsaved have importance. This module does no I/O. Caller: the tiered reader, in its own
+due or reordered have importance. This module does no I/O. Caller: the tiered reader, in its own
 thread.
 """
 
@@ -28,7 +28,6 @@ class Learnt:
         self._importance: dict[BlockHash, tuple[Blocks, NodeImportance]] = {}
         self._reordered_at: dict[BlockHash, int] = {}
         self._due: dict[BlockHash, None] = {}
-        self._unsaved: set[BlockHash] = set()
 
     def known(self, blocks: Blocks) -> NodeImportance | None:
         """Return the importance of a node with exactly these blocks, or None before its first request."""
@@ -38,10 +37,8 @@ class Learnt:
         if len(found[0]) > len(blocks):
             head, tail = found[1].split(len(blocks) * self._block_tokens)
             rest = found[0][len(blocks) :]
-            # After a restart the tail may have importance from its own file. It stays, as it may know more.
-            self._importance.setdefault(rest[0], (rest, tail))
+            self._importance[rest[0]] = rest, tail
             self._importance[blocks[0]] = blocks, head
-            self._unsaved.update((blocks[0], rest[0]))
         return self._importance[blocks[0]][1]
 
     def record(
@@ -59,7 +56,6 @@ class Learnt:
             self._importance[blocks[0]] = blocks, importance
             self._reordered_at.pop(blocks[0], None)
         importance.record(weights, chosen=chosen)
-        self._unsaved.add(blocks[0])
         if importance.num_requests >= 2 * max(1, self._reordered_at.get(blocks[0], 0)):
             self._due[blocks[0]] = None
 
@@ -80,36 +76,16 @@ class Learnt:
         self._reordered_at[blocks[0]] = importance.num_requests
         return [TokenOrder.by_importance(importance.means(layer)) for layer in range(self._num_layers)]
 
-    def restore(self, blocks: Blocks, importance: NodeImportance) -> None:
-        """Restore what was learned before a restart, if it fits the node."""
-        fits = (importance.num_layers, importance.num_tokens) == (
-            self._num_layers,
-            len(blocks) * self._block_tokens,
-        )
-        if fits:
-            self._importance[blocks[0]] = blocks, importance
-            self._reordered_at[blocks[0]] = importance.num_requests
-
-    def take_unsaved(self) -> list[tuple[Blocks, NodeImportance]]:
-        """Return the changes since the last call."""
-        names, self._unsaved = self._unsaved, set()
-        return [self._importance[name] for name in names if name in self._importance]
-
-    def keep(self, names: Collection[BlockHash]) -> list[BlockHash]:
-        """Forget all nodes but these, because the others are no longer stored. Return the forgotten nodes
-        that had importance.
-        """
-        gone = [name for name in self._importance if name not in names]
-        for name in gone:
+    def keep(self, names: Collection[BlockHash]) -> None:
+        """Forget all nodes but these, because the others are no longer stored."""
+        for name in [name for name in self._importance if name not in names]:
             del self._importance[name]
             self._reordered_at.pop(name, None)
             self._due.pop(name, None)
-            self._unsaved.discard(name)
-        return gone
 
     def check_integrity(self) -> None:
         for name, (blocks, importance) in self._importance.items():
             importance.check_integrity()
             assert blocks[0] == name
             assert len(blocks) * self._block_tokens == importance.num_tokens
-        assert self._due.keys() | self._reordered_at.keys() | self._unsaved <= self._importance.keys()
+        assert self._due.keys() | self._reordered_at.keys() <= self._importance.keys()

@@ -1,8 +1,7 @@
 """Reads prefixes through the tiers. A request first reads the probed keys of every token, then only the
 chunks that hold chosen tokens. `TieredReader` owns the fast tiers above one store: the resident chunks, the
 importance of every token of a node so far, and one thread that does all reads. While a layer computes, this
-thread already fetches the probed keys of the next layers, and the chunks of the next layer that nearly every
-request reads. A `TieredPrefix` is the view of one request.
+thread already fetches the probed keys of the next layers. A `TieredPrefix` is the view of one request.
 
 Only that thread uses the state of the reader, so no lock is needed. Callers on other threads wait for this
 thread, but not forever.
@@ -15,20 +14,14 @@ Callers: code that makes views for requests; the benchmarks.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers import importance_files
-from model_server.tiers.cost import Load
-from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import Tell
-from model_server.tiers.foresight import Foresight
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
 from model_server.tiers.node_reports import NodeReports
@@ -39,7 +32,7 @@ from model_server.tiers.segment import KvLayout, Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
-from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, Staged, TieredPrefix
+from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, TieredPrefix
 
 _CPU = torch.device("cpu")
 
@@ -84,21 +77,11 @@ class TieredReader:
         self._held: dict[ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
-        stored = {segment.place.hashes[0] for segment in store.segments()}
-        learnt = importance_files.load(
-            store.folder,
-            stored=stored,
-            num_layers=store.layout.num_layers,
-            block_tokens=store.layout.block_tokens,
-        )
-        for blocks, importance in learnt:
-            self._learnt.restore(blocks, importance)
         self._earlier: dict[Segment, list[dict[int, int]]] = {}
         """How often the tokens of each chunk were read before the chunk was made, for each layer of a
         segment.
         """
         self._node_reports = NodeReports(store.layout)
-        self._foresight = Foresight[Segment]()
         self._reordering: Segment | None = None
         """This segment's chunks are needed for a moment after the segment has been replaced."""
         self._hanging: Future[Any] | None = None
@@ -131,24 +114,14 @@ class TieredReader:
                 self._hanging = work
             raise TimeoutError(f"the store had no answer within {self.patience_s:g} s") from error
 
-    def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]:
-        return self._thread.submit(self._fetch, layer, work, staged)
-
-    def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
-        """Fetch, before this request's choice is known, the chunks of the layer that nearly every request
-        reads.
-        """
-        self._thread.submit(self._stage, layer, parts, staged)
+    def submit(self, layer: int, work: LayerRead) -> Future[list[torch.Tensor]]:
+        return self._thread.submit(self._fetch, layer, work)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
         """Add the weights of a request's choices to the running means. Call this when the first tokens of the
         request are computed.
         """
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
-
-    def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
-        """Return where the bytes are that a whole load of the prefix reads from this token on."""
-        return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:
         """Pack the important tokens of every used node into dense chunks. Return the number of reordered
@@ -162,7 +135,6 @@ class TieredReader:
         """
         while (name := self._thread.submit(self._learnt.next_due).result()) is not None:
             if (segment := self.store.find(name)) is not None and self._reorder(segment):
-                self.save_importance()
                 return True
         return False
 
@@ -181,15 +153,6 @@ class TieredReader:
         finally:
             self._thread.submit(self._end_reordering).result()
         return new is not None
-
-    def save_importance(self) -> None:
-        """Save the importance for the next start. Raise OSError if the disk failed."""
-
-        def save() -> None:
-            for blocks, importance in self._learnt.take_unsaved():
-                importance_files.save(self.store.folder, blocks, importance)
-
-        self.wait_for(self._thread.submit(save))
 
     def listen(self, tell: Tell) -> None:
         """Call `tell` from now on with the nodes that the fast tiers hold as a whole, beginning with the
@@ -227,34 +190,15 @@ class TieredReader:
         assert self._earlier.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         self._learnt.check_integrity()
-        self._foresight.check_integrity(self._known)
 
-    def _fetch(self, layer: int, work: LayerRead, staged: Staged) -> list[torch.Tensor]:
-        fetched = [
-            self._chunk((segment, layer, chunk), important, staged) for segment, chunk, important in work
-        ]
-        read = defaultdict(list)
-        for segment, chunk, _ in work:
-            read[segment].append(chunk)
-        for segment, chunks in read.items():
-            if chunks != [PROBE]:
-                self._foresight.record(segment, layer, chunks)
-        for key in [key for key in staged if key[1] == layer]:
-            del staged[key]
-        return fetched
+    def _fetch(self, layer: int, work: LayerRead) -> list[torch.Tensor]:
+        return [self._chunk((segment, layer, chunk), important) for segment, chunk, important in work]
 
-    def _stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
-        with suppress(DamagedSegmentError, OSError):  # the caller that needs the chunk gets the error
-            for segment, _ in parts:
-                for chunk in self._foresight.expected(segment, layer):
-                    if (key := (segment, layer, chunk)) not in self._held:
-                        staged[key] = _from_disk(key)
-
-    def _chunk(self, key: ChunkKey, num_important: int, staged: Staged) -> torch.Tensor:
+    def _chunk(self, key: ChunkKey, num_important: int) -> torch.Tensor:
         segment, layer, chunk = key
         content = self._held.get(key)
         if content is None:
-            content = staged.pop(key) if key in staged else _from_disk(key)
+            content = _from_disk(key)
         self._known.add(segment)
         earlier = 0.0 if key in self._placement else self._earlier_uses(segment)[layer].get(chunk, 0)
         tier, moved = self._placement.use(
@@ -275,20 +219,6 @@ class TieredReader:
                 self._held[other] = held.to(self.device if now == 0 else _CPU)
             elif other != key or was_held:
                 self._node_reports.remove(other[0])
-
-    def _where(self, parts: Sequence[tuple[Segment, int]], first_token: int) -> Load:
-        layout, start = self.store.layout, 0
-        num_bytes = {True: 0, False: 0}
-        for segment, num_blocks in parts:
-            length = num_blocks * layout.block_tokens
-            wanted, start = range(max(0, first_token - start), length), start + length
-            for layer, order in enumerate(segment.orders if wanted else ()):
-                probe = (segment, layer, PROBE) in self._held
-                num_bytes[probe] += segment.num_tokens * layout.probe_bytes
-                for chunk in order.chunks_of(wanted, chunk_tokens=layout.chunk_tokens):
-                    held = (segment, layer, chunk) in self._held
-                    num_bytes[held] += layout.chunk_bytes(chunk, num_tokens=segment.num_tokens)
-        return Load(disk_bytes=num_bytes[False], held_bytes=num_bytes[True])
 
     def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
         """Return how often the tokens of each chunk were used before, for each layer, as known at the first
@@ -365,11 +295,9 @@ class TieredReader:
             chunks = range(PROBE, layout.num_chunks(segment.num_tokens))
             self._forget([(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks])
             self._earlier.pop(segment, None)
-            self._foresight.forget(segment)
         self._known -= gone
         if gone:
-            for name in self._learnt.keep({segment.place.hashes[0] for segment in there}):
-                importance_files.remove(self.store.folder, name)
+            self._learnt.keep({segment.place.hashes[0] for segment in there})
 
     def _forget(self, keys: Sequence[ChunkKey]) -> None:
         self._placement.forget(keys)

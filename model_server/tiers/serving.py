@@ -39,7 +39,6 @@ from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.runner import HfRunner
 from model_server.runners.hf.views import Context, KvView, LongChunk
-from model_server.tiers.cost import Speeds
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
@@ -95,7 +94,6 @@ class _GuardedView:
 class _Counts:
     exact_loads: int = 0
     selective_loads: int = 0
-    computed_instead: int = 0
     failures: int = 0
 
 
@@ -139,7 +137,6 @@ class ServedTiers:
         self.clock = clock
         self._health = Health()
         self._counts = _Counts()
-        self.speeds = Speeds()
         self._reordering: BackgroundReordering | None = None
 
     # The event loop's thread.
@@ -196,7 +193,6 @@ class ServedTiers:
             waiting_bytes=self.writer.waiting_bytes,
             exact_loads=counts.exact_loads,
             selective_loads=counts.selective_loads,
-            computed_instead=counts.computed_instead,
             reordered_nodes=self._reordering.reordered_nodes if self._reordering else 0,
             load_failures=counts.failures,
             write_failures=written.failures + (self._reordering.failures if self._reordering else 0),
@@ -227,23 +223,10 @@ class ServedTiers:
                 return None
             if self._selection:
                 return self._open(prefix)
-            if self.settings.mode == "auto":
-                return self._load_if_faster(prefix, first_block)
             return self._load(prefix, first_block)
         except (StoreError, OSError) as error:
             self._failed(prefix, error)
             return None
-
-    def _load_if_faster(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix | None:
-        first_token = first_block * self.store.layout.block_tokens
-        load = self.reader.where(prefix, first_token=first_token)
-        if not self.speeds.loading_is_faster(load, tokens=prefix.num_tokens - first_token):
-            self._counts.computed_instead += 1
-            return None
-        started_s = self.clock()
-        found = self._load(prefix, first_block)
-        self.speeds.loaded(load, seconds=self.clock() - started_s)
-        return found
 
     def _load(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix:
         size = self.store.layout.block_tokens
@@ -293,15 +276,12 @@ class ServedTiers:
         for load in plan.loads:
             self._copy_in(load)
         while True:
-            started_s = self.clock()
             try:
                 result = runner.execute(plan)
                 break
             except _UnreadableError as failed:
                 self._failed(_view_of(failed.request).prefix, failed.error)
                 self._compute_prefix(plan, failed.request)
-        num_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
-        self.speeds.computed(tokens=num_tokens, seconds=self.clock() - started_s)
         for chunk in plan.chunks:
             request, end = chunk.request, chunk.start + chunk.num_tokens
             if chunk.samples and chunk.start < request.num_prompt_tokens <= end:
@@ -382,10 +362,6 @@ class ServedTiers:
                 "a node is still being written; %s is in use until the process ends", self.store.folder
             )
             return
-        try:
-            self.reader.save_importance()
-        except OSError as error:
-            _log.warning("the importance of stored prefixes could not be saved: %s", error)
         self.reader.close()
         self.store.close()
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from model_server.tiers.similarity import DEFAULT_ALPHA
 
@@ -52,9 +51,6 @@ class SelectionSettings:
         return max(1, round(self.ratio * num_tokens))
 
 
-Mode = Literal["load", "auto"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
     """The settings of a server's store of prefixes, beyond the blocks of its engine."""
@@ -70,8 +66,6 @@ class KvStoreSettings:
     """At 1, stored prefixes are loaded whole, and answers are exact. Below 1, only this share of their tokens
     is read.
     """
-    mode: Mode = "load"
-    """With `auto`, a prefix is computed if computing should take less time than loading."""
     chunk_tokens: int = 16
     chunk_share: float = FEW_CHUNKS
     """The setting of the same name in `SelectionSettings`, for a ratio under 1."""
@@ -94,10 +88,6 @@ class KvStoreSettings:
         if self.device_bytes and self.ratio == 1:
             raise ValueError(
                 "--kv-store-device-size holds prefixes that are read selectively: give --kv-store-ratio under 1, or a device size of 0"
-            )
-        if self.mode == "auto" and self.ratio != 1:
-            raise ValueError(
-                "--kv-store-mode auto chooses between two exact ways, loading and computing: give --kv-store-ratio 1 with it"
             )
         if not 0 <= self.reorder_share <= 1:
             raise ValueError(

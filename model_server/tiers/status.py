@@ -26,8 +26,6 @@ class StoreStatus:
     waiting_bytes: int
     exact_loads: int
     selective_loads: int
-    computed_instead: int
-    """The prefixes that were not loaded, because computing them was expected to take less time."""
     reordered_nodes: int
     load_failures: int
     write_failures: int

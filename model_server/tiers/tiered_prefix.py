@@ -21,9 +21,6 @@ PROBE = -1
 ChunkKey = tuple[Segment, int, int]
 """The key of a chunk holds the segment, the layer and the number of the chunk."""
 
-Staged = dict[ChunkKey, torch.Tensor]
-"""One request's chunks that were fetched from disk before its choice was known."""
-
 LayerRead = Sequence[tuple[Segment, int, int]]
 """The chunks in the order in which they are wanted: (segment, chunk, how many chosen tokens it holds)."""
 
@@ -42,8 +39,7 @@ class Tiers(Protocol):
 
     @property
     def layout(self) -> KvLayout: ...
-    def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]: ...
-    def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None: ...
+    def submit(self, layer: int, work: LayerRead) -> Future[list[torch.Tensor]]: ...
     def wait_for(self, work: Future[_T]) -> _T: ...
 
 
@@ -63,7 +59,6 @@ class TieredPrefix:
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}
         self._foreseen: torch.Tensor | None = None
-        self._staged: Staged = {}
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +76,7 @@ class TieredPrefix:
             return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype, device=device)
         for ahead in self._ahead(layer):
             if ahead not in self._probes and (ahead == layer or ahead >= self._num_fetched_ahead):
-                self._probes[ahead] = self._reader.submit(ahead, self._probe_read(), {})
+                self._probes[ahead] = self._reader.submit(ahead, self._probe_read())
         self._num_fetched_ahead = max(self._num_fetched_ahead, self._ahead(layer).stop)
         contents = self._reader.wait_for(self._probes.pop(layer))
         keys = [
@@ -109,11 +104,9 @@ class TieredPrefix:
             )
             for ahead in self._ahead(layer):
                 if ahead not in self._reads:
-                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0], {})
+                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0])
         wanted, rows = self._wanted(layer, chosen)
-        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted, self._staged)
-        if self._foreseen is None and layer + 1 < self._records.shape.num_layers:
-            self._reader.stage(layer + 1, self.parts, self._staged)
+        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted)
         others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
         heads = others + self._records.shape.num_kv_heads
         device = self._reader.device

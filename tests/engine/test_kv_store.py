@@ -19,7 +19,6 @@ from model_server.core.scheduler import SchedulerLimits
 from model_server.server.backends import HfSettings
 from model_server.server.kv_events import KvEventLog, decode_batch
 from model_server.server.serve import Server, ServerSettings, listening
-from model_server.tiers.cost import Load
 from model_server.tiers.serving import ServedTiers
 from model_server.tiers.settings import KvStoreSettings
 from tests.engine.test_real_server import RealServer, folder
@@ -120,26 +119,6 @@ async def test_blocks_that_the_cache_lost_are_loaded_and_give_the_same_answer(se
         assert await server.metric("vllm:external_prefix_cache_hits_total") == loaded
 
 
-async def test_auto_computes_a_prefix_whose_load_would_take_longer_and_loads_it_otherwise(
-    serve: Serve,
-) -> None:
-    async with serve(mode="auto") as server:
-        first, _ = await server.ask(FIRST)
-        await server.ask(SECOND)
-        server.tiers.speeds.loaded(Load(disk_bytes=1), seconds=1e9)
-        assert (await server.ask(FIRST))[0] == first
-        assert server.tiers.status().exact_loads == 0
-        assert await server.metric("vllm:external_prefix_cache_hits_total") == 0
-        assert server.tiers.status().computed_instead == 1
-    async with serve(mode="auto") as server:
-        assert await server.ask(FIRST) == (first, 16 * ((await _length(server)) // 16))
-        assert server.tiers.status().exact_loads == 1, "a server that knows no speeds yet loads"
-
-
-async def _length(server: Stored) -> int:
-    return int((await server.post("/tokenize", prompt=FIRST))["count"])
-
-
 async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
     async with serve() as server:
         first, _ = await server.ask(FIRST)
@@ -221,13 +200,9 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
                 await asyncio.sleep(0.01)
         assert await server.ask(FIRST) == (one, cached), "reordered nodes read as before"
         assert await server.metric("kv_store:reordered_nodes_total") >= 1
-    learnt = sorted(path.name for path in (tmp_path / "store").glob("*.importance"))
     async with serve() as server:
         assert (await server.ask(FIRST))[0] == exact
         assert server.tiers.status().exact_loads == 1
-        stored = {segment.place.hashes[0].hex() for segment in server.tiers.store.segments()}
-    assert learnt
-    assert {name.removesuffix(".importance") for name in learnt} <= stored
 
 
 async def test_salted_prefixes_are_found_by_their_own_salt_alone(serve: Serve) -> None:

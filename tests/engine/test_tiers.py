@@ -17,8 +17,6 @@ from bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
 from bench.tiers.samples import Sequencer, documents
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
-from model_server.tiers.cost import Load
-from model_server.tiers.errors import DamagedSegmentError
 from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.reader import TieredReader
@@ -176,61 +174,6 @@ def test_chunks_that_were_read_are_in_the_fast_tiers_and_not_read_again(make: An
     system.ask(token_ids)
     assert system.store.disk.counts.bytes == read
     assert system.reader.resident_bytes(0) > 0
-
-
-def test_a_prefix_tells_how_much_of_it_is_only_on_disk_before_it_is_read(make: Any) -> None:
-    system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
-    token_ids = tokens(60, seed=1)
-    system.put(token_ids[:PREFIX])
-    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
-    whole = system.reader.layout.data_bytes(PREFIX)
-    assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=whole)
-    later = system.reader.where(prefix, first_token=PREFIX // 2)
-    system.ask(token_ids)
-    assert system.store.disk.counts.bytes == whole, "as many bytes were read as the prefix said"
-    assert system.reader.where(prefix, first_token=0) == Load(disk_bytes=0, held_bytes=whole)
-    held = system.reader.where(prefix, first_token=PREFIX // 2)
-    assert held.held_bytes == later.disk_bytes < whole
-    assert system.reader.where(prefix, first_token=PREFIX) == Load(disk_bytes=0)
-
-
-def test_chunks_that_every_request_reads_are_read_ahead_and_give_the_same_logits(make: Any) -> None:
-    """The tiers have no room. Each request reads from disk, the third reads some of it ahead, and nothing
-    is read twice.
-    """
-    system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
-    token_ids = tokens(60, seed=1)
-    system.put(token_ids[:PREFIX])
-    expected, _ = system.ask(token_ids)
-    reads = [system.store.disk.counts.reads]
-    for _ in range(3):
-        logits, _ = system.ask(token_ids)
-        reads.append(system.store.disk.counts.reads)
-        assert torch.equal(logits, expected)
-    assert reads == [reads[0] * count for count in (1, 2, 3, 4)]
-    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
-    before = system.store.disk.counts.reads
-    staged: dict[Any, torch.Tensor] = {}
-    system.reader.stage(1, prefix.parts, staged)
-    system.reader.check_integrity()
-    assert len(staged) == system.store.disk.counts.reads - before == PREFIX // 4
-    assert {key[1] for key in staged} == {1}
-
-
-def test_a_disk_that_fails_while_reading_ahead_fails_the_request_that_needs_the_chunk(make: Any) -> None:
-    system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
-    token_ids = tokens(60, seed=1)
-    system.put(token_ids[:PREFIX])
-    for _ in range(2):
-        system.ask(token_ids)
-    [segment] = system.store.segments()
-    with segment.path.open("r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([last[0] ^ 1]))
-    with pytest.raises(DamagedSegmentError):
-        system.ask(token_ids)
 
 
 def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:

@@ -150,12 +150,3 @@ def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
     for flags in (("--max-model-len", "1000", "--num-blocks", "5"), ()):
         with pytest.raises(ValueError, match="--kv-cache-max-concurrency needs"):
             settings("--kv-cache-max-concurrency", "3", *flags)
-
-
-def test_the_mode_of_the_store_chooses_only_between_exact_ways() -> None:
-    flags = ("--runner", "hf", "--kv-store", "/tmp/x", "--kv-store-mode", "auto")
-    store = settings(*flags).kv_store
-    assert store is not None
-    assert store.mode == "auto"
-    with pytest.raises(ValueError, match="between two exact ways"):
-        settings(*flags, "--kv-store-ratio", "0.5")

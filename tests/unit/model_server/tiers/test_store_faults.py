@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers import importance_files
 from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.importance import NodeImportance
@@ -292,12 +291,11 @@ def test_only_the_owner_can_read_the_stored_files(tmp_path: Path) -> None:
     try:
         store = opened(tmp_path / "new")
         put(store, ONE)
-        importance_files.save(tmp_path / "new", tuple(ONE), importance_of(ONE))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     names = sorted(path.suffix for path in (tmp_path / "new").iterdir())
-    assert names == ["", ".importance", ".json", ".kv"]
+    assert names == ["", ".json", ".kv"]
     for path in (tmp_path / "new").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
@@ -387,24 +385,12 @@ def test_a_forged_length_reserves_no_memory(tmp_path: Path) -> None:
         with (tmp_path / f"{name}.kv").open("wb") as file:
             file.write(struct.pack("<8sII", b"PGKVSEG1", 0xFFFFFF00, 0))
             file.truncate(size_bytes)
-    numbers = (
-        json.dumps(
-            {"blocks": ["aa"], "num_layers": 1 << 40, "num_tokens": 0, "byte_order": "little"}
-        ).encode()
-        + b"\n"
-    )
-    (tmp_path / "aa.importance").write_bytes(zlib.crc32(numbers).to_bytes(4, "big") + numbers)
-    with (tmp_path / "bb.importance").open("wb") as file:
-        file.truncate(1 << 32)
     tracemalloc.start()
     store = opened(tmp_path)
-    learnt = importance_files.load(
-        tmp_path, stored=[BlockHash(b"\xaa")], num_layers=LAYOUT.num_layers, block_tokens=LAYOUT.block_tokens
-    )
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 2_000_000
-    assert (store.segments(), learnt) == ([], [])
+    assert store.segments() == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "manifest.json"]
     store.close()
 
