@@ -8,35 +8,18 @@ from pathlib import Path
 
 from model_server.calibrate.cost_file import read_costs
 from model_server.runners.cost import CostModel
+from model_server.serve_flags.argument import Group, choice, value
 from model_server.server.backends import CostSettings, HfSettings
 
 _COST_FLAGS = (
     ("--prefill-tokens-per-s", "N", "prefill_tokens_per_s", 1.0, "speed of prefill at the start of a prompt"),
-    (
-        "--context-knee-tokens",
-        "N",
-        "context_knee_tokens",
-        1.0,
-        "position in a prompt at which prefill takes twice as long for each token",
-    ),
+    ("--context-knee-tokens", "N", "context_knee_tokens", 1.0, "position in a prompt at which prefill takes twice as long for each token"),
     ("--decode-step-ms", "MS", "decode_step_s", 1e-3, "time of a step that decodes one request"),
-    (
-        "--decode-per-request-ms",
-        "MS",
-        "decode_per_request_s",
-        1e-3,
-        "time that each further request adds to a step that decodes",
-    ),
-    (
-        "--interference",
-        "X",
-        "interference",
-        1.0,
-        "share of extra time that prefill takes in a step that also decodes",
-    ),
+    ("--decode-per-request-ms", "MS", "decode_per_request_s", 1e-3, "time that each further request adds to a step that decodes"),
+    ("--interference", "X", "interference", 1.0, "share of extra time that prefill takes in a step that also decodes"),
     ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "time to load an adapter into a batch"),
     ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this factor"),
-)
+)  # fmt: skip
 """Each entry has the flag, its unit, the field of `CostModel`, the factor from the flag's unit to the field's
 unit, and the meaning.
 """
@@ -58,51 +41,39 @@ def backend(args: argparse.Namespace) -> CostSettings | HfSettings:
     return _cost_settings(args) if args.runner == "cost" else _hf_settings(args)
 
 
-def _add_hf(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="device of the model: cpu, cuda, cuda:1 ... (default auto: a GPU if torch finds one)",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="number format of weights and cache (default auto: float32 on a CPU, bfloat16 on a GPU)",
-    )
-    group.add_argument(
+def _add_hf(group: Group) -> None:
+    device = "device of the model: cpu, cuda, cuda:1 ...; auto takes a GPU if torch finds one"
+    value(group, "--device", "NAME", device, default="auto")
+    dtype = "number format of weights and cache; auto is float32 on a CPU, bfloat16 on a GPU"
+    choice(group, "--dtype", ("auto", "float32", "bfloat16", "float16"), dtype)
+    value(
+        group,
         "--threads",
-        type=int,
-        metavar="N",
-        help="torch's threads on a CPU; give engines that share cores one thread each (default: half of the cores)",
+        "N",
+        "torch's threads on a CPU; give engines that share cores one thread each (default: half of the cores)",
     )
 
 
-def _add_costs(group: argparse._ArgumentGroup) -> None:
+def _add_costs(group: Group) -> None:
     costs = CostModel()
-    group.add_argument(
+    value(
+        group,
         "--cost",
-        type=Path,
-        metavar="FILE",
-        help="file of costs that `model-server calibrate` wrote; the flags below override the file (default: costs of an 8B model on "
+        "FILE",
+        "file of costs that `model-server calibrate` wrote; the flags below override the file (default: costs of an 8B model on "
         "one GPU)",
+        kind=Path,
     )
     for flag, unit, name, factor, meaning in _COST_FLAGS:
         default = getattr(costs, name) / factor
-        group.add_argument(
-            flag,
-            type=float,
-            dest=name,
-            metavar=unit,
-            help=f"{meaning} (default {default:.10g}, or as in --cost)",
-        )
-    group.add_argument(
+        said = f"{meaning} (default {default:.10g}, or as in --cost)"
+        group.add_argument(flag, type=float, dest=name, metavar=unit, help=said)
+    value(
+        group,
         "--answer-tokens",
-        type=int,
+        "N",
+        "mean length of an answer that no limit cuts short, in tokens",
         default=128,
-        metavar="N",
-        help="mean length of an answer that no limit cuts short, in tokens (default %(default)s)",
     )
 
 

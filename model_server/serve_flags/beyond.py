@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from model_server.serve_flags.argument import Group, accepted, switch, value
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.remote_prefill import KvTransferSettings
@@ -19,8 +20,6 @@ def add_groups(run: argparse.ArgumentParser) -> None:
         "with --runner hf: keeps prefixes that the KV cache has no room for, in main memory and on disk",
     )
     _add_kv_store(store)
-    _add_mode(store)
-    _add_approximation(store)
     _add_kv_transfer(
         run.add_argument_group(
             "prefill and decode apart", "with --runner cost: other servers compute the prompts"
@@ -42,7 +41,6 @@ def kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
         cpu_bytes=int(args.kv_store_cpu_size * 1e9),
         device_bytes=int(args.kv_store_device_size * 1e9),
         ratio=args.kv_store_ratio,
-        mode=args.kv_store_mode,
         chunk_share=args.kv_store_chunk_share,
         reorder_share=args.kv_store_reorder_share,
     )
@@ -69,117 +67,87 @@ def kv_transfer(args: argparse.Namespace) -> KvTransferSettings | None:
     )
 
 
-def _add_kv_transfer(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+def _add_kv_transfer(group: Group) -> None:
+    switch(
+        group,
         "--kv-transfer",
-        action="store_true",
-        help="obey the header x-prefiller-host-port: let the server at that address compute the prompt, and fetch the prompt's "
+        "obey the header x-prefiller-host-port: let the server at that address compute the prompt, and fetch the prompt's "
         "blocks from it; also hand out blocks to other servers. Use this only behind a gateway that removes the header "
         "from clients' requests",
     )
-    group.add_argument(
-        "--kv-transfer-bytes-per-token",
-        type=float,
-        default=131_072.0,
-        metavar="BYTES",
-        help="size of one token's KV cache, in bytes (default %(default)s)",
-    )
-    group.add_argument(
-        "--kv-transfer-rate",
-        type=float,
-        default=1e10,
-        metavar="BYTES",
-        help="speed of a transfer, in bytes a second (default %(default)s)",
-    )
+    size = "size of one token's KV cache, in bytes"
+    value(group, "--kv-transfer-bytes-per-token", "BYTES", size, default=131_072.0)
+    value(group, "--kv-transfer-rate", "BYTES", "speed of a transfer, in bytes a second", default=1e10)
 
 
-def _add_kv_store(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+def _add_kv_store(group: Group) -> None:
+    value(
+        group,
         "--kv-store",
-        type=Path,
-        metavar="DIR",
-        help="folder of the store: the server stores the KV cache of every computed prefix in this folder, and loads a prefix from "
+        "DIR",
+        "folder of the store: the server stores the KV cache of every computed prefix in this folder, and loads a prefix from "
         "it when the cache has evicted the prefix (default: no store)",
+        kind=Path,
     )
-    group.add_argument(
-        "--kv-store-size",
-        type=float,
-        default=20.0,
-        metavar="GB",
-        help="largest size of the store on disk (default %(default)s)",
-    )
-    group.add_argument(
+    value(group, "--kv-store-size", "GB", "largest size of the store on disk", default=20.0)
+    value(
+        group,
         "--kv-store-cpu-size",
-        type=float,
+        "GB",
+        "main memory for parts of the store that are used often",
         default=1.0,
-        metavar="GB",
-        help="main memory for parts of the store that are used often (default %(default)s)",
     )
-    group.add_argument(
+    value(
+        group,
         "--kv-store-device-size",
-        type=float,
+        "GB",
+        "memory of the model's device for such parts, in addition to --num-blocks; only with --kv-store-ratio under 1",
         default=0.0,
-        metavar="GB",
-        help="memory of the model's device for such parts, in addition to --num-blocks; only with --kv-store-ratio under 1 "
-        "(default %(default)s)",
     )
-
-
-def _add_mode(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--kv-store-mode",
-        choices=("load", "auto"),
-        default="load",
-        help="load: the server loads every stored prefix; auto: the server measures its speeds, and computes a prefix again if this "
-        "should take less time than loading it; auto needs --kv-store-ratio 1 (default %(default)s)",
-    )
-
-
-def _add_approximation(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    accepted(group, "--kv-store-mode", "load")
+    value(
+        group,
         "--kv-store-ratio",
-        type=float,
+        "R",
+        "share of a stored prefix's tokens that is read. 1: the whole prefix is loaded, and answers are exact; 0.5: only the "
+        "half of the tokens that matters most to the request is read, and answers are approximate",
         default=1.0,
-        metavar="R",
-        help="share of a stored prefix's tokens that is read. 1: the whole prefix is loaded, and answers are exact; 0.5: only the "
-        "half of the tokens that matters most to the request is read, and answers are approximate (default %(default)s)",
     )
-    group.add_argument(
+    value(
+        group,
         "--kv-store-chunk-share",
-        type=float,
+        "S",
+        "with --kv-store-ratio under 1: read only the chunks on disk that hold this share of the chosen tokens' weight, and "
+        "replace the chosen tokens of other chunks by tokens from these chunks; 1 reads every chunk that holds a chosen token",
         default=FEW_CHUNKS,
-        metavar="S",
-        help="with --kv-store-ratio under 1: read only the chunks on disk that hold this share of the chosen tokens' weight, and "
-        "replace the chosen tokens of other chunks by tokens from these chunks; 1 reads every chunk that holds a chosen token (default %(default)s)",
     )
-    group.add_argument(
+    value(
+        group,
         "--kv-store-reorder-share",
-        type=float,
+        "S",
+        "with --kv-store-ratio under 1: share of the time in which the server packs important tokens together on disk while it "
+        "computes requests; 0 turns this off",
         default=0.05,
-        metavar="S",
-        help="with --kv-store-ratio under 1: share of the time in which the server packs important tokens together on disk while it "
-        "computes requests; 0 turns this off (default %(default)s)",
     )
 
 
-def _add_kv_events(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+def _add_kv_events(group: Group) -> None:
+    value(
+        group,
         "--kv-events-endpoint",
-        metavar="ADDRESS",
-        help="address to publish KV events at, for example tcp://*:5557 (default: publish none)",
+        "ADDRESS",
+        "address to publish KV events at, for example tcp://*:5557 (default: publish none)",
+        kind=str,
     )
-    group.add_argument(
-        "--kv-events-replay-endpoint",
-        metavar="ADDRESS",
-        help="address at which subscribers ask for events that they missed",
-    )
+    missed = "address at which subscribers ask for events that they missed"
+    value(group, "--kv-events-replay-endpoint", "ADDRESS", missed, kind=str)
     group.add_argument(
         "--kv-events-topic", default="", metavar="TEXT", help="topic: the first frame of each message"
     )
-    group.add_argument(
+    value(
+        group,
         "--kv-events-buffer",
-        type=int,
+        "N",
+        "messages that are kept for replay; a message about 2,048 new tokens takes about 20 KB",
         default=DEFAULT_BUFFER_BATCHES,
-        metavar="N",
-        help="messages that are kept for replay; a message about 2,048 new tokens takes about 20 KB (default %(default)s)",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from model_server.core.request import Adapter
 from model_server.serve_flags import backends, beyond, cache
+from model_server.serve_flags.argument import Group, choice, switch, value
 from model_server.server.models import DEFAULT_MAX_ADAPTERS
 from model_server.server.serve import ServerSettings
 from model_server.weights.known import SMOLLM2
@@ -16,8 +17,7 @@ from model_server.weights.known import SMOLLM2
 
 def add_flags(run: argparse.ArgumentParser) -> None:
     serving = run.add_argument_group("serving")
-    _add_address(serving)
-    _add_model(serving)
+    _add_serving(serving)
     _add_bounds(serving)
     cache.add_groups(run)
     beyond.add_groups(run)
@@ -58,7 +58,7 @@ def settings(args: argparse.Namespace) -> ServerSettings:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for flag, value in (
+    for flag, number in (
         ("--max-queue", args.max_queue),
         ("--stream-interval", args.stream_interval),
         ("--max-body-bytes", args.max_body_bytes),
@@ -67,7 +67,7 @@ def _check(args: argparse.Namespace) -> None:
         ("--kv-cache-max-concurrency", args.kv_cache_max_concurrency),
         ("--max-model-len", args.max_model_len),
     ):
-        if value is not None and value < 1:
+        if number is not None and number < 1:
             raise ValueError(f"{flag} must be at least 1")
     if not 0 <= args.port <= 65535:
         raise ValueError(f"--port {args.port} is not a port")
@@ -79,90 +79,56 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--drain-timeout-s must not be negative")
 
 
-def _add_address(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-    group.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0 takes a free port (default %(default)s)"
-    )
-    group.add_argument(
+def _add_serving(group: Group) -> None:
+    value(group, "--host", "ADDRESS", "address to bind", default="127.0.0.1")
+    value(group, "--port", "N", "port to listen on; 0 takes a free port", default=8000)
+    value(
+        group,
         "--port-file",
-        type=Path,
-        metavar="PATH",
-        help="write the port's number to this file once the server listens",
+        "PATH",
+        "write the port's number to this file once the server listens",
+        kind=Path,
     )
-
-
-def _add_model(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--runner",
-        choices=("cost", "hf"),
-        default="cost",
-        help="what computes the answers (default %(default)s)",
-    )
-    group.add_argument(
+    choice(group, "--runner", ("cost", "hf"), "what computes the answers")
+    value(
+        group,
         "--model",
-        metavar="NAME",
-        help="with --runner cost, any name (default made-up); with --runner hf, a model's folder or smollm2 (default smollm2)",
+        "NAME",
+        "with --runner cost, any name (default made-up); with --runner hf, a model's folder or smollm2 (default smollm2)",
+        kind=str,
     )
-    group.add_argument(
-        "--served-model-name",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name that requests use instead of --model; repeat the flag for several names; the first name is the label in the metrics",
+    repeated = (
+        (
+            "--served-model-name",
+            "NAME",
+            "name that requests use instead of --model; repeat the flag for several names; the first name is the label in the metrics",
+        ),
+        (
+            "--lora",
+            "NAME[=PATH]",
+            "LoRA adapter that the server loads at its start; repeat the flag for several adapters",
+        ),
     )
-    group.add_argument(
-        "--lora",
-        action="append",
-        default=[],
-        metavar="NAME[=PATH]",
-        help="LoRA adapter that the server loads at its start; repeat the flag for several adapters",
-    )
-    group.add_argument(
+    for flag, unit, meaning in repeated:
+        group.add_argument(flag, action="append", default=[], metavar=unit, help=meaning)
+    switch(
+        group,
         "--allow-runtime-lora-updating",
-        action="store_true",
-        help="let clients load and unload adapters at /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM does with "
+        "let clients load and unload adapters at /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM does with "
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING; a client can then name any folder that this process can read "
         "(default: these paths answer 404)",
     )
-    group.add_argument(
-        "--max-adapters",
-        type=int,
-        default=DEFAULT_MAX_ADAPTERS,
-        metavar="N",
-        help="largest number of adapters that are loaded at the same time (default %(default)s)",
-    )
 
 
-def _add_bounds(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-queue",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="largest number of requests that wait; further requests get 429 (default %(default)s)",
-    )
-    group.add_argument(
-        "--stream-interval",
-        type=int,
-        default=1,
-        metavar="N",
-        help="tokens in each event of a streamed answer; the first event always has one token (default %(default)s)",
-    )
-    group.add_argument(
-        "--max-body-bytes",
-        type=int,
-        default=64 * 1024 * 1024,
-        metavar="N",
-        help="longest body of a request; a longer body gets 413 (default %(default)s)",
-    )
-    group.add_argument(
-        "--drain-timeout-s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="after SIGTERM, the time that running requests have to finish, in seconds (default %(default)s)",
-    )
+def _add_bounds(group: Group) -> None:
+    for flag, unit, meaning, default in (
+        ("--max-adapters", "N", "largest number of adapters that are loaded at the same time", DEFAULT_MAX_ADAPTERS),
+        ("--max-queue", "N", "largest number of requests that wait; further requests get 429", 1024),
+        ("--stream-interval", "N", "tokens in each event of a streamed answer; the first event always has one token", 1),
+        ("--max-body-bytes", "N", "longest body of a request; a longer body gets 413", 64 * 1024 * 1024),
+        ("--drain-timeout-s", "S", "after SIGTERM, the time that running requests have to finish, in seconds", 30.0),
+    ):  # fmt: skip
+        value(group, flag, unit, meaning, default=default)
 
 
 def _adapter(text: str) -> Adapter:
