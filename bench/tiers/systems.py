@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from bench.tiers.patterns import PROBED_HEADS, Patterns
 from bench.tiers.shapes import Compute
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvShape
-from model_server.tiers.placement import Score, by_importance, by_uses, by_uses_and_importance
+from model_server.tiers.placement import ChunkUse, Score, by_product, by_uses_and_importance
 from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.segment import LayerRecords
@@ -35,6 +35,11 @@ BLOCK, CHUNK, SINKS = 16, 16, 4
 CHUNK_SHARE = 0.98
 
 
+def by_uses(use: ChunkUse) -> float:
+    """LFU that counts the uses of all chunks on disk."""
+    return use.num_uses
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     name: str
@@ -44,7 +49,6 @@ class System:
     """
     packed: bool = False
     score: Score = by_uses
-    forgetful: bool = False
     chunk_share: float = 1.0
 
     def probe_heads(self, num_heads: int) -> int:
@@ -57,7 +61,7 @@ TOP_K = System(name="top-k of all heads + LFU", looks="all heads")
 WINDOW = System(name="sinks + window + LFU", looks="window")
 PROBED = System(name="+ probe", looks="probe")
 PACKED = System(name="+ reordering", looks="probe", packed=True)
-OURS = System(name="+ importance caching", looks="probe", packed=True, score=by_importance)
+OURS = System(name="+ importance caching", looks="probe", packed=True, score=by_product)
 FEW_CHUNKS = System(
     name="+ few chunks",
     looks="probe",
@@ -67,15 +71,8 @@ FEW_CHUNKS = System(
 )
 """The system with the choice that our servers make."""
 FEW_LFU = System(name="+ few chunks, LFU", looks="probe", packed=True, chunk_share=CHUNK_SHARE)
-FORGETFUL = tuple(
-    replace(system, name=system.name.replace(" + LFU", "") + ", forgetful", forgetful=True)
-    for system in (TOP_K, PROBED, PACKED)
-)
-"""Systems with the LFU of most caches: this LFU counts only uses of chunks that it holds. The other systems
-count uses of all chunks on disk.
-"""
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
-COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
+COUNTED = (*SYSTEMS[1:], FEW_LFU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +199,6 @@ class Stores:
             settings,
             capacities_bytes=capacities_bytes,
             score=system.score,
-            forgetful=system.forgetful,
             device=device or torch.device("cpu"),
         )
 

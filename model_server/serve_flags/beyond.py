@@ -7,11 +7,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from model_server.serve_flags.argument import Group, accepted, switch, value
+from model_server.serve_flags.argument import Group, accepted, choice, switch, value
 from model_server.server.kv_events import DEFAULT_BUFFER_BATCHES
 from model_server.server.kv_publisher import KvEventSettings
 from model_server.server.remote_prefill import KvTransferSettings
-from model_server.tiers.settings import FEW_CHUNKS, KvStoreSettings
+from model_server.tiers.placement import SCORES
+from model_server.tiers.settings import FEW_CHUNKS, PROBE_HEADS, KvStoreSettings
+from model_server.tiers.similarity import DEFAULT_ALPHA
 
 
 def add_groups(run: argparse.ArgumentParser) -> None:
@@ -41,6 +43,10 @@ def kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
         cpu_bytes=int(args.kv_store_cpu_size * 1e9),
         device_bytes=int(args.kv_store_device_size * 1e9),
         ratio=args.kv_store_ratio,
+        score=args.kv_store_score,
+        probe_heads=args.kv_store_probe_heads,
+        alpha=args.kv_store_alpha,
+        chunk_tokens=args.kv_store_chunk_tokens,
         chunk_share=args.kv_store_chunk_share,
         reorder_share=args.kv_store_reorder_share,
     )
@@ -113,6 +119,24 @@ def _add_kv_store(group: Group) -> None:
         "half of the tokens that matters most to the request is read, and answers are approximate",
         default=1.0,
     )
+    choice(
+        group,
+        "--kv-store-score",
+        tuple(SCORES),
+        "with --kv-store-ratio under 1: score of the chunks on disk that the fast tiers keep. uses: how often a chunk was read; "
+        "importance: its important tokens; product: important tokens x uses",
+    )
+    heads = "with --kv-store-ratio under 1: query heads that choose the tokens of a layer"
+    value(group, "--kv-store-probe-heads", "N", heads, default=PROBE_HEADS)
+    value(
+        group,
+        "--kv-store-alpha",
+        "A",
+        "with --kv-store-ratio under 1: the heads of a layer must agree more than j ** A, where j is the agreement of random "
+        "choices; otherwise the layer reads the whole prefix",
+        default=DEFAULT_ALPHA,
+    )
+    value(group, "--kv-store-chunk-tokens", "N", "tokens in a chunk on disk", default=16)
     value(
         group,
         "--kv-store-chunk-share",

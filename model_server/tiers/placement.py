@@ -7,9 +7,8 @@ whether or not a fast tier has it. A request reads the chunks of a node one afte
 that it has read has one use more than the chunks that it has not reached yet. Therefore a chunk's last use
 does not count when chunks of one node are compared.
 
-Scores: `by_uses_and_importance` is the default. `by_importance` (important tokens x uses) is the score of the
-document that docs/tiers.md names. The others are for comparison: `by_uses` (LFU, with the same full history)
-and `by_age` (LRU). Decision 0106 has their figures.
+`SCORES` has the scores by name. `uses` is the default, `product` (important tokens x uses) is the score of
+the document that docs/tiers.md names. Decision 0106 has their figures.
 
 Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 
@@ -18,9 +17,9 @@ This module does no I/O. Callers: the tiered reader, benchmarks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from model_server.tiers.weakest_first import WeakestFirst
 
@@ -49,8 +48,12 @@ class ChunkUse:
 Score = Callable[[ChunkUse], float]
 
 
-def by_importance(use: ChunkUse) -> float:
+def by_product(use: ChunkUse) -> float:
     return use.num_important * use.num_uses + use.earlier
+
+
+def by_importance(use: ChunkUse) -> float:
+    return use.num_important
 
 
 _HEAD_START_USES = 2.0
@@ -66,12 +69,12 @@ def by_uses_and_importance(use: ChunkUse) -> float:
     return use.num_uses + min(before / 2, _HEAD_START_USES) + tie
 
 
-def by_uses(use: ChunkUse) -> float:
-    return use.num_uses
-
-
-def by_age(use: ChunkUse) -> float:
-    return use.last_use
+ScoreName = Literal["uses", "importance", "product"]
+SCORES: Mapping[ScoreName, Score] = {
+    "uses": by_uses_and_importance,
+    "importance": by_importance,
+    "product": by_product,
+}
 
 
 class _Tier(Generic[K]):
@@ -95,19 +98,9 @@ class _Tier(Generic[K]):
 class TieredPlacement(Generic[K]):
     """The places of all chunks. `capacities_bytes` are the sizes of the tiers, fastest first. The disk is
     below them and has no entry.
-
-    `forgetful` exists for comparison. With it the placement behaves as caches with `by_uses` mostly do: every
-    used chunk enters a tier, and a chunk that is displaced from the last tier loses its count.
     """
 
-    def __init__(
-        self,
-        capacities_bytes: Sequence[int],
-        *,
-        score: Score = by_uses_and_importance,
-        forgetful: bool = False,
-    ) -> None:
-        self._forgetful = forgetful
+    def __init__(self, capacities_bytes: Sequence[int], *, score: Score = by_uses_and_importance) -> None:
         self._tiers = [_Tier[K](capacity) for capacity in capacities_bytes]
         self._score = score
         self._uses: dict[K, ChunkUse] = {}
@@ -160,9 +153,6 @@ class TieredPlacement(Generic[K]):
         self._reading = key
         self._place(key, 0, moved)
         self._reading = None
-        for other, now in moved.items() if self._forgetful else ():
-            if now == len(self._tiers):
-                self._uses[other].num_uses = 0
         return found, moved
 
     def adopt(
@@ -246,7 +236,7 @@ class TieredPlacement(Generic[K]):
         while tier.used_bytes + use.size_bytes > tier.capacity_bytes:
             weakest = tier.ranking.weakest(self._score_of)
             assert weakest is not None, "a full tier holds a chunk"
-            if not self._forgetful and self._score_of(weakest) >= self._score_against(weakest, key):
+            if self._score_of(weakest) >= self._score_against(weakest, key):
                 for kept in displaced:
                     tier.add(kept, self._score_of(kept), self._uses[kept].size_bytes)
                 return None

@@ -53,15 +53,14 @@ class TieredReader:
         *,
         capacities_bytes: Sequence[int],
         score: Score = by_uses_and_importance,
-        forgetful: bool = False,
         layers_ahead: int = 2,
         device: torch.device = _CPU,
         patience_s: float = _PATIENCE_S,
     ) -> None:
         """`capacities_bytes` are the sizes of the GPU tier (main memory if the model computes on the CPU) and
-        of the CPU tier. `score` and `forgetful` are those of the placement. The model computes on `device`,
-        where the chunks of the first tier are kept and the results of reads are returned. A read that takes
-        longer than `patience_s` raises TimeoutError in its caller.
+        of the CPU tier. The model computes on `device`, where the chunks of the first tier are kept and the
+        results of reads are returned. A read that takes longer than `patience_s` raises TimeoutError in its
+        caller.
         """
         self.store = store
         self.records = records
@@ -71,9 +70,7 @@ class TieredReader:
         self.patience_s = patience_s
         self.found_in = [0] * (len(capacities_bytes) + 1)
         """The number of chunks that were read from each tier, the disk last."""
-        self._placement: TieredPlacement[ChunkKey] = TieredPlacement(
-            capacities_bytes, score=score, forgetful=forgetful
-        )
+        self._placement: TieredPlacement[ChunkKey] = TieredPlacement(capacities_bytes, score=score)
         self._held: dict[ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)

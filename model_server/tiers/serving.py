@@ -42,12 +42,13 @@ from model_server.runners.hf.views import Context, KvView, LongChunk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
+from model_server.tiers.placement import SCORES
 from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.reordering import BackgroundReordering
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import num_probe_kv_heads, probe
-from model_server.tiers.settings import KvStoreSettings, SelectionSettings
+from model_server.tiers.settings import KvStoreSettings
 from model_server.tiers.status import StoreStatus
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.tiered_prefix import TieredPrefix
@@ -114,7 +115,7 @@ class ServedTiers:
         self._selection = settings.selection
         self._group = int(config.num_attention_heads) // shape.num_kv_heads
         probed = num_probe_kv_heads(
-            self._selection or SelectionSettings(),
+            settings.choosing(),
             num_heads=int(config.num_attention_heads),
             num_kv_heads=shape.num_kv_heads,
         )
@@ -126,8 +127,9 @@ class ServedTiers:
         self.reader = TieredReader(
             self.store,
             self._records,
-            self._selection or SelectionSettings(),
+            settings.choosing(),
             capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
+            score=SCORES[settings.score],
             # Content that is loaded whole waits in main memory for its blocks. Only selective reads are used
             # on the device.
             device=model.memory.device if self._selection else torch.device("cpu"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_server.tiers.placement import ScoreName
 from model_server.tiers.similarity import DEFAULT_ALPHA
 
 PROBE_HEADS = 3
@@ -66,9 +67,13 @@ class KvStoreSettings:
     """At 1, stored prefixes are loaded whole, and answers are exact. Below 1, only this share of their tokens
     is read.
     """
+    score: ScoreName = "uses"
+    """Decides which chunks the fast tiers keep (`placement`)."""
+    probe_heads: int = PROBE_HEADS
+    alpha: float = DEFAULT_ALPHA
     chunk_tokens: int = 16
     chunk_share: float = FEW_CHUNKS
-    """The setting of the same name in `SelectionSettings`, for a ratio under 1."""
+    """This setting, `probe_heads` and `alpha` are those of `SelectionSettings`, for a ratio under 1."""
     pending_bytes: int = 512_000_000
     """The most bytes that may wait to be written. Further prefixes are not stored."""
     reorder_share: float = 0.05
@@ -93,11 +98,18 @@ class KvStoreSettings:
             raise ValueError(
                 f"the share of time for reordering must be between 0 and 1, not {self.reorder_share}"
             )
-        SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)
+        self.choosing()
+
+    def choosing(self) -> SelectionSettings:
+        """Return how tokens are chosen. Raise ValueError if a setting has no meaning."""
+        return SelectionSettings(
+            ratio=self.ratio,
+            probe_heads=self.probe_heads,
+            alpha=self.alpha,
+            chunk_share=self.chunk_share,
+        )
 
     @property
     def selection(self) -> SelectionSettings | None:
         """Return the settings of selective loads. None means that every prefix is loaded whole."""
-        if self.ratio == 1:
-            return None
-        return SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)
+        return None if self.ratio == 1 else self.choosing()

@@ -1,4 +1,4 @@
-"""Decides which chunk of vLLM's CPU offload tier is evicted first. The score is `by_importance` of the tiers,
+"""Decides which chunk of vLLM's CPU offload tier is evicted first. The score is `by_product` of the tiers,
 from the facts that vLLM gives to its cache policies.
 
 vLLM says which chunks a request used and where they end in its prompt, but never which tokens mattered. So
@@ -28,7 +28,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from model_server.tiers.placement import ChunkUse, by_importance
+from model_server.tiers.placement import ChunkUse, by_product
 from model_server.tiers.weakest_first import WeakestFirst
 from model_server.vllm.important_tokens import ImportantTokens
 
@@ -135,7 +135,7 @@ class OffloadRanking:
 
     def score(self, key: ChunkKey) -> float:
         """Return important tokens x uses. Raise KeyError if the chunk is not known."""
-        return by_importance(self._chunks[key].use)
+        return by_product(self._chunks[key].use)
 
     def check_integrity(self, idle: Mapping[ChunkKey, bool]) -> None:
         """Check the invariants. `idle` says for each chunk in the tier whether nothing reads or writes it."""
@@ -187,7 +187,7 @@ class OffloadRanking:
 
     def _rank(self, key: ChunkKey) -> tuple[float, int]:
         use = self._chunks[key].use
-        return by_importance(use), use.last_use
+        return by_product(use), use.last_use
 
     def _halve(self) -> None:
         """Halve the counts. No count falls to zero, because a new chunk with few important tokens would rank

@@ -13,7 +13,8 @@ from model_server.core.cache_options import CacheOptions
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings, HfSettings
 from model_server.server.serve import Server, ServerSettings
-from model_server.tiers.settings import KvStoreSettings
+from model_server.tiers.placement import SCORES, by_product
+from model_server.tiers.settings import KvStoreSettings, SelectionSettings
 
 
 def settings(*flags: str) -> ServerSettings:
@@ -150,3 +151,19 @@ def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
     for flags in (("--max-model-len", "1000", "--num-blocks", "5"), ()):
         with pytest.raises(ValueError, match="--kv-cache-max-concurrency needs"):
             settings("--kv-cache-max-concurrency", "3", *flags)
+
+
+def test_the_documents_ways_to_keep_and_choose_are_selectable() -> None:
+    """Rows 002-1 to 002-4: the score, the probed heads, the threshold's exponent, the size of a chunk."""
+    store = ("--runner", "hf", "--kv-store", "x", "--kv-store-ratio", "0.25")
+    found = settings(*store, "--kv-store-score", "product", "--kv-store-probe-heads", "2").kv_store
+    assert found is not None
+    assert SCORES[found.score] is by_product
+    flags = ("--kv-store-alpha", "0.5", "--kv-store-chunk-tokens", "8", "--kv-store-chunk-share", "1")
+    found = settings(*store, *flags).kv_store
+    assert found is not None
+    assert found.selection == SelectionSettings(ratio=0.25, alpha=0.5, chunk_share=1.0)
+    assert (found.score, found.chunk_tokens) == ("uses", 8)
+    for wrong in (("--kv-store-probe-heads", "0"), ("--kv-store-alpha", "2")):
+        with pytest.raises(ValueError, match=r"(probe_heads|alpha) must be"):
+            settings(*store, *wrong)
