@@ -31,7 +31,7 @@ from tests.contract.kv_cache_traces import (
     write,
 )
 
-NUM_TRACES = 1000
+NUM_TRACES = 250
 STEPS = 40
 
 

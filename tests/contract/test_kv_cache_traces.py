@@ -1,4 +1,4 @@
-"""Our KV cache against vLLM's own KVCacheManager on 1,000 random traces: hits, blocks, refusals, order of
+"""Our KV cache against vLLM's own KVCacheManager on 250 random traces: hits, blocks, refusals, order of
 eviction.
 """
 
@@ -95,10 +95,10 @@ def traces() -> list[Trace]:
 
 
 @pytest.mark.slow
-def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm_on_1000_traces(
+def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm(
     traces: list[Trace],
 ) -> None:
-    assert len(traces) == 1000
+    assert len(traces) == 250
     for number, trace in enumerate(traces):
         side = OurSide(trace, CacheOptions())
         for at, (step, expected) in enumerate(zip(trace.steps, trace.outcomes, strict=True)):
@@ -114,5 +114,5 @@ def test_001_2_hits_blocks_and_eviction_order_equal_those_of_vllm_on_1000_traces
 
 def test_the_traces_contain_hits_refusals_and_evictions() -> None:
     outcomes = [outcome for trace in read() for outcome in trace.outcomes]
-    assert sum(outcome.hit_tokens > 0 for outcome in outcomes) > 1000
-    assert sum(outcome.new_blocks is None for outcome in outcomes) > 1000
+    assert sum(outcome.hit_tokens > 0 for outcome in outcomes) > 500
+    assert sum(outcome.new_blocks is None for outcome in outcomes) > 500

@@ -10,8 +10,6 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from tests.contract.recordings import (
     DATA_FOLDER,
@@ -20,21 +18,11 @@ from tests.contract.recordings import (
     read_json,
     read_kv_events,
     read_stream,
-    read_text,
 )
 from tests.contract.vllm_block_hashes import block_hashes, canonical_cbor, event_hash
 
 MODEL = "tiny"
 ADAPTERS = {"alpha", "beta"}
-
-
-def samples(page: str, name: str) -> list[Sample]:
-    return [
-        s
-        for family in text_string_to_metric_families(read_text(page))
-        for s in family.samples
-        if s.name == name
-    ]
 
 
 def expected_hashes(recording: KvEventRecording, request: RecordedRequest) -> list[bytes]:
@@ -119,12 +107,6 @@ def test_only_the_small_cache_evicts_and_the_tail_of_a_chain_goes_first() -> Non
     assert all(evicted_at[child] < evicted_at[parent] for parent, child in links)
 
 
-def test_batches_are_numbered_without_a_gap(recording: KvEventRecording) -> None:
-    numbers = [batch.sequence for batch in recording.batches]
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert {batch.topic for batch in recording.batches} == {"kv-events"}
-
-
 @pytest.mark.parametrize(
     ("value", "encoded"),
     [
@@ -139,46 +121,6 @@ def test_canonical_cbor_takes_the_fewest_bytes(
     value: tuple[bytes | str | int | None, ...], encoded: str
 ) -> None:
     assert canonical_cbor(value).hex() == encoded.replace(" ", "")
-
-
-@pytest.mark.parametrize("page", ["metrics_fresh.txt", "metrics_before_lora.txt", "metrics_after_lora.txt"])
-def test_a_metrics_page_has_one_sample_of_each_load_and_cache_metric(page: str) -> None:
-    for name in (
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_hits_total",
-        "vllm:prompt_tokens_total",
-        "vllm:prompt_tokens_cached_total",
-        "vllm:time_to_first_token_seconds_sum",
-        "vllm:time_to_first_token_seconds_count",
-        "vllm:request_prefill_time_seconds_sum",
-    ):
-        [sample] = samples(page, name)
-        assert sample.labels["model_name"] == MODEL
-
-
-def test_the_size_of_the_cache_is_a_label() -> None:
-    [sample] = samples("metrics_before_lora.txt", "vllm:cache_config_info")
-    labels = sample.labels
-    assert (
-        int(labels["kv_cache_size_tokens"])
-        == int(labels["num_gpu_blocks"]) * int(labels["block_size"])
-        == 65536
-    )
-    assert labels["prefix_caching_hash_algo"] == "sha256_cbor"
-
-
-def test_adapters_appear_with_their_first_request_and_old_series_stay() -> None:
-    assert samples("metrics_fresh.txt", "vllm:lora_requests_info") == []
-    [idle] = samples("metrics_before_lora.txt", "vllm:lora_requests_info")
-    assert idle.labels == {"max_lora": "2", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-    series = samples("metrics_after_lora.txt", "vllm:lora_requests_info")
-    assert {sample.labels["running_lora_adapters"] for sample in series} >= ADAPTERS
-    assert all(sample.labels["max_lora"] == "2" for sample in series)
-    latest = max(series, key=lambda sample: sample.value)
-    assert latest.labels["running_lora_adapters"] in {"", "beta"}  # beta was requested last
 
 
 @pytest.mark.parametrize("name", ["completion", "chat"])

@@ -74,8 +74,7 @@ def read_routes(environment: VllmEnvironment) -> list[dict[str, str]]:
 
 def record_pages(server: VllmServer) -> dict[str, str]:
     """Return file name -> content for metrics pages, answers, streams and errors of a fresh server."""
-    files = {"metrics_fresh.txt": server.get("/metrics").body.decode()}
-    files["models.json"] = _as_json(server.get("/v1/models").json())
+    files = {"models.json": _as_json(server.get("/v1/models").json())}
     prompt = prose("recorded prompt", words=120)
     completion: dict[str, object] = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 4, "temperature": 0}
     messages = [
@@ -89,10 +88,9 @@ def record_pages(server: VllmServer) -> dict[str, str]:
     files["completion_stream.sse"] = server.post("/v1/completions", completion | streamed).body.decode()
     files["chat.json"] = _as_json(server.post("/v1/chat/completions", chat).json())
     files["chat_stream.sse"] = server.post("/v1/chat/completions", chat | streamed).body.decode()
-    files["metrics_before_lora.txt"] = server.get("/metrics").body.decode()
     for adapter in server.options.adapters:
         server.post("/v1/completions", completion | {"model": adapter})
-    files["metrics_after_lora.txt"] = server.get("/metrics").body.decode()
+    files["metrics.txt"] = server.get("/metrics").body.decode()
     files["errors.json"] = _as_json(record_errors(server, completion=completion, chat=chat))
     return files
 
