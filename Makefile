@@ -85,7 +85,7 @@ image-env: $(VENV)/.dev ## build the tests' images with buildah from Debian's pa
 cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm and Envoy Gateway outside the checkout (minutes the first time)
 	@$(BIN)/python -m tests.cluster_env build
 
-conformance: $(VENV)/.dev ## test each rule of the endpoint picker protocol; ARGS="--picker IP:PORT ..." tests another picker
+conformance: $(VENV)/.dev ## test our picker against each rule of the endpoint picker protocol
 	$(PYTEST) tests/conformance $(ARGS)
 
 bench: $(VENV)/.dev ## measure the cost of hashing, lookup, picking, a whole request and scraping (a minute or two)

@@ -27,5 +27,3 @@ MODES: Final = {
     "full_duplex_request": DUPLEX_REQUEST,
     "full_duplex_silent": SILENT_DUPLEX,
 }
-READING_MODES: Final = {name: mode for name, mode in MODES.items() if mode not in (NONE, STREAMED)}
-"""Modes in which the pick may wait for the body."""

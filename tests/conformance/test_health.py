@@ -9,13 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Exchange, Mode
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Exchange, Mode, exchange
 from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES
-from tests.conformance.picker import BODY, PickerUnderTest, own_picker
+from tests.conformance.picker import BODY, OwnPicker, health_of, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.processes import wait_until
 
@@ -60,7 +61,7 @@ class WatchedHealth:
 
 
 @asynccontextmanager
-async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[list[WatchedHealth]]:
+async def watching(picker: OwnPicker, *services: str) -> AsyncIterator[list[WatchedHealth]]:
     """Open a Watch of each service."""
     watches = [WatchedHealth(picker.channel, service) for service in services]
     try:
@@ -70,14 +71,14 @@ async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[lis
 
 
 @pytest.mark.parametrize("service", NAMES)
-async def test_row_08_health_answers_under_its_names(picker: PickerUnderTest, service: str) -> None:
+async def test_health_answers_under_its_names(picker: OwnPicker, service: str) -> None:
     """Kubelets ask for liveness and readiness, data planes for the service or without a name: all are
     SERVING.
     """
     assert await picker.health(service) == STATUS.SERVING
 
 
-async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTest) -> None:
+async def test_an_unknown_service_is_called_unknown(picker: OwnPicker) -> None:
     """The picker answers SERVICE_UNKNOWN to a name that it does not have, in Check and in Watch."""
     assert await picker.health("no.such.Service") == STATUS.SERVICE_UNKNOWN
     async with watching(picker, "no.such.Service") as (watched,):
@@ -85,9 +86,7 @@ async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTe
 
 
 @pytest.mark.parametrize("service", NAMES)
-async def test_row_08_watch_sends_the_status_at_once_and_stays_open(
-    picker: PickerUnderTest, service: str
-) -> None:
+async def test_watch_sends_the_status_at_once_and_stays_open(picker: OwnPicker, service: str) -> None:
     """Watch sends the current status at once and stays open to send changes."""
     async with watching(picker, service) as (watched,):
         await watched.wait(STATUS.SERVING)
@@ -95,8 +94,7 @@ async def test_row_08_watch_sends_the_status_at_once_and_stays_open(
         assert watched.open
 
 
-@pytest.mark.usefixtures("controllable")
-async def test_row_08_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp_path: Path) -> None:
+async def test_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp_path: Path) -> None:
     """After SIGTERM readiness ends first and liveness stays. Streams in flight finish, and new ones are
     answered.
     """
@@ -108,7 +106,7 @@ async def test_row_08_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp
             await before.send(BODY)
             async with picker.exchange() as unanswered:
                 await unanswered.begin()
-                picker.running.process.signal(signal.SIGTERM)
+                picker.process.process.signal(signal.SIGTERM)
                 for watched in readiness:
                     await watched.wait(STATUS.SERVING, STATUS.NOT_SERVING)
                 assert liveness.told == [STATUS.SERVING]
@@ -117,11 +115,10 @@ async def test_row_08_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp
                 assert await picker.health("liveness") == STATUS.SERVING
             await before.respond(b"{}")
             assert await before.code() is grpc.StatusCode.OK
-        assert await picker.running.process.wait() == 0
+        assert await picker.process.process.wait() == 0
 
 
-@pytest.mark.usefixtures("controllable")
-async def test_row_14_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Path) -> None:
+async def test_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Path) -> None:
     """A stream that only waits for an answer's end is closed at once, with OK: an error would cut the answer
     if the gateway fails closed. A stream whose answer has not begun stays open until it begins. So does a
     stream through which the answer passes.
@@ -137,9 +134,11 @@ async def test_row_14_a_drain_ends_streams_with_ok_after_response_headers(tmp_pa
         for exchange in answered:
             await exchange.respond(b"{}")
         passing = await sent(DUPLEX)
-        picker.running.process.signal(signal.SIGTERM)
+        picker.process.process.signal(signal.SIGTERM)
         assert {await exchange.code() for exchange in answered} == {grpc.StatusCode.OK}
-        assert (await picker.admin("/endpoints"))["draining"]
+        async with aiohttp.ClientSession() as session:
+            page = await session.get(f"{picker.process.admin_urls[0]}/endpoints")
+            assert (await page.json())["draining"]
         assert not any(exchange.call.done() for exchange in (*waiting, passing))
         for exchange in waiting:
             await exchange.respond(b"{}")
@@ -149,8 +148,7 @@ async def test_row_14_a_drain_ends_streams_with_ok_after_response_headers(tmp_pa
         assert await passing.code() is grpc.StatusCode.OK
 
 
-@pytest.mark.usefixtures("controllable")
-async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
+async def test_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
     """For gateways that fail closed the picker holds no streams open. So its death cuts no answer."""
     async with own_picker(tmp_path, holdStreams=False, envoy={"failOpen": False}) as picker:
         for mode in (BUFFERED, EARLY, DUPLEX_REQUEST):
@@ -165,9 +163,8 @@ async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_heade
             assert await exchange.code() is grpc.StatusCode.OK
 
 
-@pytest.mark.usefixtures("controllable")
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
-async def test_row_01_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
+async def test_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
     """Gateways reach pickers across the cluster: with TLS, and with certificates on both sides if the
     operator asks for them.
     """
@@ -176,9 +173,10 @@ async def test_row_01_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) ->
     async with own_picker(tmp_path, listen=listen) as picker:
         pair = (PRIVATE_KEY.encode(), CERTIFICATE.encode()) if mutual else (None, None)
         credentials = grpc.ssl_channel_credentials(CERTIFICATE.encode(), *pair)
-        async with grpc.aio.secure_channel(picker.settings.listen.address, credentials) as channel:
-            over_tls = PickerUnderTest(channel=channel, endpoints=picker.endpoints)
-            assert set((await over_tls.route()).destinations) <= set(picker.endpoints)
-            assert await over_tls.health("readiness") == STATUS.SERVING
+        async with grpc.aio.secure_channel(picker.config.listen.address, credentials) as channel:
+            async with exchange(channel) as routed:
+                await routed.send(BODY)
+                assert set(routed.destinations) <= set(picker.endpoints)
+            assert await health_of(channel, "readiness") == STATUS.SERVING
         with pytest.raises(grpc.aio.AioRpcError):
             await picker.health("readiness")

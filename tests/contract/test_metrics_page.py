@@ -61,7 +61,9 @@ def test_served_requests_show_in_every_counter_of_prefill() -> None:
 
 def test_adapters_that_were_active_before_are_not_taken_for_current() -> None:
     series = samples("vllm:lora_requests_info")
-    assert {sample.labels["running_lora_adapters"] for sample in series} >= {"alpha", "beta"}, "old series stay"
+    assert {sample.labels["running_lora_adapters"] for sample in series} >= {"alpha", "beta"}, (
+        "old series stay"
+    )
     newest = max(series, key=lambda sample: sample.value)
     named = {name for name in newest.labels["running_lora_adapters"].split(",") if name}
     got = parse_page(PAGE, scraped_at=0.0)

@@ -1,4 +1,4 @@
-"""Spans of a real picker behind a real Envoy, as a real OpenTelemetry collector receives them. Some
+"""Spans of a real picker behind a real Envoy, as a collector receives them. Some
 collectors are away or hang.
 """
 
@@ -60,7 +60,7 @@ async def spans_of(gateway: Gateway, request_id: str, spans: list[Span]) -> Span
 async def test_with_envoys_own_tracing_all_spans_of_a_request_are_one_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_collector(tmp_path) as collector:
+    async with running_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.grpc_port}")
         traced = {"collector": f"127.0.0.1:{collector.grpc_port}", "samplePercent": 100}
         async with running_gateway(
@@ -117,7 +117,7 @@ def of_trace(spans: list[Span], trace_id: str) -> list[Span]:
 async def test_spans_come_over_http_from_two_workers_on_grpcio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_collector(tmp_path) as collector:
+    async with running_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.http_port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "gateway-of-mine")
