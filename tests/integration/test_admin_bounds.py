@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -94,44 +92,6 @@ async def running_admin() -> AsyncIterator[Address]:
         yield address
     finally:
         await admin.stop()
-
-
-def hostile(rng: random.Random) -> bytes:
-    """Return about 10 KB: a request of which parts are replaced, or any bytes."""
-    noise = rng.randbytes(rng.randrange(1, 20_000))
-    form = rng.randrange(5)
-    if form == 0:
-        return noise
-    if form == 1:
-        return b"GET /decisions?limit=" + noise + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    if form == 2:
-        return b"GET /decisions/" + noise.hex().encode() + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    if form == 3:
-        return (
-            b"POST / HTTP/1.1\r\nhost: "
-            + noise.hex().encode()
-            + b"\r\ntransfer-encoding: chunked\r\n\r\n"
-            + noise
-        )
-    whole = bytearray(WHOLE * rng.randrange(1, 200))
-    for _ in range(rng.randrange(1, 20)):
-        whole[rng.randrange(len(whole))] = rng.randrange(256)
-    return bytes(whole)
-
-
-async def test_ten_megabytes_of_hostile_input_leave_the_pages_as_they_were() -> None:
-    rng = random.Random(20)
-    sent = 0
-    async with running_admin() as address:
-        while sent < 10_000_000:
-            text = hostile(rng)
-            async with connection(address) as (reader, writer):
-                writer.write(text)
-                writer.write_eof()
-                with contextlib.suppress(ConnectionError):
-                    await reader.read()
-            sent += len(text)
-        assert (await send_raw(address, WHOLE)).status == 200
 
 
 async def test_a_thousand_half_sent_requests_do_not_keep_a_probe_out() -> None:

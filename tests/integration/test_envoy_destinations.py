@@ -4,14 +4,13 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from epp.base.types import Address
-from tests.harness.envoy import MODEL_SERVERS, connection_manager
+from tests.harness.envoy import connection_manager
 from tests.harness.fake_picker import DESTINATION
 from tests.harness.gateway import EnvoyBench, running_bootstrap
 from tests.harness.ports import free_port
@@ -35,16 +34,6 @@ async def test_a_dead_first_choice_is_replaced_by_the_next_in_the_list(tmp_path:
         assert {e.served for e in bench.picker.exchanges} == {str(alive.address)}
 
 
-async def test_a_burst_whose_first_choice_is_dead_is_served_whole(tmp_path: Path) -> None:
-    """Envoy's default of three retries at a time would fail most of the burst."""
-    dead = dead_address()
-    async with running_bootstrap(tmp_path, extra=[dead]) as bench:
-        bench.picker.always(dead, bench.backends[0].address)
-        replies = await asyncio.gather(*(bench.client.complete(f"prompt {n}") for n in range(24)))
-        assert [r.status for r in replies] == [200] * 24
-        assert await bench.envoy.stat(f"{MODEL_SERVERS}upstream_rq_retry_overflow") == 0
-
-
 @pytest.mark.parametrize("fault", ["refuses", "resets"])
 async def test_retries_go_down_the_list_in_order(tmp_path: Path, fault: str) -> None:
     async with running_bootstrap(tmp_path, backends=3) as bench:
@@ -53,27 +42,6 @@ async def test_retries_go_down_the_list_in_order(tmp_path: Path, fault: str) -> 
         bench.picker.always(first.address, second.address, other.address)
         assert (await bench.client.complete()).served_by == second.name
         assert [len(b.prompts) for b in (first, second, other)] == [1, 1, 0]
-
-
-async def test_a_server_killed_after_it_took_the_request_is_replaced(bench: EnvoyBench) -> None:
-    killed, other = bench.backends
-    killed.behaviour.before_headers.shut()
-    bench.picker.always(killed.address, other.address)
-    pending = asyncio.gather(*(bench.client.complete(f"prompt {n}") for n in range(8)))
-    await killed.behaviour.before_headers.wait_waiting(8)
-    await killed.stop()
-    assert [r.served_by for r in await pending] == [other.name] * 8
-
-
-async def test_a_request_that_ends_its_servers_is_tried_at_two_of_five(tmp_path: Path) -> None:
-    async with running_bootstrap(tmp_path, backends=5) as bench:
-        for backend in bench.backends:
-            backend.behaviour.reset = True
-        bench.picker.always(*(b.address for b in bench.backends))
-        reply = await bench.client.complete()
-        assert reply.status == 503
-        assert reply.json()["error"]["type"] == "service_unavailable"
-        assert sum(len(b.prompts) for b in bench.backends) == 2
 
 
 async def test_the_answer_of_a_server_that_keeps_refusing_reaches_the_client(bench: EnvoyBench) -> None:

@@ -44,21 +44,6 @@ async def test_a_removed_endpoint_finishes_its_running_answers(bench: EnvoyBench
         assert b"[DONE]" in await answer.rest()
 
 
-async def test_without_endpoints_it_is_503_in_json_and_with_them_again_it_serves(bench: EnvoyBench) -> None:
-    bench.picker.always(bench.backends[0].address)
-    await bench.set_endpoints([])
-    reply = await bench.client.complete()
-    assert reply.status == 503
-    assert reply.json()["error"] == {
-        "code": "unavailable",
-        "message": "no model server could take the request; try again later",
-        "param": None,
-        "type": "service_unavailable",
-    }
-    await bench.set_endpoints(b.address for b in bench.backends)
-    assert (await bench.client.complete()).served_by == "s0"
-
-
 async def test_a_broken_file_changes_no_endpoint(bench: EnvoyBench) -> None:
     path = Path(bench.config.envoy.eds_file)
     broken = path.with_suffix(".broken")

@@ -212,20 +212,6 @@ async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
         await wait_until(lambda: running.held(a) == 0, what="the server holds no block")
 
 
-async def test_exact_mode_is_off_with_a_reason_for_a_server_that_names_blocks_in_another_way() -> None:
-    a = EndpointName("a")
-    async with following_two("xxh3") as running:
-        await running.chat(text("named"), only=a)
-        await wait_until(
-            lambda: (s := running.service.status.servers.get(a)) is not None and s.state == "off",
-            what="exact mode is off for the server",
-        )
-        reason = running.service.status.servers[a].reason
-        assert "sha256" in reason
-        assert running.service.status.models[""].state == "off"
-        assert running.believed(text("named")).keys() == {a}  # the approximate table stays in use
-
-
 class Deaf(Exact):
     """Counts the removals that it receives. Each message removes one block, by its number."""
 

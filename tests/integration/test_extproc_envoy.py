@@ -14,12 +14,10 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.listening import Listen
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.protocol.stream_settings import StreamSettings
-from epp.request.rewriting import Rewrites, Rule, Target
 from epp.transport.server import ExtProcServer
 from tests.harness.extproc_rig import (
     BUFFER_LIMIT_BYTES,
@@ -84,22 +82,6 @@ async def post(rig: EnvoyRig, mode: str, body: bytes, **headers: str) -> dict[st
         return told
 
 
-@pytest.mark.parametrize("mode", ["buffered", "full_duplex", "full_duplex_request"])
-@pytest.mark.parametrize("size_bytes", [1_000, 150_000])
-async def test_the_body_that_arrives_names_the_model_that_a_rewrite_puts_in_place(
-    rig: EnvoyRig, mode: str, size_bytes: int
-) -> None:
-    rig.picker.set_rewrites(Rewrites([Rule(("m",), (Target("a-longer-name"),))]))
-    try:
-        body = long_completion(size_bytes, tag=mode)
-        told = await post(rig, mode, body)
-    finally:
-        rig.picker.set_rewrites(Rewrites())
-    expected = body.replace(b'"model": "m"', b'"model": "a-longer-name"')
-    assert (told["size"], told["sum"]) == (len(expected), sum(expected))
-    assert rig.seen.picks[-1].decision.asked_model == "m"
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size_bytes", [1_000, 150_000])
@@ -122,17 +104,6 @@ async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
     assert pick.decision.served == pick.destinations[0]
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_requests_without_a_body_are_routed_by_load(rig: EnvoyRig, mode: str) -> None:
-    for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("DELETE", "/x")):
-        async with rig.client.request(method, rig.url(mode, path)) as response:
-            told = await response.json()
-        pick = rig.seen.picks[-1]
-        assert told["port"] == pick.destinations[0].port
-        assert pick.decision.kind == "other"
-        assert told["request_id"] == pick.decision.request_id != ""
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("mode", READS_BODY)
 async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str) -> None:
@@ -140,22 +111,6 @@ async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str
     first = await post(rig, mode, body)
     assert {(await post(rig, mode, body))["port"] for _ in range(4)} == {first["port"]}
     assert rig.seen.picks[-1].decision.matched_tokens > 1_000
-
-
-@pytest.mark.parametrize("mode", ["buffered", "streamed_early", "full_duplex", "full_duplex_request"])
-async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: EnvoyRig, mode: str) -> None:
-    body = long_completion(20_000, tag=f"chunks-{mode}")
-    whole = await post(rig, mode, body)
-
-    async def trickle() -> AsyncIterator[bytes]:
-        for start in range(0, len(body), 3_000):
-            yield body[start : start + 3_000]
-            await asyncio.sleep(0)
-
-    async with rig.client.post(rig.url(mode), data=trickle()) as response:
-        told = await response.json()
-    assert (told["port"], told["size"], told["sum"]) == (whole["port"], len(body), sum(body))
-    assert rig.seen.picks[-1].decision.kind == "completions"
 
 
 @pytest.mark.parametrize(
@@ -187,14 +142,6 @@ async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind
     assert len(rig.seen.picks) == picks
 
 
-@pytest.mark.parametrize("mode", ["full_duplex", "buffered", "streamed"])
-async def test_a_body_declared_over_the_pickers_limit_gets_413(rig: EnvoyRig, mode: str) -> None:
-    body = io.BytesIO(long_completion(MAX_BODY_BYTES, tag="over"))
-    async with rig.client.post(rig.url(mode), data=body) as response:
-        assert response.status == 413
-        assert (await response.json())["error"]["code"] == "body_too_large"
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("mode", READS_BODY)
 async def test_bad_json_gets_400_in_openais_shape(rig: EnvoyRig, mode: str) -> None:
@@ -206,31 +153,6 @@ async def test_bad_json_gets_400_in_openais_shape(rig: EnvoyRig, mode: str) -> N
     assert error["type"] == "invalid_request_error"
     assert error["param"] is None
     assert error["message"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_client_that_goes_away_releases_its_booking(rig: EnvoyRig, mode: str) -> None:
-    with pytest.raises(asyncio.TimeoutError):
-        await rig.client.post(rig.url(mode, "/hang"), data=b"{}", timeout=aiohttp.ClientTimeout(total=0.3))
-    await rig.settled()
-    assert rig.seen.over[-1].decision.outcome == "aborted"
-
-
-@pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
-async def test_a_dead_server_is_reported_as_failed(rig: EnvoyRig, mode: str) -> None:
-    endpoints = rig.picker.endpoints()
-    dead = Endpoint(name=EndpointName("dead"), address=Address("127.0.0.1", 1))
-    rig.picker.set_endpoints([dead], now=time.monotonic())
-    try:
-        async with rig.client.post(rig.url(mode), data=long_completion(50, tag="dead")) as response:
-            # Envoy does not know the address. So Envoy's fallback policy chooses the server, and Envoy
-            # reports which server it was.
-            assert response.status == 200
-        await rig.settled()
-        assert rig.seen.over[-1].decision.served != dead.address
-        assert any(rig.seen.mismatches)
-    finally:
-        rig.picker.set_endpoints(endpoints, now=time.monotonic())
 
 
 @pytest.mark.parametrize("mode", ["buffered", "buffered_partial", "full_duplex", "streamed", "none"])
@@ -249,34 +171,6 @@ async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: En
     assert text.count("data: ") == 6
     await rig.settled()
     assert rig.seen.over[-1].decision.outcome == "ended"
-
-
-async def test_the_debug_header_brings_the_decision_back(rig: EnvoyRig) -> None:
-    async with rig.client.post(
-        rig.url("buffered"), data=long_completion(100, tag="debug"), headers={"x-debug-pick": "1"}
-    ) as response:
-        assert "chosen=m" in response.headers["x-prefix-gateway-decision"]
-    async with rig.client.post(rig.url("buffered"), data=long_completion(100, tag="debug")) as response:
-        assert "x-prefix-gateway-decision" not in response.headers
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_body_that_ends_in_trailers_arrives_whole(rig: EnvoyRig, mode: str) -> None:
-    body = long_completion(90_000, tag=f"trailers-{mode}")
-    reader, writer = await asyncio.open_connection("127.0.0.1", rig.ports[mode])
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-    )
-    writer.write(head.encode())
-    for start in range(0, len(body), 40_000):
-        piece = body[start : start + 40_000]
-        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-    writer.write(b"0\r\nx-checksum: 1\r\n\r\n")
-    answer = await asyncio.wait_for(reader.read(), 10)
-    writer.close()
-    assert answer.startswith(b"HTTP/1.1 200"), answer
-    assert f'"size": {len(body)}, "sum": {sum(body)}'.encode() in answer
-    assert rig.seen.picks[-1].decision.kind == ("completions" if mode in READS_BODY else "other")
 
 
 async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path: Path) -> None:
@@ -332,22 +226,3 @@ async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives
     assert (decision.reason, decision.unread, decision.matched_tokens) == ("overload", "overload", 0)
     assert decision.outcome == ("ended" if mode == "full_duplex" else "detached")
     assert told["port"] == rig.seen.picks[-1].destinations[0].port
-
-
-async def test_a_picker_with_too_much_to_do_still_looks_for_a_server_that_has_the_model(
-    rig: EnvoyRig, overloaded: None
-) -> None:
-    before = rig.picker.endpoints()
-    differing = [
-        Endpoint(name=e.name, address=e.address, model="m" if n == 0 else "other")
-        for n, e in enumerate(before)
-    ]
-    rig.picker.set_endpoints(differing, now=time.monotonic())
-    try:
-        for n in range(8):
-            told = await post(rig, "buffered", long_completion(2_000, tag=f"models {n}"))
-            assert told["port"] == differing[0].address.port, rig.seen.picks[-1].decision
-            assert rig.seen.picks[-1].decision.reason == "overload"
-    finally:
-        await rig.settled()
-        rig.picker.set_endpoints(before, now=time.monotonic())

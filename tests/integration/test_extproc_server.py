@@ -32,7 +32,6 @@ from epp.transport.server import ExtProcServer
 from tests.harness.seen import Seen
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-KEY = "x-gateway-destination-endpoint"
 BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
@@ -42,16 +41,6 @@ class BrokenPicker(Picker):
 
     def on_response_headers(self, *_: Any, **__: Any) -> bool:
         raise RuntimeError("a bug")
-
-
-class TidyPicker(Picker):
-    """Notes each call of `tidy`."""
-
-    tidied = 0
-
-    def tidy(self, *, now: float) -> None:
-        self.tidied += 1
-        super().tidy(now=now)
 
 
 def picker_of_three(kind: type[Picker] = Picker) -> Picker:
@@ -147,50 +136,6 @@ async def health_of(channel: grpc.aio.Channel, service: str) -> int:
     return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
 
 
-async def test_the_picker_tidies_up_once_for_each_pick_after_the_answer() -> None:
-    picker = TidyPicker(DEFAULT_POLICY, rng=random.Random(1))
-    picker.set_endpoints(picker_of_three().endpoints(), now=time.monotonic())
-    async with serving_picker(picker=picker) as rig, grpc.aio.insecure_channel(rig.target) as channel:
-        exchange = Exchange(channel)
-        await exchange.ask(headers())
-        assert picker.tidied == 0
-        await exchange.ask(ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True}))
-        await exchange.respond()
-        await exchange.call.done_writing()
-        await rig.settled()
-        assert picker.tidied == 1
-
-
-async def test_who_served_is_read_from_the_attribute_before_the_metadata() -> None:
-    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
-        exchange = Exchange(channel)
-        await exchange.route()
-        message = response_headers()
-        message.attributes["envoy.filters.http.ext_proc"].fields[
-            "upstream.address"
-        ].string_value = "10.0.0.8:80"
-        message.metadata_context.filter_metadata["envoy.lb"].fields[
-            f"{KEY}-served"
-        ].string_value = "10.0.0.9:80"
-        await exchange.ask(message)
-        await exchange.call.done_writing()
-        await rig.settled()
-        assert rig.seen.over[0].decision.served == Address("10.0.0.8", 80)
-
-
-@pytest.mark.parametrize(
-    ("wire", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message"), (b"\x22\x7f", "undecodable")]
-)
-async def test_an_invalid_message_ends_the_stream_with_a_reason(wire: bytes, reason: str) -> None:
-    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
-        call: Any = channel.stream_stream(METHOD)()
-        await call.write(wire)
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await call.details() == reason
-        await rig.settled()
-        assert rig.seen.faults == [reason]
-
-
 async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -227,13 +172,6 @@ async def test_a_drain_ends_in_time_whatever_is_in_flight() -> None:
         assert await stuck.call.code() is not grpc.StatusCode.OK
         await rig.settled()
         assert rig.in_flight() == 0
-
-
-async def test_a_unix_socket_serves(tmp_path: Path) -> None:
-    listen = Listen(address=f"unix:{tmp_path}/epp.sock")
-    async with serving_picker(listen=listen) as rig, grpc.aio.insecure_channel(rig.target) as channel:
-        assert (await Exchange(channel).route()).HasField("request_body")
-        assert rig.server.port == 0
 
 
 @pytest.mark.parametrize(("asked", "mode"), [(Listen().socket_mode, 0o666), ("0660", 0o660)])
@@ -329,10 +267,3 @@ async def test_mutual_tls_lets_in_only_clients_that_the_ca_signed(tmp_path: Path
         assert not await healthy(rig.target, grpc.ssl_channel_credentials(root))
         stranger = grpc.ssl_channel_credentials(root, key.read_bytes(), root)
         assert not await healthy(rig.target, stranger)
-
-
-async def test_a_missing_certificate_is_a_configuration_error(tmp_path: Path) -> None:
-    tls = Tls(cert_file=str(tmp_path / "no.crt"), key_file=str(tmp_path / "no.key"))
-    with pytest.raises(ConfigError, match=r"no\.crt"):
-        async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=tls)):
-            pass

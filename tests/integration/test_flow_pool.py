@@ -137,51 +137,6 @@ async def _picker(
 
 
 @pytest.mark.parametrize("workers", [False, True], ids=["redis", "workers"])
-async def test_the_bound_of_waiting_requests_holds_for_both_pickers_together(
-    tmp_path: Path, *, workers: bool
-) -> None:
-    bound, asked = 10, 16
-    async with running_pool(tmp_path, workers=workers, inAll={"maxRequests": bound}) as pool:
-        await (await pool.ask(0))
-        tasks = [await pool.ask(n % 2) for n in range(asked)]
-
-        async def bounded() -> bool:
-            waiting = await pool.waiting()
-            refused = sum(task.done() for task in tasks)
-            return abs(waiting - bound) <= 0.1 * bound and waiting + refused == asked
-
-        await wait_until(bounded, what="requests over the bound are refused")
-        refused = await decided_of(tasks)
-        assert abs(len(refused) - (asked - bound)) <= 0.1 * bound
-        assert {one.running.refused.status for one in refused} == {429}
-        reasons = {one.running.refused.headers["x-llm-d-request-dropped-reason"] for one in refused}
-        assert reasons == {"flow_full"}
-
-
-async def test_requests_that_one_picker_sends_for_a_tenant_count_as_its_share_at_the_other(
-    tmp_path: Path,
-) -> None:
-    """The first tenant's request came first at this picker, and would be first. But the other picker has
-    already let a request of this tenant go.
-    """
-    async with running_pool(tmp_path) as pool:
-        went = await (await pool.ask(1, "first"))
-
-        async def heard() -> bool:
-            return await pool.pickers[0].metric("epp_endpoint_peers_in_flight") == 1
-
-        await wait_until(heard, what="the picker knows of it")
-        tasks = [await pool.ask(0, tenant) for tenant in ("first", "second", "first", "second")]
-        assert not any(task.done() for task in tasks)
-        order = []
-        while tasks:
-            await went.end()
-            (went,) = await decided_of(tasks)
-            order.append(went.tenant)
-        assert order == ["second", "first", "second", "first"]
-
-
-@pytest.mark.parametrize("workers", [False, True], ids=["redis", "workers"])
 async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path, *, workers: bool) -> None:
     """One tenant asks three times as often as the other. Each gets half of what is served, to one request or
     two.

@@ -209,21 +209,6 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
         writer.write(frame(Kind.GOAWAY, bytes(8)))
 
 
-async def test_an_idle_connection_gives_way_to_a_newcomer() -> None:
-    async with serving_picker() as rig:
-        server = rig.server.transport.server  # type: ignore[attr-defined]
-        server.max_peers = 4
-        async with contextlib.AsyncExitStack() as stack:
-            idle = [await stack.enter_async_context(connected(rig, address="127.0.0.9")) for _ in range(40)]
-            for reader, _ in idle[:30]:
-                with contextlib.suppress(ConnectionError):
-                    await asyncio.wait_for(reader.read(), 60)
-            assert len(server.peers) <= 2, "one address has half of all connections"
-            async with grpc.aio.insecure_channel(rig.target) as channel:
-                assert (await Exchange(channel).route()).HasField("request_body")
-            assert set(rig.seen.faults) == {"idle_connection_closed"}
-
-
 async def test_handshakes_that_stall_give_way_to_a_newcomer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,27 +290,6 @@ async def test_a_data_plane_goes_before_many_polite_health_checks() -> None:
         async with asyncio.timeout(60):
             while any(peer.connection.pending or peer.inbox for peer in others):  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0)
-
-
-async def test_five_thousand_streams_are_held_on_one_connection() -> None:
-    async with serving_picker() as rig, connected(rig) as (reader, writer):
-        never_overloaded(rig)
-        writer.write(hello(window=2**20) + window_update(0, 2**30))
-        first = message(request_headers(0).SerializeToString())
-        for start in range(1, 10_001, 200):
-            writer.write(b"".join(headers(n) + data(n, first) for n in range(start, start + 200, 2)))
-            await writer.drain()
-        async with asyncio.timeout(120):
-            while rig.server.streams < 5000 or rig.in_flight() < 5000:  # noqa: ASYNC110 - the same
-                await asyncio.sleep(0.01)
-        reading = asyncio.create_task(reader.read())
-        answer = message(response_headers().SerializeToString())
-        writer.write(b"".join(data(n, answer, ends=True) for n in range(1, 10_001, 2)))
-        await rig.settled()
-        assert rig.in_flight() == 0
-        writer.write_eof()
-        wire = await asyncio.wait_for(reading, 60)
-        assert sum(f.kind == Kind.HEADERS and f.ends for f in split(wire)) == 5000
 
 
 async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
 from epp.sources.keep import Sources
 from epp.sources.kvevents.exact import Exact, ModelSettings
@@ -190,25 +189,6 @@ async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Pu
         parts.picker.check_integrity()
 
 
-class Lying(Exact):
-    """Reports findings that no picker can add to its table."""
-
-    def findings(self, *, now: float) -> list[KvReport]:
-        return [ServerReport(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # the fault
-
-
-async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(publisher: Publisher) -> None:
-    def lying() -> Exact:
-        return Lying({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
-
-    async with following_addresses(lying, a=publisher.address) as parts:
-        await wait_until(
-            lambda: any(m.reason.startswith("failed") for m in parts.service.status.models.values()),
-            what="exact mode is off",
-        )
-        assert parts.pick("goes on " * 50) == A
-
-
 async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(publisher: Publisher) -> None:
     async with following_addresses(an_exact, a=publisher.address, b="tcp://127.0.0.1") as parts:
 
@@ -222,32 +202,6 @@ async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(pu
         assert reason == "cannot receive events: tcp://127.0.0.1: Invalid argument"
         parts.service.set_endpoints([])
         await wait_until(lambda: parts.service.status.servers == {}, what="both servers have gone")
-
-
-async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_counted(
-    publisher: Publisher,
-) -> None:
-    async with following_addresses(an_exact, a=publisher.address) as parts:
-
-        def a_is_heard() -> bool:
-            publisher.send(block_removed(1))
-            return parts.events(A) > 0
-
-        await wait_until(a_is_heard, what="the server is followed")
-        for _ in range(3):
-            publisher.send_frames(b"kv-other", bytes(8), b"of a process with numbers of its own")
-        publisher.send_frames(b"kv")
-        publisher.send_frames(b"kv", b"short", b"")
-        publisher.send_frames(b"kv", bytes(8), b"", b"one too many")
-        heard = parts.events(A)
-
-        def more_is_heard() -> bool:
-            publisher.send(block_removed(1))
-            return parts.events(A) > heard + 1 and parts.service.status.malformed >= 3
-
-        await wait_until(more_is_heard, what="later messages are received")
-        assert parts.service.status.malformed == 3
-        assert parts.service.status.gaps == {"found": 0, "lost": 0}
 
 
 async def test_a_message_over_the_limit_is_not_received_and_its_server_is_still_followed(

@@ -56,23 +56,6 @@ async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
         assert one.replica.in_flight_of_peers() == other.replica.in_flight_of_peers() == {}
 
 
-async def test_events_that_wait_for_redis_are_bounded_and_counted(tmp_path: Path) -> None:
-    port = free_port()
-    redis = Redis(url=f"redis://127.0.0.1:{port}")
-    async with sharing_over(redis, outbox_bytes=2**16) as one:
-        for n in range(600):
-            one.serve(text(str(n)))
-        speaker = one.replica.exchange.speaker
-        await wait_until(lambda: speaker.dropped > 0, what="the oldest were dropped")
-        assert speaker.waiting_bytes <= 2**16
-        await wait_until(
-            lambda: one.service.warm, what="the picker no longer waits for a Redis that is away", timeout_s=60
-        )
-        async with running_redis(tmp_path, port=port), sharing_over(redis) as other:
-            await met(one, other)
-            await both_ways(one, other, name="after")
-
-
 async def test_a_redis_that_answers_late_delays_reports_and_nothing_else(tmp_path: Path) -> None:
     async with (
         running_redis(tmp_path) as server,
@@ -198,29 +181,6 @@ async def test_a_picker_that_joins_does_not_stop_at_a_table_that_was_stored_for_
             )
 
 
-async def test_a_lone_picker_that_starts_again_finds_its_stored_table(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server:
-        redis = Redis(url=server.url)
-        async with sharing_over(redis) as first:
-            await wait_until(lambda: first.service.warm, what="the picker has started")
-            for n in range(100):
-                first.serve(text(f"conversation {n}"))
-            entries = first.replica.picker.table.entries
-        async with sharing_over(redis) as second:
-            await wait_until(lambda: second.service.warm, what="the picker has started")
-            assert second.replica.picker.table.entries >= 0.9 * entries
-
-
-async def test_invalid_entries_are_counted_and_skipped(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server, two_over(server) as (one, other):
-        (stream,) = [key for key in await server.do("KEYS", "*") if key.endswith(b":stream")]
-        await server.do("XADD", stream.decode(), "*", "b", "nonsense")
-        await server.do("XADD", stream.decode(), "*", "other", "field")
-        # A picker that sets its position back while it joins reads both again.
-        await wait_until(lambda: one.service.counts.malformed >= 2, what="both entries are counted")
-        await both_ways(one, other, name="p")
-
-
 async def test_a_key_of_another_type_is_an_error_and_sharing_goes_on_without_it(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)
@@ -235,23 +195,3 @@ async def test_a_key_of_another_type_is_an_error_and_sharing_goes_on_without_it(
             assert two.serve(text("p")).decision.chosen
             await server.do("DEL", stream)
             await wait_until(lambda: two.service.connected, what="the picker is connected")
-
-
-async def test_a_picker_joins_although_the_stored_table_is_invalid(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server:
-        redis = Redis(url=server.url)
-        async with sharing_over(redis) as one:
-            table = f"{one.replica.exchange.channel('p')}:table"
-        for stored in ("nonsense", "5-0\nnonsense", "\n"):
-            await server.do("SET", table, stored)
-            await _joins_all_the_same(redis)
-
-
-async def _joins_all_the_same(redis: Redis) -> None:
-    async with sharing_over(redis) as late:
-        counts = late.service.counts
-        await wait_until(
-            lambda: counts.errors["refused"] + counts.malformed > 0, what="the picker counts the error"
-        )
-        await wait_until(lambda: late.service.connected and late.service.warm, what="the picker is connected")
-        assert late.serve(text("p")).decision.chosen

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from epp.config.sharing import Redis, RedisTls, Sharing
+from epp.config.sharing import Redis, RedisTls
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.prefix_index.secret import HashSecret, derived
 from epp.serve.state_report import endpoints_of
 from epp.sources.sharing.redis_link import RedisLink
-from epp.sources.sharing.signed import SignedLink
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import (
@@ -26,7 +25,7 @@ from tests.harness.redis_server import (
     running_sentinel,
     tls_in_front,
 )
-from tests.harness.sharing import Sharer, both_ways, met, sharing, sharing_over
+from tests.harness.sharing import Sharer, both_ways, met, sharing_over
 from tests.unit.picker.picker_questions import text
 
 
@@ -78,18 +77,6 @@ async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_
         await wait_until(
             agree, what="all pickers report the undone work of the whole pool", timeout_s=sent_s / 2
         )
-
-
-async def test_pools_on_one_server_never_mix(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server, AsyncExitStack() as stack:
-        redis = Redis(url=server.url)
-        a1, a2, b = [await stack.enter_async_context(sharing_over(redis, pool=p)) for p in ("a", "a", "b")]
-        await met(a1, a2)
-        b.serve(text("p of b"))
-        await both_ways(a1, a2, name="p")
-        assert b.peers == 0
-        assert not b.knows(text("p of one"))
-        assert not a1.knows(text("p of b"))
 
 
 async def test_the_stream_is_bounded_and_an_unused_channel_goes_away(tmp_path: Path) -> None:
@@ -221,27 +208,6 @@ async def test_pickers_follow_a_sentinel_to_the_new_master(tmp_path: Path) -> No
         await wait_until(promoted, what="the replica is master", timeout_s=120)
         await met(one, other, timeout_s=120)
         await both_ways(one, other, name="after")
-
-
-async def test_pickers_with_a_key_share_and_ignore_a_picker_without_it(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server:
-        redis, settings = Redis(url=server.url), Sharing(pool="p", flush_interval_seconds=0.02)
-        key = b"a key that nobody guesses"
-
-        def signed() -> SignedLink:
-            return SignedLink(RedisLink(redis), key=key)
-
-        async with (
-            sharing(signed(), settings=settings) as one,
-            sharing(signed(), settings=settings) as other,
-            sharing(RedisLink(redis), settings=settings) as stranger,
-        ):
-            await met(one, other)
-            await both_ways(one, other, name="p")
-            stranger.serve(text("forged"))
-            await wait_until(lambda: other.service.counts.malformed > 0, what="the stranger is refused")
-            assert (one.peers, other.peers) == (1, 1)
-            assert not other.knows(text("forged"))
 
 
 def made(letter: bytes) -> HashSecret:

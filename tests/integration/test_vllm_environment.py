@@ -15,8 +15,6 @@ from tests.harness.cached_builds import BuildFailedError, cache_folder
 from tests.vllm_env import environment
 from tests.vllm_env.cuda_standins import SharedObject, Symbol, plan, source, version_script
 from tests.vllm_env.environment import VllmEnvironment, VllmEnvironmentError
-from tests.vllm_env.prompts import prose
-from tests.vllm_env.server import VllmServer, VllmServerError, start_all
 
 pytest_plugins = ["pytester"]
 
@@ -41,19 +39,6 @@ def test_a_missing_environment_names_the_command_that_builds_it(
         environment.require()
 
 
-def test_the_place_is_the_same_each_time_and_another_for_other_pins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = environment.locate()
-    assert environment.locate() == before
-    other_pins = tmp_path / "vllm.txt"
-    other_pins.write_bytes(environment.LOCK_FILE.read_bytes() + b"\n")
-    monkeypatch.setattr(environment, "LOCK_FILE", other_pins)
-    after = environment.locate()
-    assert after.folder != before.folder
-    assert after.model_folder != before.model_folder
-
-
 def test_a_failed_build_leaves_nothing_and_the_remains_of_a_killed_one_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,44 +56,6 @@ def test_a_failed_build_leaves_nothing_and_the_remains_of_a_killed_one_are_remov
 
     assert [path.name for path in cache_folder().iterdir()] == ["vllm.lock"]
     assert any("interrupted build" in line for line in said)
-
-
-def test_only_complete_environments_of_other_pins_are_named_as_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    older = cache_folder() / "vllm-0123456789abcdef"
-    unfinished = older.with_name(f"{older.name}.building-1")
-    for folder in (older, unfinished, environment.locate().folder):
-        (folder / "bin").mkdir(parents=True)
-        (folder / "bin" / "python").touch()
-    (cache_folder() / "vllm-scratch").mkdir()
-    assert environment.others() == [older]
-
-
-def test_a_server_that_dies_at_start_says_so_with_the_end_of_its_log(tmp_path: Path) -> None:
-    pretended = pretend_environment(tmp_path, script="echo out of memory, says the engine; exit 3")
-    server = VllmServer(pretended, name="doomed", folder=tmp_path)
-    with pytest.raises(VllmServerError, match=r"doomed ended with status 3\n(.*\n)*out of memory"), server:
-        pytest.fail("it started")
-    assert not server.running
-
-
-def test_a_server_that_is_never_ready_is_killed_at_its_deadline(tmp_path: Path) -> None:
-    pretended = pretend_environment(tmp_path, script="exec sleep 1000")
-    server = VllmServer(pretended, name="slow", folder=tmp_path)
-    server.start()
-    with pytest.raises(VllmServerError, match="slow was not ready in 0 s"):
-        server.wait_ready(timeout_s=0)
-    assert not server.running
-
-
-def test_when_one_server_fails_to_start_the_other_does_not_stay(tmp_path: Path) -> None:
-    pretended = pretend_environment(tmp_path, script="mkdir started || exit 3; exec sleep 1000")
-    servers = [VllmServer(pretended, name=name, folder=tmp_path) for name in ("first", "second")]
-    with pytest.raises(VllmServerError):
-        start_all(servers)
-    assert [server.running for server in servers] == [False, False]
 
 
 def test_no_process_of_a_server_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
@@ -178,9 +125,3 @@ def test_a_versioned_symbol_goes_to_the_library_of_its_version_and_a_bare_one_to
     }
     assert "int cudaMalloc(void) { return 100; }" in source(planned["libcudart.so.13"])
     assert version_script(planned["libcudart.so.13"]) == "libcudart.so.13 { global: cudaMalloc; };\n"
-
-
-def test_prose_of_equal_seeds_is_equal_and_of_others_differs_from_the_start() -> None:
-    assert prose("a", words=50) == prose("a", words=50)
-    assert prose("a", words=50)[:20] != prose("b", words=50)[:20]
-    assert len(prose("a", words=50).split()) == 50

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.suite import PARTS, Outcome, Part, read_report, run_all, run_part, table
+from tests.suite import PARTS, Outcome, Part, run_all, run_part, table
 
 _FLAKY = """
 from pathlib import Path
@@ -46,26 +46,9 @@ def test_a_test_that_fails_once_passes_and_is_named(folder: Path) -> None:
     assert "needed a second run: test_it::test_passes_the_second_time" in table([outcome], seconds=1.0)
 
 
-def test_a_test_that_fails_twice_has_failed(folder: Path) -> None:
-    outcome = run_part(_part("def test_no(): assert False\n", folder), built=None)
-    assert (outcome.status, outcome.failed, outcome.second_run) == (1, ["test_it::test_no"], [])
-    assert "FAILED" in table([outcome], seconds=1.0)
-
-
-def test_a_file_that_cannot_be_imported_fails(folder: Path) -> None:
-    outcome = run_part(_part("import nothing_of_this_name\n", folder), built=None)
-    assert outcome.status != 0
-
-
 def test_a_part_without_tests_fails(folder: Path) -> None:
     outcome = run_part(_part("", folder), built=None)
     assert outcome.status != 0
-
-
-def test_skipped_tests_are_counted(folder: Path) -> None:
-    text = "import pytest\n\n@pytest.mark.skip\ndef test_later(): pass\n"
-    outcome = run_part(_part(text, folder), built=None)
-    assert (outcome.status, outcome.tests, outcome.skipped) == (0, 1, 1)
 
 
 def test_the_table_adds_up() -> None:
@@ -73,25 +56,6 @@ def test_the_table_adds_up() -> None:
     # Two parts ran at a time, so the whole took less than the sum of the parts.
     total = table(outcomes, seconds=150.0).splitlines()[-1].split()
     assert total == ["all", str(10 * len(PARTS)), str(len(PARTS)), "2.5"]
-
-
-def test_a_file_that_takes_long_is_named(tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    report.write_text(
-        '<testsuites><testsuite><testcase classname="tests.unit.test_a" name="one" time="50.0"/>'
-        '<testcase classname="tests.unit.test_a.TestMachine" name="two" time="40.0"/>'
-        '<testcase classname="tests.unit.test_b" name="three" time="9.0"/></testsuite></testsuites>'
-    )
-    outcome = Outcome(PARTS[0], files_s=read_report(report).files_s)
-    assert table([outcome], seconds=99.0).splitlines()[-1] == "1.5 minutes: tests.unit.test_a"
-    assert "test_b" not in table([outcome], seconds=99.0)
-
-
-def test_tests_may_record_properties(folder: Path) -> None:
-    text = "def test_size(record_property): record_property('bytes', 17)\n"
-    outcome = run_part(_part(text, folder), built=None)
-    assert (outcome.status, outcome.tests) == (0, 1)
-    assert "17" in (folder / "build/tests/one-first.xml").read_text()
 
 
 def test_parts_that_run_together_keep_their_failures_separate(

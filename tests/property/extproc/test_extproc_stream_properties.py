@@ -4,7 +4,6 @@ leaves nothing booked.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
@@ -17,10 +16,8 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.picker.picker import Picker
-from epp.protocol.asking import request_names
 from epp.protocol.bodies import BodyRoom
-from epp.protocol.codec import decode, encode
-from epp.protocol.header_names import RESPONSE_NAMES
+from epp.protocol.codec import encode
 from epp.protocol.http_events import (
     Answer,
     BodyMode,
@@ -239,29 +236,3 @@ def outcome_of(
     (answer,) = [a for a in actions if isinstance(a, Answer) and a.destination]
     decision = pick.decision
     return answer.destination, decision.kind, decision.model, decision.prompt_tokens, decision.prompt_chunks
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"\x22", b"\x2a", b"\x22\x05\x0a\x03abc"]))
-def test_no_bytes_on_the_wire_raise_anything_but_a_protocol_error(data: bytes, prefix: bytes) -> None:
-    names = request_names(PolicySpec(session_header="s"))
-    with contextlib.suppress(StreamProtocolError):
-        decode(prefix + data, names=names, response_names=RESPONSE_NAMES)
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.binary(max_size=500), end=st.booleans(), request_side=st.booleans(), more=st.booleans())
-def test_a_body_that_is_cut_out_of_the_bytes_equals_what_protobuf_reads(
-    *, data: bytes, end: bool, request_side: bool, more: bool
-) -> None:
-    from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc  # noqa: PLC0415 - untyped, only here
-
-    message = ext_proc.ProcessingRequest()
-    part = message.request_body if request_side else message.response_body
-    part.body, part.end_of_stream = data, end
-    part.SetInParent()
-    if more:
-        message.metadata_context.filter_metadata["envoy.lb"].fields["x"].string_value = "y"
-    wire = message.SerializeToString()
-    event = RequestBody(data, end_of_stream=end) if request_side else ResponseBody(data, end_of_stream=end)
-    assert decode(wire, names=frozenset(), response_names=RESPONSE_NAMES) == event

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
-from epp.protocol import _wire
 from epp.protocol.asking import request_names
 from epp.protocol.codec import decode, echo_of, echoes_in, encode
 from epp.protocol.header_names import RESPONSE_NAMES
@@ -279,29 +278,6 @@ def test_a_body_message_is_refused_or_read_as_protobuf_reads_it(data: bytes, dra
     except KeyError:  # the message is now of another kind
         return
     assert decoded() == wanted
-
-
-@given(st.lists(st.tuples(st.sampled_from(WANTED), values), min_size=1, max_size=5))
-def test_no_value_is_taken_for_another_header(headers: list[tuple[str, bytes]]) -> None:
-    header_map = b"".join(part(1, part(1, name.encode()) + part(3, value)) for name, value in headers)
-    read = _wire.headers_of(part(2, part(1, header_map)), tuple(WANTED))
-    assert read is not None
-    assert read[0] == [(name, value.decode("latin-1")) for name, value in headers]
-
-
-def test_the_messages_that_envoy_sends_need_no_protobuf() -> None:
-    headers = [
-        (":path", b"/v1/completions"),
-        ("cookie", b"c" * 300),
-        ("x-request-id", b"r1"),
-        ("x-empty", b""),
-    ]
-    header_map = b"".join(
-        part(1, part(1, name.encode()) + (part(3, value) if value else b"")) for name, value in headers
-    )
-    data = part(2, part(1, header_map)) + b"\x42\x00\x5a\x02\x08\x02"
-    read = _wire.headers_of(data, (":path", "x-request-id"))
-    assert read == ([(":path", "/v1/completions"), ("x-request-id", "r1")], False, len(data) - 6)
 
 
 @given(

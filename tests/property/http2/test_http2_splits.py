@@ -101,18 +101,6 @@ def test_every_split_of_the_bytes_gives_the_same_events(script: list[bytes], dra
     assert events_of(wire, list(range(len(wire))), [1]) == whole
 
 
-def test_a_long_conversation_gives_the_same_events_byte_by_byte() -> None:
-    rng = random.Random(7)
-    wire = hello()
-    for number in range(1, 60, 2):
-        body = b"".join(grpc(rng.randbytes(rng.randrange(30))) for _ in range(5))
-        cut = rng.randrange(len(body))
-        wire += (
-            headers(number) + data(number, body[:cut]) + data(number, body[cut:], ends=True) + reset(number)
-        )
-    assert events_of(wire, list(range(len(wire))), [2**31]) == events_of(wire, [], [2**31])
-
-
 def test_messages_in_frames_of_any_size_are_read() -> None:
     """A frame holds a part of a message, its end, or its end and the beginning of the next message."""
     messages = [random.Random(size).randbytes(size) for size in (30, 0, 29, 1, 13, 30)]

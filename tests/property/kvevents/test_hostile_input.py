@@ -21,7 +21,7 @@ from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.sequence import Deliver, Forget, Sequence
+from epp.sources.kvevents.sequence import Deliver, Forget
 from tests.unit.sources.kvevents.a_language import write_language
 
 SERVERS = (EndpointName("a"), EndpointName("b"))
@@ -215,28 +215,3 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
         exact.check_integrity()
         errors = exact.models()[""].prompts.get("error", 0)
     assert not errors, exact.last_errors()
-
-
-@given(
-    replays=st.booleans(),
-    heard=st.lists(
-        st.tuples(
-            st.sampled_from(["live", "replayed", "over", "restarted"]),
-            st.integers(0, 6) | st.just(2**64 - 1),
-            st.binary(max_size=1),
-        )
-    ),
-)
-def test_no_order_of_numbers_ends_the_thread(*, replays: bool, heard: list[tuple[str, int, bytes]]) -> None:
-    messages = Sequence(replays=replays)
-    for kind, number, payload in heard:
-        if kind == "live":
-            messages.live(number, payload)
-        elif kind == "replayed":
-            messages.replayed(number, payload)
-        elif kind == "over":
-            messages.replay_over()
-        else:
-            messages.restarted()
-        messages.check_integrity()
-        assert messages.due is None or len(messages.due.to_bytes(8, "big")) == 8

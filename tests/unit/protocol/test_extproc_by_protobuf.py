@@ -11,18 +11,10 @@ from epp.protocol.by_protobuf import around, decode, encode
 from epp.protocol.header_names import DESTINATION
 from epp.protocol.http_events import (
     Answer,
-    BodyMode,
     Delay,
     Estimate,
-    Event,
-    Modes,
     Refuse,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
     ResponseHeaders,
-    ResponseTrailers,
     Slot,
     StreamProtocolError,
 )
@@ -32,54 +24,6 @@ SUBSET, SERVED = f"{DESTINATION}-subset", f"{DESTINATION}-served"
 
 def asked(**parts: Any) -> ext_proc.ProcessingRequest:
     return ext_proc.ProcessingRequest(**parts)
-
-
-def with_headers(part: str, *headers: tuple[str, bytes]) -> ext_proc.ProcessingRequest:
-    message = asked()
-    getattr(message, part).end_of_stream = True
-    for name, value in headers:
-        getattr(message, part).headers.headers.add(key=name, raw_value=value)
-    return message
-
-
-def event_of(message: ext_proc.ProcessingRequest) -> Event:
-    return decode(
-        message.SerializeToString(), names=frozenset({":path", "x-a"}), response_names=frozenset({":status"})
-    )
-
-
-@pytest.mark.parametrize(
-    ("message", "event"),
-    [
-        (
-            with_headers("request_headers", (":path", b"/v1"), ("X-A", b"\xe9"), (":status", b"1")),
-            RequestHeaders([(":path", "/v1"), ("x-a", "é")], end_of_stream=True),
-        ),
-        (
-            with_headers("response_headers", (":status", b"200"), (":path", b"/v1")),
-            ResponseHeaders([(":status", "200")], end_of_stream=True),
-        ),
-        (asked(request_body={"body": b"a", "end_of_stream": True}), RequestBody(b"a", end_of_stream=True)),
-        (asked(response_body={"body": b"b"}), ResponseBody(b"b")),
-        (asked(request_trailers={}), RequestTrailers()),
-        (asked(response_trailers={}), ResponseTrailers()),
-    ],
-)
-def test_each_part_of_a_request_becomes_its_event(message: ext_proc.ProcessingRequest, event: Event) -> None:
-    assert event_of(message) == event
-
-
-def test_modes_come_with_headers_and_bodies() -> None:
-    config = {
-        "request_body_mode": 4,
-        "response_body_mode": 2,
-        "send_body_without_waiting_for_header_response": True,
-    }
-    modes = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED, early_body=True)
-    for part in ("request_headers", "request_body", "response_headers", "response_body"):
-        event = event_of(asked(**{part: {}, "protocol_config": config}))
-        assert isinstance(event, RequestHeaders | RequestBody | ResponseHeaders | ResponseBody)
-        assert event.modes == modes
 
 
 @pytest.mark.parametrize(
@@ -94,25 +38,6 @@ def test_modes_come_with_headers_and_bodies() -> None:
 def test_other_bytes_are_one_typed_error(data: bytes, reason: str) -> None:
     with pytest.raises(StreamProtocolError, match=reason):
         decode(data, names=frozenset(), response_names=frozenset())
-
-
-def surroundings() -> ext_proc.ProcessingRequest:
-    """Return a message without a main part."""
-    message = asked(protocol_config={"request_body_mode": 2})
-    spaces = message.metadata_context.filter_metadata
-    for entry in ("10.0.0.1:80", "10.0.0.2:80"):
-        spaces["envoy.lb.subset_hint"].fields[SUBSET].list_value.values.add(string_value=entry)
-    spaces["envoy.lb"].fields[SERVED].string_value = "10.0.0.3:80"
-    return message
-
-
-def test_the_parts_beside_the_main_part_are_read_alone() -> None:
-    message, modes = surroundings(), Modes(BodyMode.BUFFERED)
-    subset = ("10.0.0.1:80", "10.0.0.2:80")
-    assert around(message.SerializeToString()) == (subset, "10.0.0.3:80", modes, 0)
-    message.attributes["a filter"].fields["upstream.address"].string_value = "10.0.0.4:80"
-    assert around(message.SerializeToString()) == (subset, "10.0.0.4:80", modes, 0)
-    assert around(b"") == (None, None, None, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from epp.sources.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
 
@@ -50,13 +48,3 @@ def test_what_is_no_list_of_models_is_refused(broken: bytes) -> None:
     with pytest.raises(ModelPageError) as raised:
         parse_model_page(broken)
     assert len(str(raised.value)) < 300
-
-
-@pytest.mark.slow
-@given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(list_page))
-def test_nothing_but_its_own_error_comes_out(data: bytes) -> None:
-    try:
-        listed = parse_model_page(data)
-    except ModelPageError:
-        return
-    assert listed.cards
