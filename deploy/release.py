@@ -117,6 +117,8 @@ def build(folder: Path, *, engine: Sequence[str], key: str) -> None:
     for chart in CHARTS:
         _say(f"chart {chart}")
         package(chart, folder)
+    cluster_wide = [path.read_text() for path in sorted((ROOT / "deploy" / "crds").glob("*.yaml"))]
+    (folder / f"prefix-gateway-crds-{version()}.yaml").write_text("---\n".join(cluster_wide))
     for image, requirements in IMAGES.items():
         _say(f"bill of materials of {image}")
         tool = (uv, "tool", "run", "--quiet", "--from", _SBOM_TOOL, "cyclonedx-py")

@@ -88,7 +88,7 @@ PLACES: Mapping[str, str] = {
     "config": "docs/reference-config.md",
     "policy": "docs/reference-policy.md",
     "metrics": "docs/reference-metrics.md",
-    "crd": "deploy/helm/prefix-gateway/files/prefixroutingpolicies.yaml",
+    "crd": "deploy/crds/prefixroutingpolicies.yaml",
     "rbac": "deploy/helm/prefix-gateway/files/picker-rules.yaml",
 }
 """Where the repository keeps each page. `make docs` writes these files, and a test compares them."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-import shutil
 import ssl
 import tempfile
 from collections.abc import Callable
@@ -26,7 +25,6 @@ pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
-CRD = "prefixroutingpolicies.prefix-gateway.dev"
 OF_THE_CLUSTER = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 """The objects that every namespace has."""
 
@@ -136,13 +134,12 @@ async def test_an_upgrade_applies_the_new_values_and_a_rollback_takes_them_back(
     def replicas() -> int:
         return int(cluster.get(*deployment)["spec"]["replicas"])
 
-    never = ("--set", "crd.install=never")
-    cluster.helm("install", "gateway", GATEWAY, *where, *never)
+    cluster.helm("install", "gateway", GATEWAY, *where)
     await eventually(lambda: replicas() == 2, "the autoscaler brings up its least number of replicas")
     first, password = template(), secret()
     cluster.kubectl("scale", "--replicas=4", *deployment)
 
-    cluster.helm("upgrade", "gateway", GATEWAY, *where, *never, "--set", "config.log.level=debug")
+    cluster.helm("upgrade", "gateway", GATEWAY, *where, "--set", "config.log.level=debug")
     assert template()["metadata"]["annotations"] != first["metadata"]["annotations"], (
         "new pods read the new file"
     )
@@ -253,7 +250,7 @@ async def test_a_picker_certificate_made_by_the_chart_is_kept_on_upgrade(
     cluster_with_addons: ControlPlane, namespace: str
 ) -> None:
     plane, where = cluster_with_addons, ("--namespace", namespace)
-    flags = ("--set", "shape=gateway", "--set", "crd.install=never")
+    flags = ("--set", "shape=gateway")
     plane.helm("install", "gateway", GATEWAY, *where, *flags)
     made = plane.get("secret/gateway-prefix-gateway-picker-tls", *where)["data"]
     plane.helm("upgrade", "gateway", GATEWAY, *where, *flags, "--set", "longestAnswerSeconds=60")
@@ -293,7 +290,7 @@ def test_the_role_has_only_the_rights_that_the_picker_needs(
         GATEWAY,
         *where,
         "--set",
-        "crd.install=never,autoscaling.enabled=false,replicas=0",
+        "autoscaling.enabled=false,replicas=0",
     )
     user = f"--as=system:serviceaccount:{namespace}:gateway-prefix-gateway"
 
@@ -313,49 +310,3 @@ def test_the_role_has_only_the_rights_that_the_picker_needs(
     assert not may("update", "leases.coordination.k8s.io/another")
     assert not may("watch", "pods", "--all-namespaces")
     plane.helm("uninstall", "gateway", *where)
-
-
-async def test_the_crd_is_upgraded_with_the_chart_kept_on_uninstall_and_shared_by_releases(
-    own_cluster: ControlPlane, tmp_path: Path
-) -> None:
-    plane = own_cluster
-    for namespace in ("one", "two"):
-        plane.kubectl("create", "namespace", namespace)
-
-    older = tmp_path / "prefix-gateway"
-    shutil.copytree(GATEWAY, older)
-    file = older / "files" / "prefixroutingpolicies.yaml"
-    crd = yaml.safe_load(file.read_text())
-    crd["spec"]["versions"][0].pop("additionalPrinterColumns")
-    file.write_text(yaml.safe_dump(crd))
-    plane.helm("install", "gateway", older, "--namespace", "one")
-    policies = plane.helm("get", "notes", "gateway", "--namespace", "one").split("<<EOF\n")[1].split("EOF")[0]
-    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{CRD}")
-    plane.kubectl("apply", "--namespace", "one", "-f", "-", stdin=policies)
-    assert (
-        plane.get("prefixroutingpolicies", "--namespace", "one")["items"][0]["spec"]["rule"] == "least-cost"
-    )
-
-    plane.helm("upgrade", "gateway", GATEWAY, "--namespace", "one")
-    assert plane.get("crd", CRD)["spec"]["versions"][0]["additionalPrinterColumns"]
-
-    notes = plane.helm("install", "gateway", GATEWAY, "--namespace", "two")
-    assert "belongs to release gateway in namespace one, and this release does not upgrade it" in notes, (
-        "no flag is needed"
-    )
-
-    for namespace in ("one", "two"):
-        plane.helm("uninstall", "gateway", "--namespace", namespace, "--wait")
-    await emptied(plane, "two")
-    left = listed(plane, "one") - OF_THE_CLUSTER
-    assert left == {"prefixroutingpolicy/gateway-prefix-gateway"}, (
-        "the objects of the user and their CRD stay"
-    )
-
-    notes = plane.helm("install", "other", GATEWAY, "--namespace", "two")
-    assert "belongs to release gateway in namespace one, which is gone, so nothing upgrades it" in notes
-    plane.helm(
-        "upgrade", "other", GATEWAY, "--namespace", "two", "--set", "crd.install=always", "--take-ownership"
-    )
-    owner = plane.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
-    assert owner == "other"

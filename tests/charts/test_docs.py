@@ -63,13 +63,6 @@ def test_the_commands_of_the_page_run_in_their_order(own_cluster: ControlPlane) 
                 if not NEEDS_PODS & set(command.split()):
                     run(plane, command)
         said = run(plane, script)
-        if "helm install" in script:
-            plane.kubectl(
-                "wait",
-                "--for=condition=Established",
-                "--timeout=60s",
-                "crd/prefixroutingpolicies.prefix-gateway.dev",
-            )
         if "get prefixroutingpolicy" in script:
             assert "chat" in said
     left = plane.kubectl(

@@ -25,7 +25,7 @@ METRIC: Final = (
     "autoscaling.metrics[0].resource.target.averageUtilization=80",
 )
 CHARTS: Final = {
-    "gateway": (GATEWAY, "gateway-prefix-gateway", ("crd.install=never", "sharing.enabled=false")),
+    "gateway": (GATEWAY, "gateway-prefix-gateway", ("sharing.enabled=false",)),
     "servers": (MODEL_SERVER, "servers-model-server", ("engine=simulated", *METRIC)),
 }
 LEAST: Final = 3

@@ -38,11 +38,19 @@ def differences(values: Any, schema: dict[str, Any], path: str = "") -> list[str
     return found
 
 
+def without_removed(schema: Any) -> Any:
+    """Return the schema without the values that it lets through only for a message of the chart."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {k: v for k, v in schema.items() if v != {"description": "removed"}}
+    return {key: without_removed(value) for key, value in kept.items()}
+
+
 @CHARTS
 def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None:
     text = (chart / "values.yaml").read_text()
     assert len(text.splitlines()) < 200
-    schema = json.loads((chart / "values.schema.json").read_text())
+    schema = without_removed(json.loads((chart / "values.schema.json").read_text()))
     values = yaml.safe_load(text)
     for optional in (
         "profile",

@@ -15,7 +15,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
+from tests.cluster.installed import CHARTS, DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
 from tests.cluster.pods import container_status
 from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import ControlPlane
@@ -39,6 +39,7 @@ async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
 ) -> None:
     create_namespace(own_cluster, NAMESPACE)
     install_inference_pool(own_cluster)
+    own_cluster.kubectl("apply", "--server-side", "-f", CHARTS.parent / "crds")
     site = Installed(own_cluster, NAMESPACE)
     with running_node(own_cluster, images=IMAGES, folder=tmp_path / "node") as node:
         await install(site)

@@ -142,26 +142,6 @@ ipFamilies: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* `true` if this release installs the CRD, otherwise the owner of the CRD. */}}
-{{- define "gateway.crdIsOurs" -}}
-{{- if eq .Values.crd.install "always" }}true
-{{- else if eq .Values.crd.install "never" }}somebody else
-{{- else }}
-{{- $old := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "prefixroutingpolicies.prefix-gateway.dev" | default dict }}
-{{- $name := dig "metadata" "annotations" "meta.helm.sh/release-name" "" $old }}
-{{- $namespace := dig "metadata" "annotations" "meta.helm.sh/release-namespace" "" $old }}
-{{- if or (not $old) (and (eq $name .Release.Name) (eq $namespace .Release.Namespace)) }}true
-{{- else if $name }}release {{ $name }} in namespace {{ $namespace }}
-{{- $lives := false }}
-{{- range (lookup "apps/v1" "Deployment" $namespace "").items }}
-{{- if eq (dig "metadata" "annotations" "meta.helm.sh/release-name" "" .) $name }}{{ $lives = true }}{{ end }}
-{{- end }}
-{{- if not $lives }}, which is gone{{ end }}
-{{- else }}somebody without helm
-{{- end }}
-{{- end }}
-{{- end }}
-
 {{/* The security context of a container, without any right that a server program does not need. */}}
 {{- define "gateway.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -184,9 +164,20 @@ capabilities: {drop: [ALL]}
 {{- mulf (float64 $number) (get $units (trimPrefix $number $text)) | int64 }}
 {{- end }}
 
+{{/* Values of earlier releases, and what to write instead. The schema lets them through, so that this message is seen. */}}
+{{- define "gateway.removed" -}}
+crd: the CRD is of the cluster and of no release; remove `crd`, and apply deploy/crds once (docs/kubernetes.md)
+rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it, and apply deploy/crds once (docs/kubernetes.md)
+{{- end }}
+
 {{/* Refuses values that a schema cannot refuse. */}}
 {{- define "gateway.check" -}}
 {{- $config := .Values.config }}
+{{- range $path, $instead := include "gateway.removed" . | fromYaml }}
+{{- $at := $.Values }}
+{{- range splitList "." $path }}{{ $at = ternary (get (default dict $at) .) nil (and (kindIs "map" $at) (hasKey (default dict $at) .)) }}{{ end }}
+{{- if not (kindIs "invalid" $at) }}{{ fail (printf "%s: was removed; %s" $path $instead) }}{{ end }}
+{{- end }}
 {{- range $field := list "endpointsFile" "policyFile" }}
 {{- if hasKey $config $field }}
 {{- fail (printf "config.%s: the chart's pods take endpoints from `pool` and the policy from `policy`; remove it" $field) }}

@@ -4,15 +4,17 @@ structs.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
 import yaml
 
 from epp.config.policy import PolicySpec
-from epp.sources.kube.crd import crd, crd_yaml
+from epp.sources.kube.crd import REVISION, crd, crd_yaml
 
 
 def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -122,3 +124,23 @@ def test_the_columns_are_accepted_rule_endpoints_hit_ratio_and_age() -> None:
         "Hit ratio",
         "Age",
     ]
+
+
+SEEN: Final = {2: "a5d4aacc905173e9"}
+"""By revision of the CRD: a digest of what its schema takes."""
+
+
+def shape(schema: Any) -> Any:
+    """Return what a schema takes, without the texts for people."""
+    if isinstance(schema, dict):
+        texts = {"title"} | ({"description"} if isinstance(schema.get("description"), str) else set())
+        return {key: shape(value) for key, value in schema.items() if key not in texts}
+    return [shape(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def test_a_changed_schema_has_a_new_revision() -> None:
+    schema = shape(crd()["spec"]["versions"][0]["schema"])
+    digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:16]
+    assert SEEN.get(REVISION) == digest, (
+        "raise REVISION once for each release that changes the schema, and write the new digest here"
+    )
