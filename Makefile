@@ -129,10 +129,17 @@ docs: $(VENV)/.dev ## write the reference pages, the pictures and the chart's ge
 	@$(BIN)/python -c 'from epp.serve.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
 	@$(BIN)/python -m tests.charts.policy_schema
 
+docs-site: $(VENV)/.dev ## build the pages as a searchable site that works offline, in build/site
+	@$(BIN)/uv venv -q --clear build/site-env
+	@$(BIN)/uv pip install -q --python build/site-env/bin/python --require-hashes -r requirements/site.txt
+	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/mkdocs build -q --strict
+	@echo "build/site/index.html"
+
 lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt
 	$(COMPILE) pyproject.toml --extra run --extra exact --extra kv-events --extra kubernetes --extra redis --extra tracing --group dev -o requirements/dev.txt
 	$(COMPILE) --group load -c requirements/dev.txt -o requirements/load.txt
+	$(COMPILE) --group site -o requirements/site.txt
 	$(COMPILE) pyproject.toml --extra exact --extra kubernetes --extra redis --extra tracing --group build -c requirements/dev.txt -o requirements/picker.txt
 	$(COMPILE) pyproject.toml --extra kv-events --group build -c requirements/dev.txt -o requirements/model-server.txt
 	$(BIN)/python -m tests.vllm_env lock

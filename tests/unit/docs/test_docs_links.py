@@ -63,6 +63,12 @@ def test_every_page_is_listed_in_the_index() -> None:
     assert pages - set(index.links) == set()
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    site = (REPOSITORY / "mkdocs.yml").read_text()
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")}
+    assert pages - set(re.findall(r"[\w-]+\.md", site)) == set()
+
+
 def test_the_front_page_has_600_to_900_words() -> None:
     assert 600 <= len((REPOSITORY / "README.md").read_text().split()) <= 900
 
