@@ -23,6 +23,8 @@ from epp.serve.hash_secret import hash_secret
 from epp.sources.files.certificate import check_tls, files_of, to_do
 from epp.sources.scraping.sessions import ApiKey
 
+_MOST_LOAD_RATIO: Final = 1.5
+_MOST_IN_FLIGHT: Final = 16
 _LONGEST_SOCKET_BYTES: Final = 107
 """The longest path that Linux allows for a unix socket."""
 
@@ -46,8 +48,23 @@ def inspect(config: Config) -> list[str]:
 
 
 def contradictions(config: Config, policy: Policy) -> list[str]:
-    """Return remarks on a policy that asks for something that the gateway does not do."""
-    return [*_of_destinations(config, policy), *_of_waits(config, policy)]
+    """Return remarks on a policy that overloads servers, or asks for what the gateway does not do."""
+    return [*_of_hot_spots(policy.spec), *_of_destinations(config, policy), *_of_waits(config, policy)]
+
+
+def _of_hot_spots(spec: PolicySpec) -> Iterator[str]:
+    """Yield the numbers by which a popular prompt overloads its server while other servers are idle."""
+    ratio, least = spec.prefix_hash.max_load_ratio, spec.prefix_hash.min_in_flight
+    if spec.rule == "prefix-hash" and ratio > _MOST_LOAD_RATIO:
+        yield (
+            f"prefixHash.maxLoadRatio: one server may get {ratio:g} times the mean of requests, and becomes a hot "
+            f"spot; write at most {_MOST_LOAD_RATIO:g}"
+        )
+    if spec.rule == "prefix-hash" and least > _MOST_IN_FLIGHT:
+        yield (
+            f"prefixHash.minInFlight: {least} requests for one beginning may be at one server while others are "
+            f"idle; write at most {_MOST_IN_FLIGHT}"
+        )
 
 
 def _of_destinations(config: Config, policy: Policy) -> Iterator[str]:

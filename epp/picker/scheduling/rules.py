@@ -22,10 +22,17 @@ from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
 from epp.picker.scheduling.snapshot import Floats, Snapshot
 
+_BUSY_TOKENS = 2_048
+"""A server with more tokens to compute is left for the next match: about the tokens of one step."""
+_TOO_BUSY_TOKENS = 16_384
+"""A server with more is left although it holds the adapter: loading an adapter costs some thousand tokens."""
+
 
 class Affinity(Rule):
     """The 0602 proposal's plain rule. It prefers servers that hold the adapter, then servers with a free slot
-    for the adapter; among these the longest match; among equal matches the least load.
+    for the adapter; among these the longest match; among equal matches the fewest tokens to compute, then the
+    fewest requests. Servers that have too much to compute come after the others, so that there are no hot
+    spots.
     """
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
@@ -33,12 +40,14 @@ class Affinity(Rule):
 
     def rank(self, weighed: Weighed) -> Ranked:
         seen, uncached = weighed.seen, weighed.uncached_tokens
-        adapters = np.zeros(len(seen), dtype=np.int64)
+        undone = seen.undone_tokens
+        digits = [(undone > _BUSY_TOKENS, 1), (uncached, 22), (undone, 22), (seen.burden(), 15)]
         if seen.has_adapter is not None and seen.free_slot is not None:
             adapters = np.where(seen.has_adapter, 0, np.where(seen.free_slot, 1, 2))
-        # Digits of one number: adapters before uncached tokens (below 2^31) before requests in flight (below
-        # 2^30).
-        key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.burden().astype(np.int64)
+            digits = [(undone > _TOO_BUSY_TOKENS, 1), (adapters, 2), *digits]
+        key = np.zeros(len(seen), dtype=np.int64)
+        for column, bits in digits:  # the digits of one number
+            key = key * 2**bits + np.minimum(column.astype(np.int64), 2**bits - 1)
         places = equals_apart(fewest(key, self._rng), key, weighed)
         return Ranked(places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load")
 

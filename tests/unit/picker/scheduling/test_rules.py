@@ -84,10 +84,23 @@ def test_the_fallback_among_equal_candidates_is_chosen_by_chance_too(name: RuleN
 # -- affinity ------------------------------------------------------------------------------------------------
 
 
-def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
-    rule = rule_of("affinity")
-    seen = [SeenEndpoint("idle", cached=100), SeenEndpoint("busy", cached=200, in_flight=90)]
-    assert order(rule, seen) == ["busy", "idle"]
+@pytest.mark.parametrize(("adapter", "most"), [("", 2_048.0), ("sql", 16_384.0)])
+def test_affinity_leaves_a_match_or_an_adapter_that_is_too_busy(adapter: str, most: float) -> None:
+    def chosen(undone: float) -> str:
+        busy = SeenEndpoint("busy", 200, undone, in_flight=90, has_adapter=True)
+        return order(rule_of("affinity"), [SeenEndpoint("idle", cached=100), busy], adapter=adapter)[0]
+
+    assert chosen(most) == "busy"
+    assert chosen(most + 1) == "idle"
+
+
+def test_affinity_breaks_ties_by_the_tokens_to_compute_then_requests() -> None:
+    seen = [
+        SeenEndpoint("few tokens", backlog=10.0, in_flight=9),
+        SeenEndpoint("many tokens", backlog=20.0),
+        SeenEndpoint("few requests", backlog=10.0, in_flight=8),
+    ]
+    assert order(rule_of("affinity"), seen) == ["few requests", "few tokens", "many tokens"]
 
 
 def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
