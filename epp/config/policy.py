@@ -17,7 +17,7 @@ from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.disaggregation import Disaggregation
 from epp.config.flow import Flow
 from epp.config.observing import Sampling, Scrape
-from epp.config.prefix import Chunks, Table, Tiers
+from epp.config.prefix import Chunks, Table
 from epp.config.routing import Cost, Failures, Gain, Load, Lora, PrefixHash
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
@@ -94,7 +94,6 @@ class PolicySpec(Strict, frozen=True):
     cost: Cost = Cost()
     prefix_hash: PrefixHash = PrefixHash()
     table: Table = Table()
-    tiers: Tiers = Tiers()
     scrape: Scrape = Scrape()
     sampling: Sampling = Sampling()
     flow: Flow = Flow()

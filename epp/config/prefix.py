@@ -1,4 +1,4 @@
-"""Defines the `chunks`, `tiers` and `table` parts of `epp.config.policy`: how prompts are cut into chunks,
+"""Defines the `chunks` and `table` parts of `epp.config.policy`: how prompts are cut into chunks,
 and which chunks the picker remembers.
 """
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from epp.config.strict import Ratio, Strict
+from epp.config.strict import Strict
 
 
 class Chunks(Strict, frozen=True):
@@ -23,23 +23,6 @@ class Chunks(Strict, frozen=True):
     less there."""
     later_from_bytes: Annotated[int, Meta(ge=0, le=2**30)] = 16384
     """Position in the prompt, in bytes, from which the larger chunks (`laterSizeBytes`) are used."""
-
-
-class Tiers(Strict, frozen=True):
-    """The value of a prefix in a slower tier of a server.
-
-    Only exact mode knows tiers: docs/exact-mode.md.
-    """
-
-    cpu_share: Ratio = 0.9
-    """A token in CPU memory counts as this share of a token on the GPU."""
-    storage_share: Ratio = 0.5
-    """A token in storage counts as this share of a token on the GPU."""
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Return the shares of GPU, CPU and STORAGE, in this order."""
-        return 1.0, self.cpu_share, self.storage_share
 
 
 class Table(Strict, frozen=True):

@@ -35,6 +35,7 @@ _WRITE: Final = (
 """The advice for a value of another type."""
 _REMOVED: Final = {
     "runningRequestTokens": "a request in flight no longer has a price of its own",
+    "tiers": "a prefix counts the same in every tier of a server",
     "idleIntervalSeconds": "idle servers are scraped at `intervalSeconds` too",
     "peers": "the live page shows the requests of its own picker",
     "maxTextBytes": "the text of answers is not read",

@@ -109,7 +109,7 @@ class Guesses:
     def cached_at(self, state: EndpointState, prompt: Prompt, chunks: int) -> int:
         """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""
         block_tokens = (state.metrics.block_size if state.metrics else None) or 1
-        return self._caches.cached_at(state.endpoint.name, prompt, chunks, block_tokens=block_tokens)
+        return self._caches.cached_at(prompt, chunks, block_tokens=block_tokens)
 
     def expect(
         self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float

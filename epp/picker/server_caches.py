@@ -191,7 +191,6 @@ class ServerCaches:
             schedule=self.schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds
         )
         """Another table replaces this one when prompts are cut or hashed differently."""
-        self.reported.slower.clear()
 
     def apply(self, spec: PolicySpec) -> bool:
         """Use another policy. Return False if the table starts again without servers, because prompts are cut
@@ -255,30 +254,16 @@ class ServerCaches:
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         for mask, chunks in found:
             slots = self._slots.of(mask)
-            if self.reported.slower:
-                self._fill_by_tier(cached, slots, prompt, chunks, block_tokens)
-                continue
             tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
             block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
             cached[slots] = tokens // block * block
         return cached[:-1]
 
-    def _fill_by_tier(
-        self, cached: Floats, slots: int | Ints, prompt: Prompt, chunks: int, block_tokens: Ints
-    ) -> None:
-        """Fill in `cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
-        for slot in np.atleast_1d(slots).tolist():
-            cached[slot] = self.cached_at(
-                self._slots.name(slot), prompt, chunks, block_tokens=int(block_tokens[slot])
-            )
-
-    def cached_at(self, name: EndpointName, prompt: Prompt, chunks: int, *, block_tokens: int) -> int:
-        """Return the tokens of the prompt that one server takes from its cache, if it holds `chunks`."""
+    def cached_at(self, prompt: Prompt, chunks: int, *, block_tokens: int) -> int:
+        """Return the tokens of the prompt that a server takes from its cache, if it holds `chunks`."""
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        worth_bytes = self.reported.worth_bytes(
-            name, prompt.chain[:chunks], schedule=self.schedule, shares=self.spec.tiers.shares
-        )
-        return _most_cached(worth_bytes * tokens_per_byte, prompt) // block_tokens * block_tokens
+        held_tokens = self.schedule.end_bytes(chunks) * tokens_per_byte
+        return _most_cached(held_tokens, prompt) // block_tokens * block_tokens
 
     def align(self, names: Sequence[EndpointName]) -> None:
         """Follow the fleet's slots after servers came or went, or after the table started again."""

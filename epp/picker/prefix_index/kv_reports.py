@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from epp.base.types import ChunkHash, EndpointName
@@ -13,14 +12,6 @@ from epp.base.types import ChunkHash, EndpointName
 UNDER_WAY_S: Final = 60.0
 """A server may still be about to store a prompt that it got less than this time ago, so a missing prompt
 proves nothing yet."""
-
-
-class Tier(enum.IntEnum):
-    """The tiers in which a server can have a block, the fastest first."""
-
-    GPU = 0
-    CPU = 1
-    STORAGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +57,6 @@ class ServerReport:
     """Whether the picker follows the server's events and the server names blocks as the picker does."""
     known_bytes: int = 0
     """Bytes of prompt text that the server holds by its own events."""
-    moved: Mapping[ChunkHash, Tier] = field(default_factory=dict)
-    """Chunks that moved to another tier since the last report. A chunk that no report names is in the first
-    tier."""
 
 
 KvReport = ChainReport | LookupReport | ServerReport

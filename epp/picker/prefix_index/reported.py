@@ -1,5 +1,5 @@
 """Corrects the prefix table by the servers' reports about their own caches. It also remembers what the table
-does not hold: how many bytes each server holds, and which chunks are in the server's slower tiers.
+does not hold: how many bytes each server holds.
 
 Only exact mode makes such reports, so without exact mode all fields are empty. `server_caches` owns the one
 object of this class. All code here is synchronous.
@@ -16,18 +16,15 @@ from epp.picker.prefix_index.kv_reports import (
     KvReport,
     LookupReport,
     ServerReport,
-    Tier,
 )
 from epp.picker.prefix_index.removal import forget
-from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable, Use
+from epp.picker.prefix_index.table import PrefixTable, Use
 
 
 class ReportedCaches:
     def __init__(self) -> None:
         self.known_bytes: dict[EndpointName, int] = {}
         """For servers whose events are followed: the bytes that they hold by their own events."""
-        self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
-        """Chunks that a server holds, but not in its first tier."""
         self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
         """Chains added because servers hold them, and entries removed because servers do not."""
 
@@ -50,28 +47,6 @@ class ReportedCaches:
     def forget_server(self, name: EndpointName) -> None:
         """Called when the server left, or its own reports are no longer valid."""
         self.known_bytes.pop(name, None)
-        self.slower.pop(name, None)
-
-    def worth_bytes(
-        self,
-        name: EndpointName,
-        held: Sequence[ChunkHash],
-        *,
-        schedule: ChunkSchedule,
-        shares: Sequence[float],
-    ) -> float:
-        """Return the value of the first chunks of a chain in bytes of the first tier. Slower chunks count in
-        part. shares: the value of a byte in each tier.
-        """
-        slower, end_bytes = self.slower.get(name), schedule.end_bytes
-        whole = float(end_bytes(len(held)))
-        if not slower:
-            return whole
-        for n, chunk in enumerate(held):
-            tier = slower.get(chunk)
-            if tier is not None:
-                whole -= (1.0 - shares[tier]) * (end_bytes(n + 1) - end_bytes(n))
-        return whole
 
     def _correct(
         self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float
@@ -97,14 +72,6 @@ class ReportedCaches:
             self.forget_server(name)
             return
         self.known_bytes[name] = account.known_bytes
-        slower = self.slower.setdefault(name, {})
-        for chunk, tier in account.moved.items():
-            if tier is Tier.GPU:
-                slower.pop(chunk, None)
-            else:
-                slower[chunk] = tier
-        if not slower:
-            del self.slower[name]
 
 
 def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:

@@ -2,7 +2,7 @@
 
 A server stores equal blocks twice when equal requests run side by side, and sends an event for each copy that
 it removes. A block that moves to a slower tier is stored there before or after it leaves the faster tier. So
-a block is held while any copy of it is held, and its tier is that of its fastest copy. Removals of unknown
+a block is held while any copy of it is held, in whatever tier. Removals of unknown
 copies (from before we listened) are ignored.
 
 Pure. Callers: `knowledge`, which bounds it, and `chunks`.
@@ -14,14 +14,12 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
-from epp.picker.prefix_index.kv_reports import Tier
 from epp.sources.kvevents.block_hashes import BlockName
-from epp.sources.kvevents.decoding import Cleared, Event, Removed, Stored
+from epp.sources.kvevents.decoding import Cleared, Event, Removed, Stored, Tier
 
 _BITS: Final = 10
 """Bits of each tier's count. With usual counts the integer is small, and Python shares small integers."""
 _MOST: Final = (1 << _BITS) - 1
-_TIERS: Final = tuple(Tier)
 _V = TypeVar("_V")
 _PARTS: Final = 64
 _SHIFT: Final = 64 - _PARTS.bit_length() + 1
@@ -65,14 +63,9 @@ class ServerBlocks:
         part = self._copies.part
         return all(block in part(block) for block in blocks)
 
-    def tier(self, block: BlockName) -> Tier | None:
-        """Return the fastest tier with a copy of the block. None: the block is not held."""
-        copies = self._copies.part(block).get(block)
-        return None if copies is None else _fastest(copies)
-
     def apply(self, event: Event) -> Iterable[BlockName]:
-        """Take in one event. Returns the blocks that came, went or changed their tier. The caller must read
-        all of them: see `clear`.
+        """Take in one event. Returns the blocks that came or went. The caller must read all of them: see
+        `clear`.
         """
         match event:
             case Stored():
@@ -107,8 +100,8 @@ class ServerBlocks:
                 # count of the next tier.
                 continue
             copies[block] = had + (1 << shift)
-            self._held += not had
-            if not had or _fastest(had) > event.tier:
+            if not had:
+                self._held += 1
                 changed.append(block)
         return changed
 
@@ -121,23 +114,15 @@ class ServerBlocks:
             had = copies.get(block, 0)
             if not had >> shift & _MOST:
                 continue
-            left = had - (1 << shift)
-            if not left:
+            copies[block] = had - (1 << shift)
+            if not copies[block]:
                 del copies[block]
                 self._held -= 1
-                changed.append(block)
-                continue
-            copies[block] = left
-            if _fastest(left) != _fastest(had):
                 changed.append(block)
         return changed
 
     def check_integrity(self) -> None:
         assert self._held == sum(map(len, self._copies.parts))
         for part in self._copies.parts:
-            assert all(0 < copies < 1 << _BITS * len(_TIERS) for copies in part.values())
+            assert all(0 < copies < 1 << _BITS * len(Tier) for copies in part.values())
             assert all(self._copies.part(block) is part for block in part)
-
-
-def _fastest(copies: int) -> Tier:
-    return next(tier for tier in _TIERS if copies >> _BITS * tier & _MOST)

@@ -7,11 +7,12 @@ at its end. Blocks are named by 64-bit integers, or by whole hashes if the serve
 kinds of events are ignored.
 
 `medium` names the tier of a block: GPU, CPU or STORAGE. Without `medium` it is the first tier, and an unknown
-medium counts as the slowest tier. Pure. Callers: `exact`, tests.
+medium counts as the last. Pure. Callers: `exact`, tests.
 """
 
 from __future__ import annotations
 
+import enum
 from array import array
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -19,7 +20,6 @@ from typing import Annotated, Final
 from msgspec import Meta, Raw, Struct
 from msgspec.msgpack import Decoder
 
-from epp.picker.prefix_index.kv_reports import Tier
 from epp.sources.kvevents.block_hashes import BlockName, block_name
 
 _MOST_EVENTS: Final = 2**15
@@ -28,6 +28,14 @@ _MOST_EVENTS: Final = 2**15
 _MOST_BLOCKS: Final = 2**17
 _MOST_TOKENS: Final = 2**18
 """Most blocks and tokens of one event. A message of a megabyte has room for more only if numbers are tiny."""
+
+
+class Tier(enum.IntEnum):
+    """The tiers in which a server can have a block."""
+
+    GPU = 0
+    CPU = 1
+    STORAGE = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from epp.base.types import ChunkHash, EndpointName
+from epp.base.types import EndpointName
 from epp.picker.prefix_index.kv_reports import (
     UNDER_WAY_S,
     ChainReport,
     KvReport,
     LookupReport,
     ServerReport,
-    Tier,
 )
 from epp.sources.kvevents.block_hashes import BlockName
 from epp.sources.kvevents.blocks import ServerBlocks
@@ -47,10 +46,6 @@ class ServerKnowledge:
     """Whether the prompts of its model appear in its events under our names."""
     held: set[Node] = field(default_factory=set)
     known_bytes: int = 0
-    slower: dict[ChunkHash, Tier] = field(default_factory=dict)
-    """Held chunks whose slowest block is not in the first tier."""
-    moved: dict[ChunkHash, Tier] = field(default_factory=dict)
-    """Chunks that changed their tier since the last report."""
     changed: dict[Node, float] = field(default_factory=dict)
     """Nodes whose blocks came or went, and when this happened last."""
     pending: PendingPrompts = field(default_factory=PendingPrompts)
@@ -98,14 +93,12 @@ class ServerKnowledge:
             node = waiting.pop()
             self.held.remove(node)
             self.known_bytes -= node.size_bytes
-            self.rate(node, Tier.GPU)
             waiting += [child for child in node.children if child in self.held]
 
     def _hold(self, node: Node) -> None:
         node.seen = True
         self.held.add(node)
         self.known_bytes += node.size_bytes
-        self.rate(node, self.tier(node))
         self.due += self.pending.arrived(node)
 
     def has_blocks(self, node: Node) -> bool:
@@ -114,27 +107,13 @@ class ServerKnowledge:
     def holds_above(self, node: Node) -> bool:
         return node.parent is None or not node.parent.known or node.parent in self.held
 
-    def tier(self, node: Node) -> Tier:
-        """Return the slowest tier of the node's blocks."""
-        return max((self.blocks.tier(block) or Tier.GPU for block in node.blocks), default=Tier.GPU)
-
-    def rate(self, node: Node, tier: Tier) -> None:
-        """Record the tier of a node, for the next report if the tier has changed."""
-        if self.slower.get(node.chunk, Tier.GPU) is tier:
-            return
-        if tier is Tier.GPU:
-            del self.slower[node.chunk]
-        else:
-            self.slower[node.chunk] = tier
-        self.moved[node.chunk] = tier
-
     def report(self) -> ServerReport | None:
         """Return the report about the server. None: nothing has changed since the last report."""
-        live, moved = self.trusted and (self.complete or len(self.blocks) > 0), self.moved
-        if not moved and self.reported == (live, self.known_bytes):
+        live = self.trusted and (self.complete or len(self.blocks) > 0)
+        if self.reported == (live, self.known_bytes):
             return None
-        self.reported, self.moved = (live, self.known_bytes), {}
-        return ServerReport(server=self.name, live=live, known_bytes=self.known_bytes, moved=moved)
+        self.reported = (live, self.known_bytes)
+        return ServerReport(server=self.name, live=live, known_bytes=self.known_bytes)
 
 
 class OverfullError(Exception):
@@ -204,8 +183,6 @@ class Knowledge:
         self._num_blocks -= len(known.blocks)
         _let_all_go(known.blocks)
         known.pending.clear()
-        for node in known.held:
-            known.rate(node, Tier.GPU)
         known.held.clear()
         known.changed.clear()
         known.due.clear()
@@ -285,7 +262,6 @@ class Knowledge:
             own = known.has_blocks(node)
             if node in known.held:
                 if own:
-                    known.rate(node, known.tier(node))
                     continue
                 known.release(node)
                 if node in known.pending:
@@ -309,13 +285,11 @@ class Knowledge:
             known.pending.check_integrity()
             assert all(node in self.tree for node in known.held | set(known.changed))
             assert known.known_bytes == sum(node.size_bytes for node in known.held)
-            assert set(known.slower) <= {node.chunk for node in known.held}
             for node in known.held:
                 assert node.seen
                 assert known.holds_above(node), "a chunk is held without what it continues"
                 if not any(above in known.changed for above in _upwards(node)):
                     assert known.has_blocks(node), "held without its blocks"
-                    assert known.slower.get(node.chunk, Tier.GPU) is known.tier(node)
 
 
 def _loss(known: ServerKnowledge, node: Node, *, at: float) -> ChainReport:

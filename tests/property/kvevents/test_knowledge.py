@@ -17,13 +17,13 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.kv_reports import UNDER_WAY_S, Tier
+from epp.picker.prefix_index.kv_reports import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.block_hashes import BlockName
 from epp.sources.kvevents.chunks import MappedPrompt
-from epp.sources.kvevents.decoding import Cleared, Removed, Stored
+from epp.sources.kvevents.decoding import Cleared, Removed, Stored, Tier
 from epp.sources.kvevents.knowledge import Knowledge
 
 CHUNK, BLOCK = 16, 6
@@ -124,30 +124,18 @@ class KnowledgeMachine(RuleBasedStateMachine):
                     assert believed > held
                     awaited = self.knowledge.servers[name].pending
                     assert any(node in awaited for node in self.knowledge.tree if node.chunk == chain[held])
-                worth_bytes = self.mirrors.reported.worth_bytes(
-                    name, chain[:held], schedule=self.mirrors.schedule, shares=SPEC.tiers.shares
-                )
-                assert worth_bytes == pytest.approx(self.worth(name, chain, prompt))
 
-    def tier_of(self, name: EndpointName, block: BlockName) -> Tier | None:
-        return next((tier for tier in Tier if self.copies[name][tier][block] > 0), None)
+    def holds(self, name: EndpointName, block: BlockName) -> bool:
+        return any(copies[block] > 0 for copies in self.copies[name].values())
 
     def held_chunks(self, name: EndpointName, prompt: bytes) -> int:
         """Return the chunks whose whole blocks the server holds, with all blocks before them; none while
         there is no whole block.
         """
         blocks = blocks_of(prompt)
-        held = next((n for n, b in enumerate(blocks) if self.tier_of(name, b) is None), len(blocks))
+        held = next((n for n, b in enumerate(blocks) if not self.holds(name, b)), len(blocks))
         full = len(prompt) // CHUNK
         return next((k for k in range(full) if (k + 1) * CHUNK // BLOCK > held), full)
-
-    def worth(self, name: EndpointName, chain: list[ChunkHash], prompt: bytes) -> float:
-        blocks, worth = blocks_of(prompt), 0.0
-        for k in range(self.held_chunks(name, prompt)):
-            own = blocks[k * CHUNK // BLOCK : (k + 1) * CHUNK // BLOCK]
-            tier = max((t for b in own if (t := self.tier_of(name, b)) is not None), default=Tier.GPU)
-            worth += CHUNK * SPEC.tiers.shares[tier]
-        return worth
 
     @precondition(lambda self: hasattr(self, "knowledge"))
     @invariant()

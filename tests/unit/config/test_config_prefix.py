@@ -6,7 +6,6 @@ import pytest
 
 from epp.base.errors import ConfigError
 from epp.config.policy import check_spec, load_policy
-from epp.config.prefix import Tiers
 from tests.unit.config.test_policy import HEAD
 
 
@@ -18,7 +17,7 @@ from tests.unit.config.test_policy import HEAD
         ("{chunks: {sizeBytes: 8}}", "$.spec.chunks.sizeBytes", ">= 16"),
         ("{table: {maxEntries: 10}}", "$.spec.table.maxEntries", ">= 1000"),
         ("{table: {bytesPerToken: 0.1}}", "$.spec.table.bytesPerToken", "> 0.1"),
-        ("{tiers: {cpuShare: 1.1}}", "$.spec.tiers.cpuShare", "<= 1"),
+        ("{tiers: {cpuShare: 1.0}}", "$.spec", "`tiers` was removed"),
     ],
 )
 def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field: str, why: str) -> None:
@@ -38,8 +37,3 @@ def test_a_larger_first_chunk_needs_larger_later_chunks() -> None:
     with pytest.raises(ConfigError, match=r"chunks\.laterSizeBytes is smaller than chunks\.sizeBytes"):
         check_spec({"chunks": {"sizeBytes": 4096}})
     assert check_spec({"chunks": {"sizeBytes": 4096, "laterSizeBytes": 4096}}).chunks.size_bytes == 4096
-
-
-def test_shares_of_tiers_are_in_the_order_gpu_cpu_storage() -> None:
-    assert Tiers(cpu_share=0.25, storage_share=0.125).shares == (1.0, 0.25, 0.125)
-    assert list(Tiers().shares) == sorted(Tiers().shares, reverse=True), "a slower tier is worth less"

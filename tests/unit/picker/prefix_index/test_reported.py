@@ -1,19 +1,17 @@
-"""The servers' own reports correct the table: chains that a server holds or lacks, and its slower tiers."""
+"""The servers' own reports correct the table: chains that a server holds or lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
-
 from epp.base.types import EndpointName
 from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport, Tier
+from epp.picker.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport
 from epp.picker.prefix_index.reported import ReportedCaches, credit
 from epp.picker.prefix_index.servers import drop_endpoint
 from epp.picker.prefix_index.table import PrefixTable
-from tests.unit.picker.prefix_index.tables import SCHEDULE, A, B, chain, new_table
+from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SHARES = (1.0, 0.5, 0.25)
 
@@ -135,20 +133,8 @@ class TestServers:
         assert reported.take_in(reports, new_table(A, B)) == {A}
         assert reported.known_bytes == {A: 7}
 
-    def test_a_chunk_in_a_slower_tier_is_worth_its_share_until_it_moves_back(self) -> None:
-        table, held = new_table(A), chain("abcd")
-        moved = {held[0]: Tier.CPU, held[3]: Tier.STORAGE}
-        reported = report(table, ServerReport(server=A, live=True, moved=moved))
-        worth_bytes = reported.worth_bytes(A, held, schedule=SCHEDULE, shares=SHARES)
-        assert worth_bytes == pytest.approx(0.5 + 1 + 1 + 0.25)
-        assert reported.worth_bytes(A, held[1:3], schedule=SCHEDULE, shares=SHARES) == 2
-        assert reported.worth_bytes(B, held, schedule=SCHEDULE, shares=SHARES) == 4
-        back = ServerReport(server=A, live=True, moved=dict.fromkeys(moved, Tier.GPU))
-        reported.take_in([back], table)
-        assert reported.slower == {}
-
     def test_reports_of_a_server_that_is_no_longer_followed_are_forgotten(self) -> None:
-        table, moved = new_table(A), {chain("a")[0]: Tier.CPU}
-        reported = report(table, ServerReport(server=A, live=True, known_bytes=7, moved=moved))
+        table = new_table(A)
+        reported = report(table, ServerReport(server=A, live=True, known_bytes=7))
         reported.take_in([ServerReport(server=A, live=False)], table)
-        assert (reported.known_bytes, reported.slower) == ({}, {})
+        assert reported.known_bytes == {}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-from epp.picker.prefix_index.kv_reports import Tier
 from epp.sources.kvevents.block_hashes import BlockName
 from epp.sources.kvevents.blocks import ByBlock, ServerBlocks
-from epp.sources.kvevents.decoding import Cleared, Stored
+from epp.sources.kvevents.decoding import Cleared, Stored, Tier
 
 
 def blocks_of_server(count: int) -> ServerBlocks:

@@ -8,8 +8,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from epp.picker.prefix_index.kv_reports import Tier
-from epp.sources.kvevents.decoding import Cleared, MalformedError, Removed, Stored, decode
+from epp.sources.kvevents.decoding import Cleared, MalformedError, Removed, Stored, Tier, decode
 from tests.contract.recordings import read_kv_events
 
 
@@ -79,7 +78,7 @@ def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
         ("TAPE", Tier.STORAGE),
     ],
 )
-def test_an_unknown_medium_counts_as_the_slowest(medium: str | None, tier: Tier) -> None:
+def test_an_unknown_medium_counts_as_storage(medium: str | None, tier: Tier) -> None:
     event = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
     assert decode(event_batch(event)) == [Removed((1,), tier)]  # type: ignore[arg-type]  # a plain number as a name
 

@@ -70,10 +70,6 @@ class TwoReportingServers:
         self.exact.check_integrity()
         return self.mirrors.table.match(self.chain(tokens))
 
-    def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash]) -> float:
-        shares = PolicySpec().tiers.shares
-        return self.mirrors.reported.worth_bytes(name, chain, schedule=SCHEDULE, shares=shares)
-
 
 def prompt_of(seed: int, *, blocks: int = 40) -> list[int]:
     return [random.Random(seed).randrange(50_000) for _ in range(blocks * BLOCK)]
@@ -255,23 +251,18 @@ def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
     assert "exactMode.models" in only_other.models()["mine"].reason
 
 
-def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_back() -> None:
+def test_a_chunk_is_held_while_any_tier_has_its_blocks() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
-    chain, whole = fleet.chain(tokens), 4 * len(tokens)
+    whole = len(fleet.chain(tokens))
     fleet.tell(A, blocks_stored(tokens), blocks_stored(tokens, medium="CPU"))
     fleet.route(A, tokens)
-    assert fleet.held(tokens) == {A: len(chain)}
-    assert fleet.worth_bytes(A, chain) == whole
+    assert fleet.held(tokens) == {A: whole}
     fleet.tell(A, blocks_removed(tokens, first=20))  # half of the prompt is only on the CPU
-    assert fleet.held(tokens) == {A: len(chain)}
-    assert fleet.worth_bytes(A, chain) == pytest.approx(whole * (1 + 0.9) / 2)
+    assert fleet.held(tokens) == {A: whole}
     fleet.tell(A, blocks_stored(tokens, medium="STORAGE"), blocks_removed(tokens, medium="CPU"))
-    fleet.held(tokens)
-    assert fleet.worth_bytes(A, chain) == pytest.approx(whole * (1 + 0.5) / 2)
-    fleet.tell(A, blocks_removed(tokens), blocks_removed(tokens, medium="STORAGE"), blocks_stored(tokens))
-    assert fleet.held(tokens) == {A: len(chain)}
-    assert fleet.worth_bytes(A, chain) == whole
-    assert fleet.mirrors.reported.slower == {}
+    assert fleet.held(tokens) == {A: whole}
+    fleet.tell(A, blocks_removed(tokens), blocks_removed(tokens, medium="STORAGE"))
+    assert fleet.held(tokens, later_s=100) == {}
 
 
 def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:

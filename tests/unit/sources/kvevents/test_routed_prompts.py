@@ -8,7 +8,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRe
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.kv_reports import ServerReport, Tier
+from epp.picker.prefix_index.kv_reports import ServerReport
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
@@ -70,25 +70,6 @@ def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
     for pick in picks:
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
     assert (len(queue), queue.dropped, queue.held_bytes) == (2, 3, 8000)
-
-
-def test_the_server_that_holds_a_prompt_in_the_faster_tier_is_picked() -> None:
-    picker = picker_heard_by(None)
-    for endpoint in (A, B):
-        held = picker.pick(request_of_size("x", only=endpoint), now=1.0)
-        picker.on_response_headers(held, status=200, served=endpoint.address, now=1.0)
-        picker.end(held, outcome="ended", now=1.0)
-    chain = picker.caches.chain(request_of_size("x").inference)
-    picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.STORAGE))])
-    chosen = picker.pick(request_of_size("x"), now=100.0)
-    assert chosen.decision.chosen == B.name
-    by_name = {c.name: c.matched_tokens for c in chosen.decision.candidates}
-    assert by_name[A.name] < 0.6 * by_name[B.name]
-    picker.take_in([ServerReport(server=A.name, live=True, moved=dict.fromkeys(chain, Tier.GPU))])
-    matched = {
-        c.name: c.matched_tokens for c in picker.pick(request_of_size("x"), now=200.0).decision.candidates
-    }
-    assert matched[A.name] == matched[B.name]
 
 
 def test_the_mirror_of_a_followed_server_has_room_for_all_reported_blocks() -> None:
