@@ -18,10 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.envoy import running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy
-from tests.harness.http_model_server import starting
 from tests.harness.listening import accepting
 from tests.harness.model_servers import MODEL, ModelServer, running_model_servers
-from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.envoy
 
@@ -121,31 +119,3 @@ async def test_a_header_of_a_client_makes_no_server_call_another_server(tmp_path
             for name in ("x-prefiller-host-port", "X-LLM-D-Prefiller-Host-Port"):
                 await site.complete("short", **{name: f"127.0.0.1:{port}"})
         assert not called.is_set()
-
-
-async def test_without_its_prefill_server_the_decode_server_computes_the_prompt_itself(
-    tmp_path: Path,
-) -> None:
-    async with apart(tmp_path) as site, site.an_answer_under_way():
-        await site.prefiller.process.terminate()
-        before = await site.computed_tokens(site.decoder)
-        answer = await site.complete(LONG)
-
-        async def computed() -> bool:
-            computed_here = await site.computed_tokens(site.decoder) - before
-            return bool(computed_here >= answer["usage"]["prompt_tokens"])
-
-        await wait_until(computed, what="the decode server has computed the prompt")
-
-
-async def test_the_header_means_nothing_to_a_server_without_the_flag() -> None:
-    async with starting() as start:
-        server = await start()
-        async with server.http.post(
-            "/v1/completions",
-            json={"prompt": "p", "max_tokens": 1},
-            headers={"x-prefiller-host-port": "127.0.0.1:1"},
-        ) as response:
-            assert response.status == 200
-        async with server.http.post("/kv_blocks", json={"hashes": []}) as response:
-            assert response.status == 404

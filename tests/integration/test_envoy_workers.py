@@ -18,7 +18,7 @@ from tests.harness.client import http_client
 from tests.harness.envoy import PICKER, running_envoy
 from tests.harness.fake_picker import running_fake_picker
 from tests.harness.gateway import EnvoyBench, as_endpoints, config_in, running_bootstrap
-from tests.harness.ports import free_port, free_run
+from tests.harness.ports import free_port
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -27,12 +27,6 @@ pytestmark = pytest.mark.envoy
 async def requests(bench: EnvoyBench, count: int) -> None:
     replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(count)))
     assert [r.status for r in replies] == [200] * count
-
-
-async def test_workers_share_the_streams(tmp_path: Path) -> None:
-    async with running_bootstrap(tmp_path, workers=3) as bench:
-        await requests(bench, 30)
-        assert [len(p.exchanges) for p in bench.pickers] == [10, 10, 10]
 
 
 async def test_a_dead_worker_is_left_out_before_the_first_request_and_used_after_its_return(
@@ -50,17 +44,6 @@ async def test_a_dead_worker_is_left_out_before_the_first_request_and_used_after
         await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 2)
         await requests(bench, 20)
         assert len(first.exchanges) == 10
-
-
-async def test_with_most_workers_dead_the_last_one_gets_all(tmp_path: Path) -> None:
-    """By default Envoy also sends to dead workers if fewer than half of the workers are alive."""
-    async with running_bootstrap(tmp_path, workers=3) as bench:
-        for picker in bench.pickers[:2]:
-            await picker.stop()
-        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
-        await requests(bench, 20)
-        assert len(bench.pickers[2].exchanges) == 20
-        assert await bench.envoy.bypassed() == 0
 
 
 async def test_a_worker_that_hangs_is_left_out_until_it_answers_again(tmp_path: Path) -> None:
@@ -96,13 +79,6 @@ async def test_a_worker_that_leaves_keeps_the_streams_it_has(tmp_path: Path) -> 
             assert len(leaving.exchanges) == 2
             backend.behaviour.before_last.open()
             assert all(b"[DONE]" in body for body in await asyncio.gather(*(a.rest() for a in answers)))
-
-
-async def test_tcp_workers_listen_on_neighbouring_ports(tmp_path: Path) -> None:
-    listen = {"address": f"127.0.0.1:{free_run(2)}"}
-    async with running_bootstrap(tmp_path, workers=2, listen=listen) as bench:
-        await requests(bench, 10)
-        assert [len(p.exchanges) for p in bench.pickers] == [5, 5]
 
 
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])

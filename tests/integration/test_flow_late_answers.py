@@ -69,23 +69,3 @@ async def test_a_pick_that_is_made_while_the_delay_is_written_follows_it() -> No
         exchange = await begin_waiting(channel)
         pick = await asyncio.wait_for(exchange.call.read(), 10)
         assert pick.HasField("request_body")
-
-
-async def test_a_drain_without_time_ends_only_when_every_waiting_request_is_answered() -> None:
-    """The gate sends 50 requests in one turn of the event loop, so 120 requests need three turns. A server
-    takes its time for an answer, and the picker stays for that.
-    """
-    async with serving_held(Gate) as (server, gate, channel):
-        exchanges = [await begin_waiting(channel) for _ in range(120)]
-        assert gate.waiting == 120
-        drain = asyncio.create_task(server.drain(0.0))
-        picks = [await asyncio.wait_for(exchange.call.read(), 10) for exchange in exchanges]
-        assert all(pick.HasField("request_body") for pick in picks)
-        assert gate.waiting == 0
-        answered, last = exchanges[:-1], exchanges[-1]
-        assert all([(await exchange.respond()).HasField("response_headers") for exchange in answered])
-        assert server.streams == 2, "the last one that waited, and the first one, which did not wait"
-        assert not drain.done()
-        await last.respond()
-        await asyncio.wait_for(drain, 10)
-        assert server.streams == 1

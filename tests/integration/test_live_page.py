@@ -64,30 +64,6 @@ async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_request
         assert chrome.complaints == []
 
 
-async def test_the_keyboard_opens_a_request_to_its_score_and_it_stays_open_while_the_page_moves_on(
-    chrome: Browser,
-) -> None:
-    async with live_page(4) as scene:
-        await chrome.open(scene.url)
-        await chrome.until("document.querySelectorAll('#requests summary').length")
-        await chrome.value("document.querySelectorAll('#requests summary')[1].focus()")
-        await chrome.key("Enter")
-        await chrome.until("document.querySelectorAll('#requests .cand').length == 4")
-        parts = await chrome.value("document.querySelector('#requests .cand svg').getAttribute('aria-label')")
-        assert parts == "backlog 120 ms, prefill 200 ms, stall 50 ms"
-        assert "out: failing" in await chrome.seen("#requests details[open] .parts")
-        scene.ring.append(decision_for(99))
-        scene.turn(21)
-        await chrome.until("document.querySelectorAll('#requests > li').length == 32")
-        assert await chrome.value("document.querySelectorAll('#requests details[open] .cand').length") == 4
-        reached = set()
-        await chrome.value("document.querySelector('.skip').focus()")
-        for _ in range(8):
-            await chrome.key("Tab")
-            reached.add(await chrome.value("document.activeElement.id || document.activeElement.tagName"))
-        assert {"pause", "filter", "order"} <= reached
-
-
 async def test_a_thousand_endpoints_are_a_map_and_the_worst_hundred_and_can_be_searched(
     chrome: Browser,
 ) -> None:
@@ -107,13 +83,6 @@ async def test_a_thousand_endpoints_are_a_map_and_the_worst_hundred_and_can_be_s
         )
         assert sorted(row.split()[0] for row in await rows(chrome))[:2] == ["vllm-99", "vllm-990"]
         assert len(await rows(chrome)) == 11
-
-
-async def test_a_phone_scrolls_down_and_never_sideways(chrome: Browser) -> None:
-    async with live_page(4) as scene:
-        await chrome.open(scene.url, width=360, height=700)
-        await chrome.until(LOADED)
-        assert await chrome.value("document.documentElement.scrollWidth") == 360
 
 
 async def test_names_from_clients_are_shown_as_text(chrome: Browser) -> None:

@@ -4,7 +4,6 @@ sharing goes on afterwards.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -125,23 +124,6 @@ async def test_a_node_that_is_not_the_right_one_gets_few_connections(tmp_path: P
         await server.do("REPLICAOF", "NO", "ONE")
         await wait_until(lambda: one.service.connected, what="the picker is back", timeout_s=60)
         await wait_until(lambda: not speaker.waiting, what="what waited is sent")
-
-
-async def test_a_picker_that_dies_does_not_count_for_long(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server, sharing_over(Redis(url=server.url)) as other:
-        async with sharing_over(Redis(url=server.url)) as dying:
-            await met(other, dying)
-            dying.pick(text("p"))
-            await wait_until(
-                lambda: other.replica.in_flight_of_peers() != {}, what="the load of the other picker is known"
-            )
-        await wait_until(
-            lambda: other.replica.in_flight_of_peers() == {},
-            what="the load of the dead picker is dropped",
-            timeout_s=60,
-        )
-        assert other.replica.undone(now=time.monotonic()) == 0
-        assert other.peers == 0
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])

@@ -111,33 +111,3 @@ async def test_with_redis_stalled_full_or_refusing_no_request_fails_and_hits_com
         for fault in faults:
             await hold_through(site, fault, seconds=0.0, usual_hits=before.hit_ratio)
         assert site.load.faults == []
-
-
-@pytest.mark.timeout(900)
-async def test_a_picker_that_was_killed_and_starts_again_has_the_table_and_no_request_fails(
-    tmp_path: Path,
-) -> None:
-    async with running_site(tmp_path) as site:
-        before = await usual(site)
-        with site.load.phase("one of three killed") as meanwhile:
-            await site.replicas.kill(1)
-            await wait_until(
-                lambda: len(meanwhile.outcomes) >= ENOUGH // 2,
-                what="requests end while two pickers run",
-                timeout_s=240,
-            )
-        with site.load.phase("and started again") as after:
-            began_at = time.monotonic()
-            again = await site.replicas.start_again(1)
-            ready_s = time.monotonic() - began_at
-
-            async def knows() -> bool:
-                entries = [await p.metric("epp_table_size_entries") for p in site.replicas.pickers]
-                return entries[1] >= 0.9 * max(entries) > 0
-
-            await wait_until(knows, what="the restarted picker has nine tenths of the table", timeout_s=120)
-            known_s = time.monotonic() - began_at
-            assert await again.metric("epp_sharing_tables_total", what="loaded") > 0
-            await hits_again(after, usual_hits=before.hit_ratio)
-        print(f"\nready after {ready_s:.1f} s, nine tenths of the table after {known_s:.1f} s")
-        assert site.load.faults == []

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import pytest
-
 from epp.base.metric import Metric, counter, gauge, histogram
-from epp.observe.telemetry.catalog import METRICS
 from epp.observe.telemetry.counts import Distribution
 
 
@@ -39,16 +36,3 @@ def test_a_declaration_has_name_kind_help_and_labels() -> None:
         "seconds": Metric("epp_seconds", "histogram", "Time."),
         "remark": None,
     }
-
-
-def test_every_name_is_declared_once() -> None:
-    names = [metric.name for metric in METRICS]
-    assert len(set(names)) == len(names)
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_names_follow_prometheus_and_the_help_is_a_sentence(metric: Metric) -> None:
-    assert metric.name.startswith("epp_")
-    assert metric.name.endswith("_total") == (metric.kind == "counter")
-    assert metric.help.endswith((".", ")"))
-    assert "le" not in metric.labels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -26,11 +25,6 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Page) -> None
         assert found.exists(), target
         if anchor:
             assert anchor in Page(found).anchors, target
-
-
-@EACH
-def test_no_page_holds_conflict_markers_of_a_merge(page: Page) -> None:
-    assert not re.search(r"^(<{7}|>{7}|={7}$)", page.text, re.MULTILINE)
 
 
 @EACH
@@ -101,8 +95,3 @@ def braces(path: str) -> list[str]:
     if inside is None:
         return [path]
     return [path.replace(inside[0], each) for each in inside[1].split(",")]
-
-
-def test_a_path_with_braces_stands_for_several_paths() -> None:
-    assert braces("a/{b,c}.py") == ["a/b.py", "a/c.py"]
-    assert Path(braces("a/b")[0]) == Path("a/b")

@@ -208,34 +208,6 @@ def test_the_two_files_of_the_readme_are_valid() -> None:
 # -- figures -------------------------------------------------------------------------------------------------
 
 
-def test_the_cluster_page_has_the_cost_pages_figures() -> None:
-    """The CPU time of a request, as in the last measurement on docs/bench-dataplane.md."""
-    measured: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for row in (
-        NAMED["docs/bench-dataplane.md"]
-        .text.split("**Cold: every prompt differs, 4 endpoints**")[1]
-        .splitlines()
-    ):
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        if len(cells) > 5 and cells[2].startswith("Envoy"):
-            key = (cells[0], cells[1], cells[2])
-            measured.setdefault(key, (number(cells[3]), number(cells[5])))
-    rows = re.findall(
-        r"(\d+ KB) prompt, ([\d,]+) chunks? \| ([\d.]+) / ([\d.]+) ms", NAMED["docs/kubernetes.md"].text
-    )
-    assert len(rows) == 3
-    for prompt, chunks, ours, envoy in rows:
-        picker_ms, envoy_ms = measured[prompt, chunks, "Envoy, our picker"]
-        assert float(ours) == pytest.approx(picker_ms, abs=0.05)
-        assert float(envoy) == pytest.approx(envoy_ms, abs=0.05)
-
-
-def number(cell: str) -> float:
-    """Return the first number of a cell, or 0 if it has none."""
-    found = re.search(r"\d+(?:\.\d+)?", cell)
-    return float(found[0]) if found else 0.0
-
-
 COMMAND_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

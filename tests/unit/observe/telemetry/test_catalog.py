@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, METRICS, Shown, metrics_reference
+from epp.observe.telemetry.catalog import GROUPS, METRICS, Shown
 from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
@@ -58,10 +58,3 @@ def test_parts_that_are_off_have_no_rows_and_parts_that_are_on_have_rows_of_thei
             assert isinstance(thing, group.of)
     off = {group.title: list(group.rows(shown(PickerStatus()))) for group in GROUPS}
     assert [title for title, found in off.items() if title.startswith("Exact") and found] == []
-
-
-def test_the_reference_page_has_a_line_for_each_metric() -> None:
-    page = metrics_reference()
-    for metric in METRICS:
-        assert f"| `{metric.name}` | {metric.kind} | " in page
-    assert page.count("\n## ") == len(GROUPS)

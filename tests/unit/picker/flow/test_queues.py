@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from epp.picker.flow.control import FlowControl
-from epp.picker.flow.flow_settings import PATIENCE, FlowSettings
+from epp.picker.flow.flow_settings import FlowSettings
 from epp.picker.flow.queues import OTHERS
 from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway
 
@@ -22,34 +22,12 @@ def test_the_higher_priority_goes_first() -> None:
     assert gate.let_go[1:] == [person, batch]
 
 
-def test_with_order_shortest_a_long_prompt_is_overtaken_only_for_its_patience() -> None:
-    gate = gateway(FlowSettings(order="shortest"))
-    gate.offer(Ask(20_000), now=0.0)
-    long = gate.offer(Ask(1000), now=0.0)
-    soon, late = gate.offer(Ask(500), now=PATIENCE / 4), gate.offer(Ask(500), now=PATIENCE * 0.6)
-    gate.run(now=PATIENCE * 0.6, until=25.0)
-    assert gate.let_go[1:] == [soon, long, late]
-
-
 def test_with_order_deadline_the_first_deadline_goes_first() -> None:
     gate = gateway(FlowSettings(order="deadline"))
     gate.offer(SECOND, now=0.0)
     patient, pressed = (gate.offer(Ask(100), ttft_s=ttft_s, now=0.0) for ttft_s in (9.0, 5.0))
     gate.run(now=0.0, until=2.0)
     assert gate.let_go[1:] == [pressed, patient]
-
-
-def test_tenants_share_tokens_whatever_the_size_of_their_requests() -> None:
-    gate = gateway()
-    for _ in range(40):
-        gate.offer(Ask(1000), tenant="few and long", now=0.0)
-    for _ in range(400):
-        gate.offer(Ask(100), tenant="many and short", now=0.0)
-    gate.run(now=0.0, until=20.0)
-    had: Counter[str] = Counter()
-    for item in gate.let_go:
-        had[item.tenant] += item.payload.tokens
-    assert abs(had["few and long"] - had["many and short"]) <= 2000
 
 
 @pytest.mark.parametrize("order", [("back", "busy"), ("busy", "back")], ids=["goes at once", "waits"])

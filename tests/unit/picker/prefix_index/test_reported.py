@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport
 from epp.picker.prefix_index.reported import ReportedCaches, credit
@@ -38,32 +37,6 @@ def lookup(
 
 
 class TestCredit:
-    def test_reported_chunks_count_as_the_least_recently_used(self) -> None:
-        table = new_table(A, capacity_bytes=8)
-        table.record(A, chain("abcd"), now=1)
-        assert credit(table, A, chain("wxyz"), now=2)
-        table.record(A, chain("kl"), now=3)
-        assert evict(table, 4) == 2
-        assert table.match(chain("wxyz")) == {A: 2}
-        assert table.match(chain("abcd")) == {A: 4}
-        check_integrity(table)
-
-    def test_only_missing_chunks_are_added_and_known_ones_keep_their_time(self) -> None:
-        table = new_table(A)
-        table.record(A, chain("ab"), now=5)
-        assert credit(table, A, chain("abcd"), now=9)
-        assert [use.at for use in table.mirrors[A].uses()] == [5, 5]
-        assert table.match(chain("abcd")) == {A: 4}
-        assert not credit(table, A, chain("abcd"), now=10)
-        check_integrity(table)
-
-    def test_without_room_nothing_is_added(self) -> None:
-        table = new_table(A, capacity_bytes=5)
-        table.record(A, chain("abc"), now=1)
-        assert not credit(table, A, chain("xyz"), now=2)
-        assert credit(table, A, chain("xy"), now=2)
-        assert (table.mirrors[A].used_bytes, table.match(chain("xyz"))) == (5, {A: 2})
-
     def test_a_server_that_left_and_an_empty_chain_are_ignored(self) -> None:
         table = new_table(A)
         assert not credit(table, A, [], now=1)

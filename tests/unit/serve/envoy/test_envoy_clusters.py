@@ -6,22 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from epp.config.listening import Listen
 from epp.serve.envoy import clusters
 from tests.unit.serve.envoy.configs import a_config
 
 HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-
-
-def test_each_worker_is_an_endpoint_of_the_picker() -> None:
-    cluster = clusters.picker(a_config(listen=Listen(address="10.0.0.1:9002"), workers=3))
-    (locality,) = cluster["load_assignment"]["endpoints"]
-    ports = [each["endpoint"]["address"]["socket_address"]["port_value"] for each in locality["lb_endpoints"]]
-    assert ports == [9002, 9003, 9004]
-
-
-def test_a_dead_worker_gets_no_requests_even_if_it_is_the_only_one() -> None:
-    assert clusters.picker(a_config())["common_lb_config"]["healthy_panic_threshold"] == {"value": 0}
 
 
 def test_a_worker_that_hangs_is_left_out_within_3_5_s_even_before_the_first_request() -> None:
@@ -54,9 +42,3 @@ def test_no_cluster_refuses_more_than_a_thousand_requests() -> None:
         (limits,) = cluster["circuit_breakers"]["thresholds"]
         assert min(limits.values()) >= 1_000
         assert limits["max_requests"] == limits["max_pending_requests"] == 100_000
-
-
-def test_only_metadata_chooses_the_server_since_clients_can_send_headers() -> None:
-    (policy,) = clusters.model_servers(a_config())["load_balancing_policy"]["policies"]
-    (source,) = policy["typed_extension_config"]["typed_config"]["override_host_sources"]
-    assert list(source) == ["metadata"]
