@@ -312,12 +312,6 @@ def test_any_json_in_known_fields_raises_nothing_but_a_bad_request(
     outcome(path, json.dumps(body | ({"model": "m"} if named else {})).encode())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(path=st.sampled_from([*PATHS, "/other"]), body=st.binary(max_size=60))
-def test_any_bytes_raise_nothing_but_a_bad_request(path: str, body: bytes) -> None:
-    outcome(path, body)
-
-
 def test_mutated_answers_never_raise_and_read_alike_however_split() -> None:
     rng = random.Random(7)
     for number in range(1500):

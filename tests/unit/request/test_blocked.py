@@ -14,19 +14,6 @@ BLOCKED = BlockedPaths(("/metrics", "/inference/v1/abort_requests"))
 
 @pytest.mark.parametrize(
     "target",
-    [
-        "/metrics", "/metricsX", "/METRICS", "/%6detrics", "/%256detrics", "/%25256detrics", "/x/..;a=b/metrics", "/met\trics",
-        "/inference/v1//../abort_requests", "/inference//../inference/v1/abort_requests", "/inference;a/v1;b=c/abort_requests",
-        "http://elsewhere/metrics", "\\metrics", "/x%2f..%2fmetrics", "/metrics/../x", "/../metrics?x=/y", "metrics",
-        "/x#/../metrics", "/ﾭ%c0%ae/../../metrics", "/." + "a" * 2047,
-    ],
-)  # fmt: skip
-def test_spellings_of_blocked_paths_are_refused(target: str) -> None:
-    assert BLOCKED.refuse(target)
-
-
-@pytest.mark.parametrize(
-    "target",
     ["", "*", "/", "/metri", "/v1/metrics", "/v1/models/a%20b", "/x?/../metrics", "/x?a=/metrics", "/inference/v1/generate", "/../x",
      "/." + "a" * 2046, "/" + "a" * 100_000, "/x?" + "a" * 100_000, "/v1/models/%zz%", "http://metrics/v1"],
 )  # fmt: skip

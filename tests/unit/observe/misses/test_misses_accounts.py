@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from epp.base.types import EndpointName
 from epp.observe.misses.accounts import Accounts
 from epp.observe.misses.causes import CAUSES, EVICTED, NEW, TAIL
@@ -45,21 +43,6 @@ def test_buckets_older_than_fifteen_minutes_are_dropped() -> None:
     for n in range(200):
         accounts.bucket(now=10.0 * n).requests += 1
     assert accounts.over(1e9, now=2000.0).requests == 90
-
-
-def test_without_requests_everything_is_zero() -> None:
-    account = Accounts().over(60.0, now=5.0)
-    assert (account.window_s, account.requests, account.prompt_tokens) == (0.0, 0, 0)
-    assert all(part.tokens == 0 for part in account.missed)
-
-
-@pytest.mark.parametrize("tokens", [0.0, -3.0])
-def test_a_miss_of_no_tokens_is_not_added(tokens: float) -> None:
-    """Estimates may differ by a few tokens, so a difference of two of them may be negative."""
-    bucket = Accounts().bucket(now=0.0)
-    bucket.miss(NEW, tokens, server=A)
-    assert not bucket.missed
-    assert not bucket.by_server
 
 
 def test_beyond_the_bound_tokens_count_without_their_server() -> None:

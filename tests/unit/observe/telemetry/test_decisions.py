@@ -16,25 +16,6 @@ def refusal(request_id: str) -> Refusal:
     return Refusal(request_id=request_id, at_unix_s=1.0, status=400, reason="bad_json", message="not JSON")
 
 
-def test_the_newest_come_first_and_the_oldest_are_forgotten() -> None:
-    ring = DecisionRing(maxlen=3)
-    for n in range(5):
-        ring.append(decision(f"r{n}"))
-    assert [d.request_id for d in ring.last(10)] == ["r4", "r3", "r2"]
-    assert [d.request_id for d in ring.last(1)] == ["r4"]
-    assert ring.get("r1") is None
-
-
-def test_a_repeated_id_names_the_later_decision_and_outlives_the_earlier() -> None:
-    ring = DecisionRing(maxlen=2)
-    first, second = decision("same", chosen="a"), decision("same", chosen="b")
-    ring.append(first)
-    ring.append(second)
-    assert ring.last(5) == [second, first]
-    ring.append(decision("other"))
-    assert ring.get("same") is second
-
-
 def test_a_ring_of_size_0_keeps_nothing() -> None:
     ring = DecisionRing(maxlen=0)
     ring.append(decision())

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -95,24 +94,6 @@ def test_the_page_says_since_when_it_counts() -> None:
     registry = page_of(Counted())
     assert registry.get_sample_value("t_things_created") == 1234.0
     assert registry.get_sample_value("t_seconds_created") == 1234.0
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "value"),
-    [
-        ("t_speed", {"server": "a"}, 7.5),
-        ("t_state", {"server": "b", "state": "off"}, 1.0),
-        ("t_answers_total", {"server": "a", "class": "2xx"}, 3.0),
-        ("t_pairs_total", {"server": "a", "left": "l", "right": "r"}, 2.0),
-        ("t_fast", {"server": "a"}, 1.0),
-        ("t_fast", {"server": "b"}, 0.0),
-    ],
-)
-def test_each_kind_of_value_becomes_series_with_its_objects_labels(
-    name: str, labels: dict[str, str], value: float
-) -> None:
-    servers = {"a": Server(7.5, "on", {"2xx": 3}, {("l", "r"): 2}), "b": Server(None, "off", {}, {})}
-    assert page_of_servers(servers).get_sample_value(name, labels) == value
 
 
 def test_a_value_of_none_gives_no_series_and_without_objects_there_is_no_family() -> None:

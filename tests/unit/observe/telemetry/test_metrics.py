@@ -261,12 +261,6 @@ def test_spans_are_counted_by_outcome_and_absent_without_tracing(shown: Shown) -
     assert shown.samples("epp_trace_spans_total") == {}
 
 
-def test_two_pickers_in_one_process_do_not_share_counts() -> None:
-    one, two = Shown(), Shown()
-    one.metrics.on_event(began(pick()))
-    assert (one.value("epp_in_flight"), two.value("epp_in_flight")) == (1, 0)
-
-
 def test_the_reference_names_exactly_the_served_metrics(shown: Shown) -> None:
     page = metrics_reference()
     shown.metrics.on_event(began(pick()))

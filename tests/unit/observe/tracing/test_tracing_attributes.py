@@ -23,15 +23,6 @@ def test_unknown_values_are_left_out_and_the_first_destination_stands_for_the_se
     assert all(value is not None for value in found.values())
 
 
-def test_a_finished_request_has_its_server_and_status() -> None:
-    told = decision(adapter="sql")
-    told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "ended"
-    found = attributes_of(told)
-    assert (found["server.address"], found["prefix_gateway.served_by"]) == (THERE.host, "other")
-    assert (found["http.response.status_code"], found["error.type"]) == (503, "503")
-    assert found["prefix_gateway.adapter"] == "sql"
-
-
 @pytest.mark.parametrize(
     ("kind", "operation"),
     [("chat", "chat"), ("completions", "text_completion"), ("embeddings", "embeddings"), ("score", "score")],
@@ -62,16 +53,6 @@ def test_only_faults_of_servers_are_errors(status: int | None, outcome: str, err
     told = decision()
     told.status, told.outcome = status, outcome
     assert error_of(told) == error
-
-
-def test_a_refusal_says_why_and_how_long_flow_control_held_it() -> None:
-    found = attributes_of_refusal("r1", REFUSAL)
-    assert (found["http.response.status_code"], found["error.type"]) == (
-        503,
-        REFUSAL.reason,
-    )
-    assert found["prefix_gateway.queue_seconds"] == 0.0
-    assert found["prefix_gateway.outcome"] == "refused"
 
 
 def test_every_attribute_is_documented() -> None:

@@ -80,23 +80,6 @@ def test_the_version_follows_the_content_and_no_other_file_is_left(history: list
             assert versions.setdefault(version, held) == held
 
 
-def test_an_unchanged_set_does_not_rewrite_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "eds.json"
-    assert write(path, [endpoint_at("10.0.0.1:8000"), endpoint_at("10.0.0.2:8000")])
-    inode = path.stat().st_ino
-    assert not write(path, [endpoint_at("10.0.0.2:8000"), endpoint_at("10.0.0.1:8000", name="renamed")])
-    assert path.stat().st_ino == inode
-
-
-def test_a_change_is_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
-    path = tmp_path / "eds.json"
-    write(path, [endpoint_at("10.0.0.1:8000")])
-    with path.open("rb") as old:
-        assert write(path, [endpoint_at("[fd00::1]:8000")])
-        assert addresses_in(old.read()) == [("10.0.0.1", 8000)]
-    assert addresses_in(path.read_bytes()) == [("fd00::1", 8000)]
-
-
 def test_a_file_is_written_without_endpoints_and_without_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "run" / "eds.json"
     assert write(path, [])
@@ -109,14 +92,6 @@ def test_a_file_that_somebody_else_changed_is_written_again(tmp_path: Path) -> N
     path.write_text("not json")
     assert write(path, [endpoint_at("10.0.0.1:8000")])
     assert path.read_bytes() == render([endpoint_at("10.0.0.1:8000")])
-
-
-def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
-    path = tmp_path / "eds.json"
-    path.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write(path, [])
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_endpoints_that_only_compute_prompts_are_not_in_the_file() -> None:

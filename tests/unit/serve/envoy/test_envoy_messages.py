@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.serve.envoy.messages import absolute, address, directory_of, extension, seconds
+from epp.serve.envoy.messages import absolute, directory_of, seconds
 
 
 @pytest.mark.parametrize(
@@ -15,20 +15,6 @@ from epp.serve.envoy.messages import absolute, address, directory_of, extension,
 )
 def test_a_duration_has_no_exponent_and_no_zeros_at_its_end(number: float, text: str) -> None:
     assert seconds(number) == text
-
-
-def test_an_address_is_a_socket_or_a_path() -> None:
-    assert address("[fd00::1]:80") == {"socket_address": {"address": "fd00::1", "port_value": 80}}
-    assert address("unix:/run/p.sock") == {"pipe": {"path": "/run/p.sock"}}
-    with pytest.raises(ValueError, match="not ip:port"):
-        address("localhost:80")
-
-
-def test_the_settings_of_an_extension_carry_their_type() -> None:
-    assert extension("filters.a", "extensions.A", field=1) == {
-        "name": "envoy.filters.a",
-        "typed_config": {"@type": "type.googleapis.com/envoy.extensions.A", "field": 1},
-    }
 
 
 def test_symbolic_links_in_a_path_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

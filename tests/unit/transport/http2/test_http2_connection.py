@@ -141,26 +141,6 @@ def answering(*, window: int = 65_535) -> CallerSide:
     return side
 
 
-def test_messages_that_a_reply_answers_make_no_events() -> None:
-    side = answering()
-    side.connection.reply(1, echo)
-    assert side.feed(data(1, grpc(b"a") + grpc(b"b")), data(1, grpc(b"c"))) == []
-    assert bodies(side.sent(), 1) == grpc(b"a") + grpc(b"b") + grpc(b"c")
-
-
-def test_after_a_message_without_a_reply_all_messages_are_events_until_replies_are_set_again() -> None:
-    side = answering()
-    side.connection.reply(1, echo)
-    assert side.feed(data(1, grpc(b"what?")), data(1, grpc(b"a"))) == [Message(1, b"what?"), Message(1, b"a")]
-    assert bodies(side.sent(), 1) == b"", "the reply to the second would come before the answer to the first"
-    side.connection.reply(1, echo)
-    part = grpc(b"b")
-    assert side.feed(data(1, part[:3]), data(1, part[3:]), data(1, grpc(b"c"))) == [
-        Message(1, b"b"),
-        Message(1, b"c"),
-    ]
-
-
 def test_a_reply_that_fits_no_window_is_left_to_the_owner() -> None:
     side = answering(window=30)
     side.connection.reply(1, echo)

@@ -9,16 +9,6 @@ from epp.transport.http2.limits import HeldBytes
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
 
 
-def test_messages_and_frames_begin_and_end_independently() -> None:
-    side = CallerSide().opened()
-    wire = grpc(b"a") + grpc(b"") + grpc(b"b" * 300) + grpc(b"c")
-    events = side.feed(
-        headers(1), data(1, wire[:9]), data(1, wire[9:14], padding=3), data(1, wire[14:], ends=True)
-    )
-    assert [e.data for e in events if isinstance(e, Message)] == [b"a", b"", b"b" * 300, b"c"]
-    assert side.held.now == 0
-
-
 @pytest.mark.parametrize(
     ("wire", "status", "reason"),
     [

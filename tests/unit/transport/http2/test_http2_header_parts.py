@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from epp.transport.http2.call_events import Opened, Over
-from tests.harness.http2_frames import CallerSide, block, continuation, headers
-
-
-def test_a_header_block_may_come_in_several_frames() -> None:
-    side = CallerSide().opened()
-    whole = block()
-    events = side.feed(
-        headers(1, whole[:5], whole=False),
-        continuation(1, whole[5:9], whole=False),
-        continuation(1, whole[9:], whole=True),
-    )
-    assert isinstance(events[0], Opened)
+from epp.transport.http2.call_events import Over
+from tests.harness.http2_frames import CallerSide, continuation, headers
 
 
 def test_endless_continuation_frames_end_the_connection() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epp.transport.http2.frames import Kind, Setting
-from tests.harness.http2_frames import CallerSide, hello
+from tests.harness.http2_frames import CallerSide
 
 
 def test_the_server_sends_its_settings_and_window_first() -> None:
@@ -15,10 +15,3 @@ def test_the_server_sends_its_settings_and_window_first() -> None:
     }
     assert said[Setting.HEADER_TABLE_SIZE] == 0
     assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
-
-
-def test_the_preface_may_come_byte_by_byte() -> None:
-    side = CallerSide()
-    for byte in hello():
-        assert side.feed(bytes((byte,))) == []
-    assert not side.connection.over
