@@ -62,20 +62,9 @@ def read_text(name: str) -> str:
     return (DATA_FOLDER / name).read_text()
 
 
-def read_json(name: str) -> Any:
-    return json.loads(read_text(name))
-
-
-def read_stream(name: str) -> list[dict[str, Any]]:
-    """Return the JSON chunks of a recorded event stream, without the closing [DONE]."""
-    *chunks, last = [block.removeprefix("data: ") for block in read_text(name).strip().split("\n\n")]
-    assert last == "[DONE]"
-    return [json.loads(chunk) for chunk in chunks]
-
-
 def read_kv_events(hash_algorithm: str) -> KvEventRecording:
     """Return the recording of `sha256` (a cache of 64 blocks that evicts) or `sha256_cbor` (2,048 blocks)."""
-    raw = read_json(f"kv_events_{hash_algorithm}.json")
+    raw = json.loads(read_text(f"kv_events_{hash_algorithm}.json"))
     requests = [
         RecordedRequest(
             model=request["model"],
