@@ -1,8 +1,7 @@
 """`python -m tests.charts.policy_schema` writes `policy` and `config` in the chart's values.schema.json anew.
 
 `policy` comes from the CRD of the policy. So helm refuses every policy that the API server would refuse,
-before anything is installed. The names of the fields of `config` come from the picker. `make docs`
-runs this.
+before anything is installed. The names of all fields of `config` come from the picker. `make docs` runs this.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from epp.config.settings import Config
+from epp.config.strict import definitions
 from epp.sources.kube.crd import crd
 from tests.charts.rendering import GATEWAY
 
@@ -40,13 +38,21 @@ def policy_schema() -> dict[str, Any]:
 
 def config_schema() -> dict[str, Any]:
     """Return the schema of the value `config`. The picker itself checks the values of the fields."""
-    names = [field.encode_name for field in msgspec.structs.fields(Config)]
-    return {
-        "type": "object",
-        "description": "The picker's own configuration; the picker checks it: docs/reference-config.md.",
-        "additionalProperties": False,
-        "properties": {name: _WORKERS if name == "workers" else True for name in names},
-    }
+    made = _names("Config", definitions(Config))
+    made["properties"]["workers"] = _WORKERS
+    made["properties"]["envoy"]["properties"]["blockedPaths"] = {"description": "removed"}
+    text = "The picker's own configuration; the picker checks the values: docs/reference-config.md."
+    return {"description": text, **made}
+
+
+def _names(struct: str, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that knows the fields of a struct, and of the structs in it, and not their values."""
+    fields: dict[str, Any] = {}
+    for name, schema in sections[struct]["properties"].items():
+        parts = [schema, *schema.get("anyOf", ())]
+        inner = [part["$ref"].rsplit("/", 1)[1] for part in parts if "$ref" in part]
+        fields[name] = _names(inner[0], sections) if inner else True
+    return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
 
 
 def written(text: str) -> str:

@@ -103,6 +103,7 @@ VALUE_SETS: Final = (
                     "parentRefs": [{"name": "inference"}],
                 },
             },
+            "config": {"envoy": {"messageTimeoutSeconds": 0.25, "streamIdleTimeoutSeconds": 1.5}},
             "sharing": {"enabled": False},
         },
     ),
@@ -139,7 +140,16 @@ VALUE_SETS: Final = (
             "volumeMounts": [{"name": "adapters", "mountPath": "/adapters", "readOnly": True}],
         },
     ),
-    ValueSet("servers-simulated", MODEL_SERVER, {"engine": "simulated", "replicas": 3}),
+    ValueSet(
+        "servers-simulated",
+        MODEL_SERVER,
+        {
+            "engine": "simulated",
+            "replicas": 3,
+            "profile": {"model": "demo", "lora": {"runtimeUpdates": True}},
+            "enabled": True,
+        },
+    ),
     ValueSet(
         "servers-multi-node",
         MODEL_SERVER,

@@ -279,4 +279,5 @@ def setup_logging(config: Log, *, stream: TextIO | None = None) -> QueuedHandler
         old.close()
     root.addHandler(handler)
     root.setLevel(config.level.upper())
+    logging.getLogger("hpack").setLevel(logging.INFO)  # at `debug` it writes a line for each header
     return handler

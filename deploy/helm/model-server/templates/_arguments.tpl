@@ -48,6 +48,7 @@ The arguments of a server for the profile of one pool, as a YAML list. vLLM gets
 {{- end }}
 {{- with .lora }}
 {{- $args = concat $args (list "--max-loras" (toString (int (.maxLoras | default 1)))) }}
+{{- if .runtimeUpdates }}{{ $args = append $args "--allow-runtime-lora-updating" }}{{ end }}
 {{- range .adapters }}{{ $args = concat $args (list "--lora" (printf "%s=%s" .name .path)) }}{{ end }}
 {{- end }}
 {{- toYaml $args }}

@@ -153,6 +153,12 @@ capabilities: {drop: [ALL]}
 {{- toYaml .Values.podSecurityContext }}
 {{- end }}
 
+{{/* Seconds as a duration of Gateway API, which has no fractions: 0.5 becomes 500ms. */}}
+{{- define "gateway.duration" -}}
+{{- $ms := round (mulf (float64 .) 1000.0) 0 | int64 }}
+{{- if mod $ms 1000 }}{{ $ms }}ms{{ else }}{{ div $ms 1000 }}s{{ end }}
+{{- end }}
+
 {{/* The bytes of a Kubernetes quantity such as 1.5Gi. */}}
 {{- define "gateway.bytes" -}}
 {{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
@@ -167,6 +173,7 @@ capabilities: {drop: [ALL]}
 {{/* Values of earlier releases, and what to write instead. The schema lets them through, so that this message is seen. */}}
 {{- define "gateway.removed" -}}
 crd: the CRD is of the cluster and of no release; remove `crd`, and apply deploy/crds once (docs/kubernetes.md)
+config.envoy.blockedPaths: write config.blockedPaths, or name single paths in config.allowedPaths
 rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it, and apply deploy/crds once (docs/kubernetes.md)
 {{- end }}
 
@@ -181,6 +188,11 @@ rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it
 {{- range $field := list "endpointsFile" "policyFile" }}
 {{- if hasKey $config $field }}
 {{- fail (printf "config.%s: the chart's pods take endpoints from `pool` and the policy from `policy`; remove it" $field) }}
+{{- end }}
+{{- end }}
+{{- with .Values.networkPolicy }}
+{{- if and (kindIs "slice" .monitoring) (not .monitoring) }}
+{{- fail "networkPolicy.monitoring: [] let every pod read metrics in 0.1.0, and would let nobody now; remove it for nobody, or write [{namespaceSelector: {}}] for every pod" }}
 {{- end }}
 {{- end }}
 {{- if hasKey (dig "kubernetes" dict $config) "pools" }}

@@ -8,6 +8,7 @@ import logging
 from typing import Literal
 
 import pytest
+from hpack import Decoder, Encoder
 
 from epp.config.settings import Log
 from epp.observe.telemetry.logs import setup_logging
@@ -62,6 +63,16 @@ def test_an_exception_is_part_of_its_line() -> None:
     handler.flush()
     line = json.loads(stream.getvalue())
     assert "ValueError: invalid literal" in line["exception"]
+
+
+def test_a_debug_log_has_no_line_for_each_header_that_is_decoded() -> None:
+    stream = io.StringIO()
+    handler = setup_logging(Log(level="debug"), stream=stream)
+    Decoder().decode(Encoder().encode([("a", "b")]))
+    logging.getLogger("epp").debug("seen")
+    handler.close()
+    assert "seen" in stream.getvalue()
+    assert "hpack" not in stream.getvalue()
 
 
 def test_a_second_setup_replaces_the_handler_and_the_level_is_respected() -> None:
