@@ -28,7 +28,7 @@ from epp.picker.flow.elsewhere import Reported, Row
 from epp.picker.flow.queues import TenantFlow
 from epp.picker.flow.request import Refusal, RefusedFor
 from epp.picker.flow.status import FlowStatus
-from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of, settings_of
+from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 
 _AT_ONCE: Final = 50
@@ -230,8 +230,8 @@ class Gate:
                 self._listens = True
                 self._picker.subscribe(self._on_event)
             self._forget_models()
-            settings = settings_of(self._picker.policy.spec.flow)
-            queue = self._queues[model] = ModelQueue(self._picker, model, settings)
+            flow = self._picker.policy.spec.flow
+            queue = self._queues[model] = ModelQueue(self._picker, model, flow)
             if self._collects_reports:
                 queue.control.take_charges()  # from now on the queue keeps its tokens for the other pickers
         return queue
@@ -292,9 +292,8 @@ class Gate:
         if self._draining or not self._holds:
             self._let_all_go()
             return
-        settings = settings_of(policy.spec.flow)
         for queue in self._queues.values():
-            queue.control.apply(settings, now=now)
+            queue.control.apply(policy.spec.flow, now=now)
 
     def _let_all_go(self) -> None:
         for queue in self._queues.values():

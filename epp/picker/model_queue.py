@@ -12,13 +12,12 @@ from math import inf
 from typing import Final
 
 from epp.base.errors import PickError
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow
 from epp.picker.commit import Considered
 from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
 from epp.picker.flow.control import Decided, FlowControl
 from epp.picker.flow.elsewhere import FlowKey
-from epp.picker.flow.flow_settings import Bound, FlowSettings, Order
 from epp.picker.flow.queues import OTHERS, Load
 from epp.picker.flow.request import Forecast, QueueItem
 from epp.picker.flow.shares import OTHERS_LABEL
@@ -31,7 +30,6 @@ Answer = Callable[[Pick | PickError, float], None]
 
 _MOST_TENANTS: Final = 32
 """At most this many waiting tenants are shown to people."""
-_ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
 
 
 class WaitingRequest:
@@ -51,7 +49,7 @@ class WaitingRequest:
 class ModelQueue:
     """The queue of one base model, with the picker's forecasts for it."""
 
-    def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
+    def __init__(self, picker: Picker, model: str, settings: Flow) -> None:
         self._picker = picker
         self.model = model
         self._last: tuple[WaitingRequest, Considered] | None = None
@@ -116,24 +114,6 @@ def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
         )
         for (priority, tenant), load in longest
     ]
-
-
-def settings_of(spec: Flow) -> FlowSettings:
-    return FlowSettings(
-        order=_ORDERS[spec.order],
-        ttft_s=spec.deadline_seconds or inf,
-        ttl_s=spec.ttl_seconds,
-        ttl_by_priority_s={int(priority): ttl_s for priority, ttl_s in spec.ttl_by_priority.items()},
-        in_all=_bound(spec.in_all),
-        per_priority=_bound(spec.per_priority),
-        per_tenant=_bound(spec.per_tenant),
-        max_tenants=spec.max_tenants,
-        goal_s=spec.goal_seconds,
-    )
-
-
-def _bound(spec: Waiting) -> Bound:
-    return Bound(requests=spec.max_requests, size_bytes=spec.max_bytes)
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:

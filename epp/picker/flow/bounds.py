@@ -64,8 +64,8 @@ class Bounds(Generic[T]):
             bound = settings.per_priority
         load = self._queues.of(priority, tenant)
         return (
-            load.requests + others.requests > bound.requests
-            or load.size_bytes + others.size_bytes > bound.size_bytes
+            load.requests + others.requests > bound.max_requests
+            or load.size_bytes + others.size_bytes > bound.max_bytes
         )
 
     def scopes_over(self) -> list[tuple[int | None, str | None]]:

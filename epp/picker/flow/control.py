@@ -11,7 +11,7 @@ event that may have freed a server or brought a request, and at `due_at`. The ca
 that goes, which books it, before calling `next` again. `_decide` makes every decision about a forecast.
 
 Invariants: each request goes once, or is refused once, or leaves. The waiting requests are within every
-bound. One call of `next` makes at most `FlowSettings.max_forecasts` forecasts for the search, and one for
+bound. One call of `next` makes at most `_MOST_FORECASTS` forecasts for the search, and one for
 each alarm that is due.
 """
 
@@ -23,11 +23,11 @@ from itertools import count, islice
 from math import inf
 from typing import Final, Generic, Literal
 
+from epp.config.flow import Flow
 from epp.picker.flow.alarms import Alarms
 from epp.picker.flow.answer_lengths import AnswerLengths
 from epp.picker.flow.bounds import Bounds
 from epp.picker.flow.elsewhere import Elsewhere, FlowKey, Row
-from epp.picker.flow.flow_settings import FlowSettings
 from epp.picker.flow.pace import Pace
 from epp.picker.flow.queues import Band, Load, Queues, TenantFlow
 from epp.picker.flow.request import Forecast, Forecaster, QueueItem, Refusal, RefusedFor, T
@@ -49,6 +49,13 @@ _SHARE_OF_LEFT = 0.25
 """A request that is just in time at its latest start is looked at again after this share of the time left."""
 _ANSWER_WEIGHT = 2.0
 """A token of an answer is charged as this many prompt tokens to compute."""
+PATIENCE = 20.0
+"""With the order `Shortest`, a request goes before every request that comes later than this many times its
+own prefill time.
+"""
+_MOST_FORECASTS = 4
+"""The most forecasts that are made to find one request that may go. Further requests are tried after the next
+event."""
 _MOST_LOOKED_AT = 32
 """The most requests of one tenant, and the most tenants of one priority, that a search looks at."""
 
@@ -57,7 +64,7 @@ Decided = tuple[QueueItem[T], Refusal | None]
 
 
 class FlowControl(Generic[T]):
-    def __init__(self, settings: FlowSettings, forecaster: Forecaster[T]) -> None:
+    def __init__(self, settings: Flow, forecaster: Forecaster[T]) -> None:
         self._forecaster = forecaster
         self._elsewhere = Elsewhere()
         self._queues: Queues[T] = Queues(settings, self._elsewhere.by_tenant)
@@ -86,7 +93,7 @@ class FlowControl(Generic[T]):
         ttft_s: the request's own deadline, in seconds from now.
         """
         queues = self._queues
-        left_s = queues.settings.ttft_s if ttft_s is None else ttft_s
+        left_s = queues.left_s if ttft_s is None else ttft_s
         flow = queues.flow(priority, tenant)
         priority = flow.band.priority
         fate = self._decide(forecast, left_s, self._headroom_s(flow.band, flow.tag, now=now))
@@ -117,7 +124,7 @@ class FlowControl(Generic[T]):
         settings = self._queues.settings
         flow = self._queues.flow(priority, tenant)
         priority = flow.band.priority
-        deadline = now + (settings.ttft_s if ttft_s is None else ttft_s)
+        deadline = now + (self._queues.left_s if ttft_s is None else ttft_s)
         item = QueueItem(
             payload,
             number=next(self._numbers),
@@ -127,8 +134,9 @@ class FlowControl(Generic[T]):
             tokens=max(1, forecast.tokens),
             arrived_at=now,
             deadline=deadline,
-            expires_at=now + min(longest_s, settings.ttl_of(priority)),
-            place=settings.place(arrived_at=now, deadline=deadline, own_s=forecast.own_s),
+            expires_at=now
+            + min(longest_s, settings.ttl_by_priority.get(str(priority), settings.ttl_seconds)),
+            place=_place(settings.order, arrived_at=now, deadline=deadline, own_s=forecast.own_s),
         )
         victims = self._bounds.admit(item)
         if item in victims:
@@ -176,7 +184,7 @@ class FlowControl(Generic[T]):
 
     # -- the operator ----------------------------------------------------------------------------------------
 
-    def apply(self, settings: FlowSettings, *, now: float) -> None:
+    def apply(self, settings: Flow, *, now: float) -> None:
         """Apply new settings. Waiting requests keep their deadlines and their places. Requests beyond the new
         bounds are removed.
         """
@@ -235,7 +243,7 @@ class FlowControl(Generic[T]):
         """Return the saturation (`Pace.saturation`)."""
         wait_s = self._forecaster.least_wait_s(now=now)
         return self._pace.saturation(
-            wait_s, self._queues.in_all.tokens, goal_s=self._queues.settings.goal_s, now=now
+            wait_s, self._queues.in_all.tokens, goal_s=self._queues.settings.goal_seconds, now=now
         )
 
     def check_integrity(self) -> None:
@@ -278,7 +286,7 @@ class FlowControl(Generic[T]):
         of its tenant. A request that waits for a busy server, which may hold its prefix, is passed over for
         a moment. None: no request may go before `_search_at`, as far as the picker can predict.
         """
-        least_s, left = self._forecaster.least_wait_s(now=now), self._queues.settings.max_forecasts
+        least_s, left = self._forecaster.least_wait_s(now=now), _MOST_FORECASTS
         again_s = LONGEST_DELAY_S
         for band in self._queues.bands():
             flows = band.by_share(_MOST_LOOKED_AT)
@@ -340,3 +348,10 @@ class FlowControl(Generic[T]):
     def _take(self, item: QueueItem[T]) -> None:
         self._queues.take(item)
         self._alarms.forget(item)
+
+
+def _place(order: str, *, arrived_at: float, deadline: float, own_s: float) -> float:
+    """Return the place of a request among those of its tenant. The smallest goes first."""
+    if order == "Deadline":
+        return deadline
+    return arrived_at + PATIENCE * own_s if order == "Shortest" else arrived_at

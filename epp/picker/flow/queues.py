@@ -20,7 +20,7 @@ from math import inf
 from operator import attrgetter
 from typing import Generic
 
-from epp.picker.flow.flow_settings import FlowSettings
+from epp.config.flow import Flow
 from epp.picker.flow.request import QueueItem, T
 
 OTHERS = "\0others"
@@ -28,6 +28,8 @@ OTHERS = "\0others"
 
 _MOST_LOOKED_AT = 256
 """The most tenants at other pickers that one search considers, so that the time of a search is bounded."""
+_MOST_PRIORITIES = 16
+"""The most priorities. A request of a further priority is kept at the next lower priority in use."""
 _BY_KEY = attrgetter("key")
 
 
@@ -190,7 +192,7 @@ class Band(Generic[T]):
 
 
 class Queues(Loads, Generic[T]):
-    def __init__(self, settings: FlowSettings, elsewhere: ByTenant) -> None:
+    def __init__(self, settings: Flow, elsewhere: ByTenant) -> None:
         """elsewhere: the requests that wait at other pickers."""
         super().__init__()
         self.settings = settings
@@ -198,6 +200,11 @@ class Queues(Loads, Generic[T]):
         self._elsewhere = elsewhere
         self._bands: dict[int, Band[T]] = {}
         """By priority."""
+
+    @property
+    def left_s(self) -> float:
+        """The time to the deadline of a new request that names none. Infinity: it has no deadline."""
+        return self.settings.deadline_seconds or inf
 
     def __len__(self) -> int:
         return self.in_all.requests
@@ -221,7 +228,7 @@ class Queues(Loads, Generic[T]):
         """Return the priority under which a request is kept. If there are too many priorities, this is the
         next lower one that is in use, or else the lowest.
         """
-        bands, most = self._bands, self.settings.max_priorities
+        bands, most = self._bands, _MOST_PRIORITIES
         if wanted in bands or len(bands) < most:
             return wanted
         self._forget_idle()

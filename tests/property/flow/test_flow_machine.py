@@ -15,31 +15,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.picker.flow.control import HEADROOM_S, FlowControl
+from epp.config.flow import Flow, Waiting
+from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl
 from epp.picker.flow.elsewhere import Row
-from epp.picker.flow.flow_settings import PATIENCE, Bound, FlowSettings
 from epp.picker.flow.queues import TenantFlow
 from epp.picker.flow.request import QueueItem, Refusal
 from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
-MANY = 10**6
+MOST_FORECASTS = 4
+"""The most forecasts to find one request that may go."""
 EPSILON = 1e-9
 MOST_PUSHED_OUT = 64
 """A new request pushes out at most this many waiting requests."""
 
 asks = st.builds(Ask, tokens=st.integers(1, 3000), home=st.integers(-1, 2))
-bounds = st.sampled_from([Bound(), Bound(requests=3), Bound(requests=6), Bound(size_bytes=200)])
+bounds = st.sampled_from(
+    [Waiting(), Waiting(max_requests=3), Waiting(max_requests=6), Waiting(max_bytes=200)]
+)
 all_settings = st.builds(
-    FlowSettings,
-    order=st.sampled_from(["arrival", "deadline", "shortest"]),
-    ttft_s=st.sampled_from([inf, 0.5, 2.0]),
-    ttl_s=st.sampled_from([inf, 3.0]),
+    Flow,
+    order=st.sampled_from(["Arrival", "Deadline", "Shortest"]),
+    deadline_seconds=st.sampled_from([0.0, 0.5, 2.0]),
+    ttl_seconds=st.sampled_from([3600.0, 3.0]),
     in_all=bounds,
     per_priority=bounds,
     per_tenant=bounds,
     max_tenants=st.sampled_from([1, 2, 256]),
-    max_priorities=st.sampled_from([1, 2, 16]),
-    max_forecasts=st.sampled_from([2, MANY]),
 )
 
 
@@ -60,7 +61,7 @@ class FlowMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.fleet = AFleet(2)
-        self.settings = FlowSettings(max_forecasts=MANY)
+        self.settings = Flow()
         self.flow: FlowControl[Ask] = FlowControl(self.settings, self.fleet)
         self.waiting: dict[int, QueueItem[Ask]] = {}
         self.fates: Counter[str] = Counter()
@@ -81,7 +82,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.fleet.busy_until = kept + [self.now] * (num_servers - len(kept))
 
     @rule(changed=all_settings)
-    def the_policy_changes(self, changed: FlowSettings) -> None:
+    def the_policy_changes(self, changed: Flow) -> None:
         self.settings = changed
         self.flow.apply(changed, now=self.now)
         self.pump()
@@ -194,7 +195,7 @@ class FlowMachine(RuleBasedStateMachine):
         if self.draining:
             return
         assert self.fleet.forecast(gone.payload, now=self.now).wait_s <= HEADROOM_S
-        if self.settings.max_forecasts < MANY:
+        if len(self.waiting) >= MOST_FORECASTS:
             return
         for other in self.waiting.values():
             same_flow = (other.priority, other.tenant) == (gone.priority, gone.tenant)
@@ -208,9 +209,9 @@ class FlowMachine(RuleBasedStateMachine):
         waiting only if the new request would be too large even without all such requests, or without the
         first `MOST_PUSHED_OUT` of them: pushing them out would then help nobody.
         """
-        if (self.settings.per_priority, self.settings.per_tenant) != (Bound(), Bound()):
+        if (self.settings.per_priority, self.settings.per_tenant) != (Waiting(), Waiting()):
             return
-        most_bytes = self.settings.in_all.size_bytes
+        most_bytes = self.settings.in_all.max_bytes
         waiting = [h for h in self.waiting.values() if h.waits]
         worth_less = [h for h in waiting if h.priority < refused.priority]
         if not worth_less or refused.size_bytes > most_bytes or len(worth_less) > MOST_PUSHED_OUT:
@@ -241,9 +242,9 @@ class FlowMachine(RuleBasedStateMachine):
             for tenant in {h.tenant for h in of_priority}:
                 self.check_bound(self.settings.per_tenant, [h for h in of_priority if h.tenant == tenant])
 
-    def check_bound(self, bound: Bound, waiting: list[QueueItem[Ask]]) -> None:
-        assert len(waiting) <= bound.requests
-        assert sum(item.size_bytes for item in waiting) <= bound.size_bytes
+    def check_bound(self, bound: Waiting, waiting: list[QueueItem[Ask]]) -> None:
+        assert len(waiting) <= bound.max_requests
+        assert sum(item.size_bytes for item in waiting) <= bound.max_bytes
 
     @invariant()
     def it_is_woken_while_somebody_waits(self) -> None:
@@ -277,7 +278,7 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
     """With equal servers, the lead is at most the tokens of one request on each side."""
     fleet = AFleet(2)
     fleet.busy_until = [0.5, 0.5]  # All requests wait before the first goes.
-    gate = FlowGateway(FlowControl(FlowSettings(), fleet), fleet)
+    gate = FlowGateway(FlowControl(Flow(), fleet), fleet)
     left = {f"tenant-{n}": len(tokens) for n, tokens in enumerate(sizes)}
     for number in range(60):
         for n, tokens in enumerate(sizes):
@@ -298,7 +299,7 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
 def test_with_order_shortest_a_request_waits_for_a_bounded_time(tokens: int) -> None:
     """Shorter requests go before it only if they come within its patience."""
     fleet = AFleet(1)
-    gate = FlowGateway(FlowControl(FlowSettings(order="shortest"), fleet), fleet)
+    gate = FlowGateway(FlowControl(Flow(order="Shortest"), fleet), fleet)
     gate.offer(Ask(1000), now=0.0)
     item = gate.offer(Ask(tokens), now=0.0)
     now = 0.0
@@ -314,7 +315,7 @@ def test_with_order_shortest_a_request_waits_for_a_bounded_time(tokens: int) -> 
 @settings(max_examples=40, deadline=None)
 def test_a_light_tenant_waits_for_one_request_of_each_other_at_most(tokens: list[int]) -> None:
     fleet = AFleet(1)
-    gate = FlowGateway(FlowControl(FlowSettings(), fleet), fleet)
+    gate = FlowGateway(FlowControl(Flow(), fleet), fleet)
     gate.offer(Ask(1000), tenant="greedy", now=0.0)
     for size in tokens:
         gate.offer(Ask(size), tenant="greedy", now=0.0)

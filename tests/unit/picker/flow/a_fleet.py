@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from epp.config.flow import Flow
 from epp.picker.flow.control import Decided, FlowControl
-from epp.picker.flow.flow_settings import FlowSettings
 from epp.picker.flow.queues import TenantFlow
 from epp.picker.flow.request import Forecast, QueueItem, Refusal
 
@@ -135,9 +135,9 @@ class FlowGateway:
             self.refused.append((item, refusal))
 
 
-def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> FlowGateway:
+def gateway(settings: Flow | None = None, *, num_servers: int = 1) -> FlowGateway:
     fleet = AFleet(num_servers)
-    return FlowGateway(FlowControl(settings or FlowSettings(), fleet), fleet)
+    return FlowGateway(FlowControl(settings or Flow(), fleet), fleet)
 
 
 def an_item(

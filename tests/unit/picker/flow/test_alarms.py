@@ -7,8 +7,8 @@ from weakref import ref
 
 import pytest
 
+from epp.config.flow import Flow, Waiting
 from epp.picker.flow.alarms import Alarms
-from epp.picker.flow.flow_settings import Bound, FlowSettings
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
@@ -17,7 +17,7 @@ class Prompt(Ask):
 
 
 def test_a_request_that_becomes_late_while_it_waits_is_refused_when_that_is_certain() -> None:
-    gate = gateway(FlowSettings(ttft_s=2.0))
+    gate = gateway(Flow(deadline_seconds=2.0))
     gate.offer(SECOND, now=0.0)
     gate.offer(Ask(900), now=0.0)
     gate.offer(Ask(900), now=0.0)  # after the one before it: 0.9 + 0.9 + 0.9 seconds
@@ -28,7 +28,7 @@ def test_a_request_that_becomes_late_while_it_waits_is_refused_when_that_is_cert
 
 
 def test_a_request_that_has_waited_for_its_ttl_is_refused() -> None:
-    gate = gateway(FlowSettings(ttl_s=9.0, ttl_by_priority_s={7: 0.5}))
+    gate = gateway(Flow(ttl_seconds=9.0, ttl_by_priority={"7": 0.5}))
     gate.offer(Ask(3000), now=0.0)
     gate.offer(Ask(10), priority=7, now=0.0)
     gate.offer(Ask(10), priority=1, now=0.0)
@@ -39,7 +39,7 @@ def test_a_request_that_has_waited_for_its_ttl_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["leaves", "is pushed out", "goes", "is late"])
 def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> None:
-    gate = gateway(FlowSettings(per_tenant=Bound(requests=1), ttl_s=60.0))
+    gate = gateway(Flow(per_tenant=Waiting(max_requests=1), ttl_seconds=60.0))
     gate.offer(SECOND, now=0.0)
     gate.offer(SECOND, priority=5, now=0.0)
     gate.offer(SECOND, priority=-5, now=0.0)  # waits all the time
@@ -49,7 +49,7 @@ def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> N
     if how == "leaves":
         gate.flow.leave(item)
     elif how == "is pushed out":
-        gate.flow.apply(FlowSettings(per_tenant=Bound(requests=0), ttl_s=60.0), now=0.0)
+        gate.flow.apply(Flow(per_tenant=Waiting(max_requests=0), ttl_seconds=60.0), now=0.0)
         gate.pump(now=0.0)
     else:
         gate.run(now=0.0, until=2.5)

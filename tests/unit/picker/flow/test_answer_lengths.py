@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
+from epp.config.flow import Flow
 from epp.picker.flow.answer_lengths import AnswerLengths
 from epp.picker.flow.control import FlowControl
-from epp.picker.flow.flow_settings import FlowSettings
 from epp.picker.flow.request import Forecast
 from tests.unit.picker.flow.a_fleet import AFleet, Ask
 
@@ -43,7 +43,7 @@ def test_of_many_tenants_the_last_1024_are_remembered() -> None:
 
 
 def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
-    flow: FlowControl[Ask] = FlowControl(FlowSettings(), AFleet(1))
+    flow: FlowControl[Ask] = FlowControl(Flow(), AFleet(1))
     flow.answered("long", 4000)
     for tenant, most in (("long", inf), ("bounded", 5.0)):
         flow.admit(Forecast(0.0, 0.0, 0.0, 10, most), priority=0, tenant=tenant, ttft_s=None, now=0.0)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from epp.picker.flow.flow_settings import Bound, FlowSettings
+from epp.config.flow import Flow, Waiting
 from tests.unit.picker.flow.a_fleet import SECOND, gateway, reasons
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        FlowSettings(in_all=Bound(requests=2)),
-        FlowSettings(per_priority=Bound(requests=2)),
-        FlowSettings(per_tenant=Bound(requests=2)),
-        FlowSettings(in_all=Bound(size_bytes=25)),
+        Flow(in_all=Waiting(max_requests=2)),
+        Flow(per_priority=Waiting(max_requests=2)),
+        Flow(per_tenant=Waiting(max_requests=2)),
+        Flow(in_all=Waiting(max_bytes=25)),
     ],
     ids=["in all", "of a priority", "of a tenant", "in bytes"],
 )
-def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(settings: FlowSettings) -> None:
+def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(settings: Flow) -> None:
     gate = gateway(settings)
     gate.offer(SECOND, now=0.0)
     waiting = [gate.offer(SECOND, size_bytes=10, now=0.0) for _ in range(3)]
@@ -27,7 +27,7 @@ def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(setting
 
 
 def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthest_over_its_share() -> None:
-    gate = gateway(FlowSettings(in_all=Bound(requests=4)))
+    gate = gateway(Flow(in_all=Waiting(max_requests=4)))
     gate.offer(SECOND, now=0.0)
     low = gate.offer(SECOND, priority=-1, tenant="light", now=0.0)
     greedy = [gate.offer(SECOND, tenant="greedy", now=0.0) for _ in range(3)]
@@ -38,7 +38,7 @@ def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthe
 
 
 def test_no_request_is_shed_for_a_new_one_that_is_refused_in_the_end() -> None:
-    gate = gateway(FlowSettings(in_all=Bound(size_bytes=100)))
+    gate = gateway(Flow(in_all=Waiting(max_bytes=100)))
     gate.offer(SECOND, now=0.0)
     for priority in (0, 2):
         gate.offer(SECOND, priority=priority, size_bytes=50, now=0.0)
@@ -53,13 +53,13 @@ def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     waiting = [gate.offer(SECOND, priority=n, now=0.0) for n in (3, 1, 2)]
-    gate.flow.apply(FlowSettings(in_all=Bound(requests=1)), now=0.0)
+    gate.flow.apply(Flow(in_all=Waiting(max_requests=1)), now=0.0)
     gate.pump(now=0.0)
     assert [item for item, _ in gate.refused] == [waiting[1], waiting[2]]
 
 
 def test_a_client_that_leaves_frees_its_place() -> None:
-    gate = gateway(FlowSettings(in_all=Bound(requests=1)))
+    gate = gateway(Flow(in_all=Waiting(max_requests=1)))
     gate.offer(SECOND, now=0.0)
     first = gate.offer(SECOND, now=0.0)
     gate.flow.leave(first)

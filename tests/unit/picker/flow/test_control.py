@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from epp.picker.flow.flow_settings import FlowSettings
+from epp.config.flow import Flow
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway, reasons
 
 
@@ -38,7 +38,7 @@ def test_no_request_overtakes_those_that_wait_even_if_a_server_is_free_by_now() 
 
 
 def test_a_draining_gateway_lets_all_go_in_order_and_holds_no_request() -> None:
-    gate = gateway(FlowSettings(ttft_s=3.0))
+    gate = gateway(Flow(deadline_seconds=3.0))
     gate.offer(SECOND, now=0.0)
     first, second = gate.offer(SECOND, now=0.0), gate.offer(SECOND, now=0.0)
     gate.flow.drain()
@@ -48,7 +48,7 @@ def test_a_draining_gateway_lets_all_go_in_order_and_holds_no_request() -> None:
 
 
 def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
-    gate = gateway(FlowSettings(ttft_s=2.0))
+    gate = gateway(Flow(deadline_seconds=2.0))
     gate.offer(Ask(1500), now=0.0)
     gate.offer(Ask(1000), now=0.0)
     assert reasons(gate) == ["deadline"]
@@ -56,7 +56,7 @@ def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
 
 
 def test_the_deadline_of_a_request_counts_before_that_of_the_policy() -> None:
-    gate = gateway(FlowSettings(ttft_s=0.5))
+    gate = gateway(Flow(deadline_seconds=0.5))
     gate.offer(SECOND, ttft_s=5.0, now=0.0)
     assert reasons(gate) == []
 
@@ -75,7 +75,7 @@ def test_waiting_requests_are_reported_by_priority() -> None:
 
 
 def test_every_request_goes_once_the_process_ends() -> None:
-    gate = gateway(FlowSettings(ttft_s=0.5))
+    gate = gateway(Flow(deadline_seconds=0.5))
     gate.offer(Ask(400), now=0.0)
     gate.offer(Ask(50), now=0.0)
     gate.flow.drain()
@@ -128,7 +128,7 @@ def test_an_event_costs_four_forecasts_whatever_waits() -> None:
 
 
 def test_a_request_that_waits_for_its_deadline_costs_a_few_forecasts() -> None:
-    gate = gateway(FlowSettings(ttft_s=5.0))
+    gate = gateway(Flow(deadline_seconds=5.0))
     gate.offer(Ask(4000), now=0.0)
     for _ in range(100):
         gate.offer(Ask(500), now=0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import get_args
 
+from epp.config.flow import Flow, Waiting
 from epp.picker.flow.control import FlowControl
-from epp.picker.flow.flow_settings import Bound, FlowSettings
 from epp.picker.flow.queues import TenantFlow
 from epp.picker.flow.request import Forecast, QueueItem, RefusedFor
 from tests.unit.picker.flow.a_fleet import SECOND, gateway, reasons
@@ -24,14 +24,14 @@ class IdleServers:
 
 def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
     payload, servers = object(), IdleServers()
-    flow: FlowControl[object] = FlowControl(FlowSettings(), servers)
+    flow: FlowControl[object] = FlowControl(Flow(), servers)
     forecast = servers.forecast(payload, now=3.0)
     item = flow.hold(
         payload, forecast, priority=0, tenant="", size_bytes=0, ttft_s=2.0, longest_s=inf, now=3.0
     )
     assert isinstance(item, QueueItem)
     assert item.payload is payload
-    assert (item.arrived_at, item.deadline, item.expires_at) == (3.0, 5.0, inf)
+    assert (item.arrived_at, item.deadline, item.expires_at) == (3.0, 5.0, 33.0)
     assert item.tokens == 1, "each request counts as one token at least"
     assert flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0) is None, "another waits"
     assert flow.next(now=3.0) == (item, None)
@@ -39,7 +39,7 @@ def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
 
 
 def test_requests_are_refused_for_each_of_the_reasons() -> None:
-    gate = gateway(FlowSettings(ttl_s=0.5, in_all=Bound(requests=1)))
+    gate = gateway(Flow(ttl_seconds=0.5, in_all=Waiting(max_requests=1)))
     gate.offer(SECOND, now=0.0)
     gate.offer(SECOND, ttft_s=1.5, now=0.0)
     gate.offer(SECOND, now=0.0)

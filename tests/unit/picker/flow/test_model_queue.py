@@ -10,10 +10,9 @@ from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.decision import DIRECT
-from epp.picker.flow.flow_settings import FlowSettings
 from epp.picker.flow.request import Forecast
 from epp.picker.gate import Claim, Gate
-from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of, settings_of
+from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
 
@@ -43,7 +42,7 @@ def _never(*_: object) -> None:
 
 def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
     picker = busy_picker(busy=1)
-    queue = ModelQueue(picker, "m", FlowSettings())
+    queue = ModelQueue(picker, "m", Flow())
     [undone_tokens, _], rates = picker.queued("m", now=0.0)
     assert list(rates) == [RATE, RATE]
     assert undone_tokens > 0
@@ -53,7 +52,7 @@ def test_the_figures_of_all_servers_follow_from_their_backlogs() -> None:
 
 
 def test_a_model_without_servers_has_no_backlog() -> None:
-    queue = ModelQueue(busy_picker(busy=1), "absent", FlowSettings())
+    queue = ModelQueue(busy_picker(busy=1), "absent", Flow())
     assert queue.least_wait_s(now=0.0) == 0.0
 
 
@@ -72,7 +71,7 @@ def test_other_servers_are_considered_only_if_the_chosen_one_would_miss_the_dead
 
 def test_the_choice_behind_a_forecast_is_committed_and_used_once() -> None:
     picker = busy_picker(busy=1)
-    queue = ModelQueue(picker, "m", FlowSettings())
+    queue = ModelQueue(picker, "m", Flow())
     waiting = waiting_at(queue, picker)
     forecast = queue.forecast(waiting, now=0.0)
     considered = queue.considered(waiting, now=0.0)
@@ -84,7 +83,7 @@ def test_the_choice_behind_a_forecast_is_committed_and_used_once() -> None:
 
 def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
     picker = busy_picker(busy=0)
-    queue = ModelQueue(picker, "m", FlowSettings())
+    queue = ModelQueue(picker, "m", Flow())
     waiting = waiting_at(queue, picker)
     picker.set_endpoints([], now=0.0)
     assert queue.forecast(waiting, now=0.0) == Forecast(0.0, 0.0, 0.0, 1)
@@ -101,10 +100,3 @@ def test_people_see_the_tenants_with_the_most_tokens_and_others_under_one_name()
     assert [(of.tenant, of.requests) for of in status.tenants] == [("(others)", 2), ("a", 1)]
     assert status.requests == {0: 3}
     assert status.tokens == {0: sum(of.tokens for of in status.tenants)}
-
-
-def test_zero_in_the_policy_means_no_deadline() -> None:
-    settings = settings_of(Flow(ttl_by_priority={"-10": 600.0}))
-    assert settings.ttft_s == inf
-    assert (settings.ttl_of(-10), settings.ttl_of(0)) == (600.0, 30.0)
-    assert settings_of(Flow(deadline_seconds=2.0)).ttft_s == 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.picker.flow.flow_settings import Bound, FlowSettings
+from epp.config.flow import Flow, Waiting
 from epp.picker.flow.pace import Rate
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway
 
@@ -20,7 +20,7 @@ def test_a_rate_counts_what_comes_within_a_moment_as_exactly_as_what_comes_apart
 
 
 def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
-    gate = gateway(FlowSettings(in_all=Bound(requests=10)))
+    gate = gateway(Flow(in_all=Waiting(max_requests=10)))
     for n in range(30):  # a thousand tokens a second
         gate.offer(Ask(500), now=0.5 * n)
         gate.run(now=0.5 * n, until=0.5 * n)
@@ -31,7 +31,7 @@ def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
 
 
 def test_saturation_is_0_if_idle_and_over_1_if_too_much_comes() -> None:
-    gate = gateway(FlowSettings(ttft_s=2.0))
+    gate = gateway(Flow(deadline_seconds=2.0))
     assert gate.flow.saturation(now=0.0) == 0.0
     for n in range(100):  # twice as much as the server can do
         gate.offer(Ask(500), now=0.25 * n)
@@ -40,7 +40,7 @@ def test_saturation_is_0_if_idle_and_over_1_if_too_much_comes() -> None:
 
 
 def test_saturation_is_0_again_once_no_request_comes() -> None:
-    gate = gateway(FlowSettings(ttft_s=2.0))
+    gate = gateway(Flow(deadline_seconds=2.0))
     for _ in range(10):
         gate.offer(SECOND, now=0.0)
     gate.run(now=0.0, until=15.0)
@@ -49,7 +49,7 @@ def test_saturation_is_0_again_once_no_request_comes() -> None:
 
 
 def test_saturation_is_under_1_if_the_fleet_keeps_up() -> None:
-    gate = gateway(FlowSettings(ttft_s=2.0))
+    gate = gateway(Flow(deadline_seconds=2.0))
     for n in range(100):
         gate.offer(Ask(500), now=n + 0.0)
         gate.run(now=n + 0.0, until=n + 0.0)

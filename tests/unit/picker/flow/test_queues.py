@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from epp.config.flow import Flow
 from epp.picker.flow.control import FlowControl
-from epp.picker.flow.flow_settings import FlowSettings
 from epp.picker.flow.queues import OTHERS
 from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway
 
@@ -23,7 +23,7 @@ def test_the_higher_priority_goes_first() -> None:
 
 
 def test_with_order_deadline_the_first_deadline_goes_first() -> None:
-    gate = gateway(FlowSettings(order="deadline"))
+    gate = gateway(Flow(order="Deadline"))
     gate.offer(SECOND, now=0.0)
     patient, pressed = (gate.offer(Ask(100), ttft_s=ttft_s, now=0.0) for ttft_s in (9.0, 5.0))
     gate.run(now=0.0, until=2.0)
@@ -49,7 +49,7 @@ def test_a_tenant_whose_only_request_waited_keeps_what_it_had_less_than_others()
     """The prompt is cached on a busy server, so another tenant goes first. The first tenant is then owed
     what the other got.
     """
-    gate = FlowGateway(FlowControl(FlowSettings(), fleet := AFleet(2)), fleet)
+    gate = FlowGateway(FlowControl(Flow(), fleet := AFleet(2)), fleet)
     fleet.busy_until = [3.0, 0.0]
     light = gate.offer(Ask(20_000, home=0), tenant="light", now=0.0)
     for n in range(3):
@@ -68,7 +68,7 @@ def test_a_tenant_whose_only_request_waited_keeps_what_it_had_less_than_others()
 
 
 def test_tenants_beyond_the_limit_share_one_queue() -> None:
-    gate = gateway(FlowSettings(max_tenants=2))
+    gate = gateway(Flow(max_tenants=2))
     for name in ("a", "b", "c", "d"):
         gate.offer(SECOND, tenant=name, now=0.0)
     waiting = [gate.offer(SECOND, tenant=name, now=0.0).tenant for name in ("a", "c", "e", "\0x")]
@@ -77,13 +77,13 @@ def test_tenants_beyond_the_limit_share_one_queue() -> None:
 
 
 def test_tenants_that_need_not_wait_are_bounded() -> None:
-    gate = gateway(FlowSettings(max_tenants=2))
+    gate = gateway(Flow(max_tenants=2))
     kept = [gate.offer(SECOND, tenant=f"t{n}", now=10.0 * n).tenant for n in range(3)]
     assert kept == ["t0", "t1", OTHERS]
 
 
 def test_a_tenant_with_a_tag_below_the_floor_makes_room() -> None:
-    gate = gateway(FlowSettings(max_tenants=2))
+    gate = gateway(Flow(max_tenants=2))
     gate.offer(Ask(10), tenant="a", now=0.0)
     for n in range(3):
         gate.offer(Ask(1000), tenant="b", now=float(n))
@@ -92,6 +92,7 @@ def test_a_tenant_with_a_tag_below_the_floor_makes_room() -> None:
 
 
 def test_priorities_beyond_the_limit_count_as_the_next_lower_one() -> None:
-    gate = gateway(FlowSettings(max_priorities=2))
-    kept = [gate.offer(SECOND, priority=p, now=0.0).priority for p in (0, 0, 10, 5, 11, -1)]
-    assert kept == [0, 0, 10, 0, 10, 0]
+    gate = gateway()
+    wanted = [0, 0, *range(10, 25), 5, 30, -1]
+    kept = [gate.offer(SECOND, priority=p, now=0.0).priority for p in wanted]
+    assert kept == [*wanted[:-3], 0, 24, 0]
