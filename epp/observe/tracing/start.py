@@ -54,7 +54,6 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
                 f"tracing: the package {error.name or package} is not installed: pip install 'prefix-gateway[tracing]'"
             ) from error
     _protocol()
-    _bounds()
 
 
 def make(*, worker: int) -> Tracer:
@@ -63,24 +62,21 @@ def make(*, worker: int) -> Tracer:
 
     from epp.observe.tracing.tracer import Tracer  # noqa: PLC0415
 
-    # Makes no span: it is used only to read the variables of sampling and resource.
-    provider = TracerProvider(shutdown_on_exit=False)
+    provider = TracerProvider(resource=_resource(worker), shutdown_on_exit=False)
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
-    return Tracer(
-        sampler=provider.sampler,
-        ids=provider.id_generator,
-        resource=_resource(worker),
-        processor=processor_of(_made_exporter()),
-    )
+    return Tracer(provider, processor_of(_made_exporter()))
 
 
 def processor_of(exporter: SpanExporter) -> BatchSpanProcessor:
-    """Return OpenTelemetry's batch processor, with the bounds in OTEL_BSP_*. It sends from its own thread."""
+    """Return OpenTelemetry's batch processor, which reads OTEL_BSP_*. It sends from its own thread."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
 
     from epp.observe.tracing.tracer import Counted  # noqa: PLC0415
 
-    return BatchSpanProcessor(Counted(exporter), *_bounds())
+    try:
+        return BatchSpanProcessor(Counted(exporter))
+    except ValueError as error:
+        raise ConfigError(f"tracing: OTEL_BSP_*: {error}") from error
 
 
 async def stop(processor: BatchSpanProcessor) -> None:
@@ -134,16 +130,3 @@ def _protocol() -> str:
                 raise ConfigError(f"tracing: {variable}: {value!r}; set one of {', '.join(_EXPORTERS)}")
             return value
     return "grpc"
-
-
-def _bounds() -> tuple[int, int, int]:
-    """Return the most spans that wait, the milliseconds between two batches, and the most spans of one."""
-
-    def number(name: str, default: int) -> int:
-        text = os.environ.get(f"OTEL_BSP_{name}", "").strip() or str(default)
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-            raise ConfigError(f"tracing: OTEL_BSP_{name}: {text[:40]!r}; set a positive whole number")
-        return int(text)
-
-    queue = number("MAX_QUEUE_SIZE", 2048)
-    return queue, number("SCHEDULE_DELAY", 5000), min(queue, number("MAX_EXPORT_BATCH_SIZE", 512))

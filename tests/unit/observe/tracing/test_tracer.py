@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_ON,
     DEFAULT_ON,
@@ -36,14 +35,8 @@ class Traces:
 
     def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
         self._kept = InMemorySpanExporter()
-        self.tracer = Tracer(
-            sampler=sampler,
-            ids=RandomIdGenerator(),
-            resource=Resource({"service.name": "s"}),
-            processor=processor_of(self._kept),
-            unix_clock=lambda: AT,
-            timer=lambda: 0.0,
-        )
+        provider = TracerProvider(sampler, Resource({"service.name": "s"}), shutdown_on_exit=False)
+        self.tracer = Tracer(provider, processor_of(self._kept), unix_clock=lambda: AT, timer=lambda: 0.0)
 
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
         """Route one request and end it."""
