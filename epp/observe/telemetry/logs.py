@@ -6,8 +6,8 @@ escaped, so no value can start a line of its own. Values are cut to a bounded le
 
 Each line is formatted where it is logged, put into a bounded queue, and written by a separate thread. When
 the reader of standard error stalls, the queue fills, and further lines are dropped and counted. The next line
-then says how many were dropped. If one place in the code logs very many lines, a summary replaces them,
-because clients can cause some of these lines. `setup_logging` is called once by `app`.
+then says how many were dropped. If one place in the code logs very many lines, the rest is left out for a
+while and counted, because clients can cause some of these lines. `setup_logging` is called once by `app`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
@@ -34,8 +33,7 @@ _MOST_TRACEBACK_CHARS: Final = 16_000
 _MOST_WAITING: Final = 2_000
 _WINDOW_S: Final = 10.0
 _LINES_A_WINDOW: Final = 100
-"""Most lines from one place in the code. Further lines in the window become one summary."""
-_LOOK_S: Final = 1.0
+"""Most lines from one place in the code. Further lines in the window are left out."""
 _FLUSH_S: Final = 1.0
 """The end of the process waits no longer than this for a reader."""
 
@@ -99,9 +97,6 @@ def _bounded(value: object) -> object:
 # -- the queue -----------------------------------------------------------------------------------------------
 
 
-Place = tuple[str, int]
-
-
 @dataclass(slots=True)
 class LogCounts:
     """The numbers of lines that were not written, for metrics."""
@@ -110,42 +105,25 @@ class LogCounts:
     repeated: int = 0
 
 
-@dataclass(slots=True)
-class _Window:
-    until: float
-    lines: int = 0
-    left_out: int = 0
-    last: logging.LogRecord | None = field(default=None, repr=False)
-
-
 class Repeats:
-    """Decides which lines are written, and which are only counted: by place in the code, so nothing that a
-    client sends is a key.
-    """
+    """Counts lines by place in the code, so nothing that a client sends is a key."""
 
     def __init__(self) -> None:
-        self._windows: dict[Place, _Window] = {}
+        self._windows: dict[tuple[str, int], tuple[float, int]] = {}
+        """For each place the end of its window, and the lines in the window."""
 
-    def admits(self, record: logging.LogRecord, *, now: float) -> bool:
-        """Return whether to write this line. Debug lines are always written, since somebody asked for
-        them.
+    def count(self, record: logging.LogRecord, *, now: float) -> int:
+        """Return the number of lines from this place in this window. Debug lines count as the first, since
+        somebody asked for them.
         """
         if record.levelno < logging.INFO:
-            return True
-        window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + _WINDOW_S))
-        if window.lines < _LINES_A_WINDOW:
-            window.lines += 1
-            return True
-        window.left_out += 1
-        window.last = record
-        return False
-
-    def ended(self, *, now: float) -> Iterator[tuple[logging.LogRecord, int]]:
-        """Yield the last line of each window that is over, and how many lines the window left out."""
-        for place in [place for place, window in self._windows.items() if window.until <= now]:
-            window = self._windows.pop(place)
-            if window.last is not None:
-                yield window.last, window.left_out
+            return 1
+        place = (record.pathname, record.lineno)
+        until, lines = self._windows.get(place, (0.0, 0))
+        if now >= until:
+            until, lines = now + _WINDOW_S, 0
+        self._windows[place] = until, lines + 1
+        return lines + 1
 
 
 class QueuedHandler(logging.Handler):
@@ -165,13 +143,28 @@ class QueuedHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with the handler's lock held, on any thread."""
-        if self._repeats.admits(record, now=time.monotonic()):
-            self._put(record)
-        else:
+        lines = self._repeats.count(record, now=time.monotonic())
+        if lines > _LINES_A_WINDOW:
             self.counts.repeated += 1
+            return
+        try:
+            if self._unreported:
+                self._put(
+                    _note(
+                        f"{self._unreported} log lines were dropped, because standard error was not read fast enough"
+                    )
+                )
+                self._unreported = 0
+            self._put(record)
+            if lines == _LINES_A_WINDOW:
+                self._put(_note(f"more lines like the last one are left out for up to {_WINDOW_S:g} s"))
+        except queue.Full:
+            self._drop()
+        except Exception:  # noqa: BLE001 - an error in the text of a value must not reach the caller
+            self._drop()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's signature
-        """Called for a line that cannot be formatted. logging's own would write to standard error."""
+        """Logging's own would write to standard error."""
         self._drop()
 
     def flush(self) -> None:
@@ -181,67 +174,32 @@ class QueuedHandler(logging.Handler):
             time.sleep(0.002)
 
     def close(self) -> None:
-        with self.lock or contextlib.nullcontext():
-            self._sum_up(at=float("inf"))
         self.flush()
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
-        self._thread.join(_FLUSH_S if not self._lines.full() else 0)
+            self._thread.join(_FLUSH_S)
         super().close()
 
-    def _put(self, record: logging.LogRecord, *, left_out: int = 0) -> None:
-        try:
-            line = self.format(record)
-            if left_out:
-                line = self.format(_summary(record, left_out))
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._drop()
-        except Exception:  # noqa: BLE001 - an error in the text of a value must not reach the caller
-            self.handleError(record)
+    def _put(self, record: logging.LogRecord) -> None:
+        self._lines.put_nowait(self.format(record))
 
     def _drop(self) -> None:
         self.counts.dropped += 1
         self._unreported += 1
 
-    def _sum_up(self, *, at: float) -> None:
-        for record, left_out in self._repeats.ended(now=at):
-            self._put(record, left_out=left_out)
-
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        while True:
+        while (line := self._lines.get()) is not None:
             try:
-                line = self._lines.get(timeout=_LOOK_S)
-            except queue.Empty:
-                self._look()
-                continue
-            try:
-                if line is None:
-                    return
-                self._write_line(line)
+                if self._descriptor is None:
+                    self._stream.write(f"{line}\n")
+                else:
+                    _write_all(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+            except (OSError, ValueError):  # nothing reads the log any more
+                self.counts.dropped += 1
             finally:
                 self._lines.task_done()
-            if self._lines.empty():
-                self._look()
-
-    def _look(self) -> None:
-        """Write summaries of windows that are over, and report dropped lines."""
-        with self.lock or contextlib.nullcontext():
-            self._sum_up(at=time.monotonic())
-            num_dropped, self._unreported = self._unreported, 0
-        if num_dropped:
-            self._write_line(self.format(_dropped(num_dropped)))
-
-    def _write_line(self, line: str) -> None:
-        try:
-            if self._descriptor is None:
-                self._stream.write(f"{line}\n")
-            else:
-                _write_all(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
-        except (OSError, ValueError):  # nothing reads the log any more
-            self.counts.dropped += 1
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
@@ -259,13 +217,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _summary(record: logging.LogRecord, left_out: int) -> logging.LogRecord:
-    text = f"{left_out} more lines like this one were left out: {record.getMessage()}"
-    return logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, text, (), None)
-
-
-def _dropped(count: int) -> logging.LogRecord:
-    text = f"{count} log lines were dropped, because standard error was not read fast enough"
+def _note(text: str) -> logging.LogRecord:
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None)
 
 

@@ -262,8 +262,7 @@ class PickerStatus:
     log_lines_left_out: Mapping[str, int] = counter(
         "epp_log_lines_left_out_total",
         "Log lines that were not written, by reason: dropped (standard error was not read fast enough), "
-        "repeated (one place in the code logged more than 100 lines in 10 s; one summary line says how "
-        "many were left out).",
+        "repeated (one place in the code logged more than 100 lines in 10 s).",
         "reason",
         default_factory=dict,
     )
