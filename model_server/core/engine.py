@@ -212,7 +212,9 @@ class Engine:
         request.last_token_s = now
         if request.first_token_s is None:
             request.first_token_s = now
-        if self.config.ends(token_id) and not request.ignore_eos:
+        ends = self.config.ends(token_id) and not request.ignore_eos
+        sampling = request.sampling
+        if request.num_output_tokens > sampling.min_tokens and (ends or token_id in sampling.stop_token_ids):
             self._end(request, FinishReason.STOP)
         elif (
             request.num_output_tokens >= request.max_tokens

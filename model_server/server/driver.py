@@ -213,7 +213,7 @@ class EngineDriver:
             piece += receiver.text.flush()
         if receiver.reports is not None and not ended_itself:
             receiver.reports.append(self._report(output))
-        if receiver.filter is not None:
+        if receiver.filter is not None and request.num_output_tokens > request.sampling.min_tokens:
             piece = receiver.filter.feed(piece)
             if receiver.filter.stopped:
                 if request.finish_reason is None:
@@ -235,7 +235,9 @@ class EngineDriver:
         if not ended and not due:
             return
         reports = None if receiver.reports is None else tuple(receiver.reports)
-        stop_reason = receiver.filter.stopped_by if receiver.filter is not None else None
+        stop_reason: str | int | None = receiver.filter.stopped_by if receiver.filter is not None else None
+        if stop_reason is None and reason is FinishReason.STOP:
+            stop_reason = output.token_id if output.token_id in request.sampling.stop_token_ids else None
         receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason, reports, stop_reason))
         receiver.pieces.clear()
         if receiver.reports is not None:

@@ -1,7 +1,6 @@
 """Reads request bodies of the OpenAI API once, checks them, and makes requests for the engine.
 
-Fields that would change an answer's shape and are not supported (echo, log probabilities of the prompt) are
-refused and not ignored.
+Fields that would change an answer and are not supported are refused and not ignored (`refused`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from model_server.server.prompts import (
     given,
     option,
 )
-from model_server.server.sampling import SamplingBody, SamplingReader
+from model_server.server.refused import NEUTRAL, NEUTRAL_IN_CHAT, RefusedBody, check
+from model_server.server.sampling import SamplingReader
 from model_server.server.stops import StopRule
 from model_server.text.language import Language
 
@@ -47,7 +47,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class _Body(SamplingBody, kw_only=True):
+class _Body(RefusedBody, kw_only=True):
     model: str | None = None
     n: int | None = 1
     best_of: int | None = None
@@ -71,6 +71,7 @@ class CompletionBody(_Body, kw_only=True):
 
 class ChatBody(_Body, kw_only=True):
     messages: msgspec.Raw
+    echo: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -176,6 +177,7 @@ class RequestReader:
 
     def completion(self, raw: bytes) -> Job:
         body = read_body(raw, CompletionBody)
+        check(body, NEUTRAL)
         if body.echo:
             raise ApiError("echo is not supported.", param="echo")
         if body.suffix:
@@ -186,6 +188,7 @@ class RequestReader:
 
     def chat(self, raw: bytes) -> Job:
         body = read_body(raw, ChatBody)
+        check(body, NEUTRAL_IN_CHAT)
         if body.top_logprobs and not body.logprobs:
             raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
         prompt = self._prompts.conversation(body)
@@ -220,6 +223,10 @@ class RequestReader:
         _check_options(body)
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(f"max_tokens is {max_tokens}, but it must be at least 1.", param="max_tokens")
+        if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+            raise ApiError(
+                f"min_tokens is {body.min_tokens}, but max_tokens is {max_tokens}.", param="min_tokens"
+            )
         prompts = self._truncated(prompts, body.truncate_prompt_tokens, max_tokens)
         longest = max(map(len, prompts))
         self._check_length(longest, max_tokens)
@@ -325,6 +332,11 @@ def _answers_each(body: _Body, *, num_prompts: int) -> int:
 def _stops(body: _Body) -> StopRule | None:
     stop: str | list[str] | None = option(body.stop, str | list[str], param="stop")
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if body.include_stop_str_in_output and given(body.stop_token_ids):
+        raise ApiError(
+            "include_stop_str_in_output is not supported beside stop_token_ids.",
+            param="include_stop_str_in_output",
+        )
     if not strings:
         return None
     if len(strings) > _MAX_STOP_STRINGS or any(len(one) > _MAX_STOP_CHARACTERS for one in strings):

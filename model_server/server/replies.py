@@ -38,8 +38,8 @@ class Delta:
     finish_reason: FinishReason | None
     reports: tuple[TokenReport, ...] | None = None
     """The log probabilities of the delta's tokens. None means that the client did not ask for them."""
-    stop_reason: str | None = None
-    """The stop string that ended the answer, if one did."""
+    stop_reason: str | int | None = None
+    """The stop string, or the token of `stop_token_ids`, that ended the answer, if one did."""
 
 
 def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, Any]:

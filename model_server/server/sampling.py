@@ -1,16 +1,15 @@
-"""Reads and checks the sampling fields of a body, and refuses fields that the engine does not support.
+"""Reads and checks the sampling fields of a body.
 
-A made-up model chooses nothing, so it accepts these fields without effect, since clients send them to every
-server. It refuses only log probabilities, which it would have to invent, and numbers that no server accepts.
-Caller: the request reader.
+A made-up model chooses no tokens. So fields that only weigh tokens have no effect there, since clients send
+them to every server. It refuses log probabilities, which it would have to invent, and numbers that no server
+accepts. Caller: the request reader.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -21,10 +20,12 @@ from model_server.server.prompts import ABSENT, option
 _MAX_SEED = 2**63
 _GREEDY_BELOW = 1e-5
 """This limit is vLLM's: logits divided by a smaller number would overflow."""
+_MOST_BIAS = 100.0
+"""A larger bias counts as this one, as in vLLM."""
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """The fields of both APIs. The server reads the fields from `min_p` on only to refuse them."""
+    """The sampling fields of both APIs."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -34,25 +35,12 @@ class SamplingBody(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: msgspec.Raw = ABSENT
     min_tokens: int | None = None
+    logit_bias: msgspec.Raw = ABSENT
     stop_token_ids: msgspec.Raw = ABSENT
-    response_format: msgspec.Raw = ABSENT
 
 
-_NEUTRAL: dict[str, object] = {
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_tokens": 0,
-}
-_NEUTRAL_OPTIONS: dict[str, tuple[Any, object]] = {
-    "logit_bias": (dict[str, float], {}),
-    "stop_token_ids": (list[int], []),
-    "response_format": (dict[str, Any], {"type": "text"}),
-}
-"""Options whose values can be long, each with its type and the value that changes nothing."""
+_NUMBERS = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +49,8 @@ class SamplingReader:
 
     made_up: bool
     rng: random.Random
+    eos_token_ids: frozenset[int] = frozenset()
+    vocabulary_size: int | None = None
 
     def read(
         self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
@@ -68,35 +58,45 @@ class SamplingReader:
         """Return one set of parameters for each of `seeds`. None means that the client names no seed, and a
         seed is drawn.
         """
-        options = {
-            name: option(getattr(body, name), kind, param=name)
-            for name, (kind, _) in _NEUTRAL_OPTIONS.items()
-        }
+        given: dict[int, float] | None = option(body.logit_bias, dict[int, float], param="logit_bias")
+        listed: list[int] | None = option(body.stop_token_ids, list[int], param="stop_token_ids")
+        bias, stops = given or {}, listed or []
+        self._check_tokens(bias, param="logit_bias")
+        self._check_tokens(stops, param="stop_token_ids")
+        if self.made_up and num_logprobs is not None:
+            raise ApiError(
+                "logprobs is not supported: the answers of this server are made up, so their tokens have no probabilities.",
+                param="logprobs",
+            )
+        params = self._params(body, num_logprobs=num_logprobs)
+        params = replace(
+            params,
+            logit_bias=tuple(
+                (token, max(-_MOST_BIAS, min(value, _MOST_BIAS))) for token, value in bias.items()
+            ),
+            stop_token_ids=frozenset(stops),
+            end_token_ids=self.eos_token_ids.union(stops) if params.min_tokens else frozenset(),
+        )
         if self.made_up:
-            self._one(body, num_logprobs=None, seed=0)
-            if num_logprobs is not None:
-                raise ApiError(
-                    "logprobs is not supported: the answers of this server are made up, so their tokens have no probabilities.",
-                    param="logprobs",
-                )
-            return (SamplingParams(),) * len(seeds)
-        found = {name: (getattr(body, name), neutral) for name, neutral in _NEUTRAL.items()}
-        found |= {name: (options[name], neutral) for name, (_, neutral) in _NEUTRAL_OPTIONS.items()}
-        for name, (value, neutral) in found.items():
-            if value not in (None, neutral):
-                raise ApiError(f"{name} is not supported by this engine; leave it out.", param=name)
-        return tuple(self._one(body, num_logprobs=num_logprobs, seed=seed) for seed in seeds)
+            return (params,) * len(seeds)
+        drawn = [self.rng.randrange(_MAX_SEED) if seed is None else seed for seed in seeds]
+        return tuple(replace(params, seed=seed) for seed in drawn)
 
-    def _one(self, body: SamplingBody, *, num_logprobs: int | None, seed: int | None) -> SamplingParams:
+    def _check_tokens(self, tokens: Sequence[int] | dict[int, float], *, param: str) -> None:
+        size = self.vocabulary_size or 2**32
+        if wrong := [token for token in tokens if not 0 <= token < size]:
+            raise ApiError(f"Token {wrong[0]} is out of the model's vocabulary.", param=param)
+
+    def _params(self, body: SamplingBody, *, num_logprobs: int | None) -> SamplingParams:
         temperature = 1.0 if body.temperature is None else body.temperature
         top_k = body.top_k or 0
+        given = {name: value for name in _NUMBERS if (value := getattr(body, name)) is not None}
         try:
             return SamplingParams(
                 temperature=0.0 if 0 < temperature < _GREEDY_BELOW else temperature,
-                top_p=1.0 if body.top_p is None else body.top_p,
                 top_k=0 if top_k == -1 else top_k,
-                seed=self.rng.randrange(_MAX_SEED) if seed is None else seed,
                 num_logprobs=num_logprobs,
+                **given,
             )
         except ValueError as error:
             raise ApiError(f"{error}.", param=str(error).split(" ", 1)[0]) from error

@@ -190,7 +190,12 @@ class Server:
         reader = RequestReader(
             models=self.models,
             language=self.backend.language,
-            sampling=SamplingReader(made_up=self.backend.made_up, rng=random.Random()),
+            sampling=SamplingReader(
+                made_up=self.backend.made_up,
+                rng=random.Random(),
+                eos_token_ids=frozenset(self.backend.eos_token_ids),
+                vocabulary_size=self.backend.vocabulary_size,
+            ),
             max_len_tokens=self.engine.config.max_len_tokens,
             vocabulary_size=self.backend.vocabulary_size,
         )

@@ -42,7 +42,8 @@ class Answers:
     def next_token(self, request: Request) -> TokenId:
         """Return the token after the newest one, or the end marker when the answer is complete."""
         position = request.num_output_tokens
-        if position >= self._length(request) and not request.ignore_eos:
+        length = max(self._length(request), request.sampling.min_tokens)
+        if position >= length and not request.ignore_eos:
             return self.eos_token_id
         if position % _SENTENCE_TOKENS == _SENTENCE_TOKENS - 1:
             return self._stop

@@ -214,6 +214,22 @@ async def test_log_probabilities_are_the_models_own_in_both_shapes(
     assert [one for told in streamed if told for one in told["content"]] == content
 
 
+async def test_bias_penalties_and_least_lengths_change_the_answer(running: RealServer) -> None:
+    ids = (await running.post("/tokenize", prompt=PROMPT))["tokens"]
+    always = await running.text(logit_bias={str(ids[1]): 100}, max_tokens=5)
+    assert len(set(always.split())) == 1
+    assert await running.text(logit_bias={str(ids[1]): 100}, frequency_penalty=2, max_tokens=5) == always
+    assert await running.text(repetition_penalty=5.0, max_tokens=30) != await running.text(max_tokens=30)
+    stop = {"logit_bias": {str(ids[1]): 100}, "stop_token_ids": [ids[1]], "max_tokens": 9}
+    answer = await running.complete(**stop)
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("", "stop", ids[1])
+    answer = await running.complete(**stop, min_tokens=4)
+    assert answer["usage"]["completion_tokens"] == 5, "the stop token comes as soon as it may"
+    greedy = await running.text(max_tokens=8)
+    assert await running.text(temperature=1.5, min_p=1.0, max_tokens=8) == greedy
+
+
 async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: RealServer) -> None:
     whole = await running.text(max_tokens=24)
     stop = whole[len(whole) // 2 :][:3]
@@ -241,8 +257,9 @@ async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> Non
         ("prompt", [1, 4_000_000], "4000000"),
         ("top_p", 0, "over 0"),
         ("logprobs", 21, "between 0 and 20"),
-        ("min_p", 0.1, "not supported"),
-        ("logit_bias", {"5": 1}, "not supported"),
+        ("min_p", 2, "between 0 and 1"),
+        ("logit_bias", {"4000000": 1}, "4000000"),
+        ("stop_token_ids", [4_000_000], "4000000"),
         ("response_format", {"type": "json_object"}, "not supported"),
     ],
 )

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
+from model_server.core.request import Request, RequestId, TokenId
 from model_server.core.sampling import SamplingParams
-from model_server.runners.hf.sampler import draw
+from model_server.runners.hf.sampler import adjust, draw
 
 DRAWS = 3000
 
@@ -60,3 +61,31 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
         for seed in (1, 1, 2)
     )
     assert first == again != other
+
+
+def test_min_p_cuts_by_a_share_of_the_most_likely_tokens_probability() -> None:
+    logits = made_up(12, spread=1.0)
+    probabilities = (logits.double() / 1.5).softmax(-1)
+    kept = set((probabilities >= 0.4 * probabilities.max()).nonzero().flatten().tolist())
+    params = SamplingParams(temperature=1.5, min_p=0.4, seed=3)
+    assert {draw(logits, params, position=n) for n in range(DRAWS)} == kept
+    assert 1 < len(kept) < 12
+
+
+def test_bias_and_penalties_count_prompt_and_answer_as_vllm_does() -> None:
+    logits = torch.tensor([2.0, -2.0, 1.0, 1.0, 0.5, 3.0])
+    params = SamplingParams(
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=2.0,
+        logit_bias=((4, 1.5),),
+        min_tokens=4,
+        end_token_ids=frozenset({5}),
+    )
+    request = Request(RequestId("a"), [TokenId(0)], max_tokens=9, arrival_s=0, sampling=params)
+    request.token_ids += [TokenId(1), TokenId(1), TokenId(2)]
+    expected = [2 / 2, -2 * 2 - 0.5 - 2 * 0.25, 1 / 2 - 0.5 - 0.25, 1.0, 0.5 + 1.5, -torch.inf]
+    assert adjust(logits, request).tolist() == expected
+    assert logits[0] == 2.0, "the model's own logits stay"
+    request.token_ids.append(TokenId(3))
+    assert adjust(logits, request)[5] == 3.0

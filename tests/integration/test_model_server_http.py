@@ -73,6 +73,9 @@ async def test_an_answer_ends_by_itself_unless_told_otherwise(start: Start) -> N
     ignoring = await server.complete(max_tokens=100, ignore_eos=True)
     assert ignoring["choices"][0]["finish_reason"] == "length"
     assert ignoring["usage"]["completion_tokens"] == 100
+    longer = await server.complete(max_tokens=100, min_tokens=40)
+    assert longer["usage"]["completion_tokens"] == 41, "the end marker comes as soon as it may"
+    assert longer["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.core

@@ -13,8 +13,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from tests.vllm_env import routes
+from tests.vllm_env import request_fields, routes
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer, start_all
@@ -47,7 +48,8 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
             cleanup.callback(small.stop)
             cleanup.callback(plain.stop)
             files = {"metrics.txt": record_page(plain), "routes.json": _as_lines(read_routes(environment))}
-            progress("recorded the metrics page and the routes; recording KV events")
+            files["request_fields.json"] = json.dumps(read_request_fields(environment), indent=1) + "\n"
+            progress("recorded the metrics page, the routes and the fields; recording KV events")
             for server in (plain, small):
                 algorithm = server.options.hash_algorithm
                 files[f"kv_events_{algorithm}.json"] = _one_item_a_line(record_kv_events(environment, server))
@@ -60,15 +62,26 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
 
 def read_routes(environment: VllmEnvironment) -> list[dict[str, str]]:
     """Return every route of vLLM, in all of its modes. This takes a quarter of a minute."""
+    found: list[dict[str, str]] = _printed_by(environment, routes.__file__)
+    return found
+
+
+def read_request_fields(environment: VllmEnvironment) -> dict[str, dict[str, Any]]:
+    """Return the fields of vLLM's request classes with their defaults, by API."""
+    found: dict[str, dict[str, Any]] = _printed_by(environment, request_fields.__file__)
+    return found
+
+
+def _printed_by(environment: VllmEnvironment, program: str) -> Any:
+    """Run a program in the environment of vLLM, and return the JSON on its last line."""
     done = subprocess.run(
-        [environment.python, "-W", "ignore", str(routes.__file__)],
+        [environment.python, "-W", "ignore", program],
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    found: list[dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def record_page(server: VllmServer) -> str:

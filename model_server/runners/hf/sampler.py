@@ -26,10 +26,11 @@ def choose(
     """Return the next token of each request, with the log probabilities that it asked for. `logits` has the
     shape (requests, vocabulary).
     """
-    tokens = [TokenId(token) for token in logits.argmax(-1).tolist()]
+    adjusted = [adjust(own, request) for own, request in zip(logits, requests, strict=True)]
+    tokens = [TokenId(int(own.argmax())) for own in adjusted]
     for row, request in enumerate(requests):
         if request.sampling.temperature > 0:
-            tokens[row] = draw(logits[row], request.sampling, position=request.num_output_tokens)
+            tokens[row] = draw(adjusted[row], request.sampling, position=request.num_output_tokens)
     wanted_logprobs = [
         None
         if request.sampling.num_logprobs is None
@@ -39,11 +40,42 @@ def choose(
     return tokens, wanted_logprobs
 
 
+def adjust(logits: torch.Tensor, request: Request) -> torch.Tensor:
+    """Return the logits after bias and penalties, in vLLM's order. The argument is not changed."""
+    params = request.sampling
+    early = params.end_token_ids if request.num_output_tokens < params.min_tokens else ()
+    if not (
+        early
+        or params.logit_bias
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1
+    ):
+        return logits
+    logits = logits.float().clone()
+    logits[list(early)] = -torch.inf
+    for token, bias in params.logit_bias:
+        logits[token] += bias
+    seen = torch.tensor(request.token_ids, device=logits.device).unique()
+    own = logits[seen]
+    penalty = params.repetition_penalty
+    logits[seen] = torch.where(own > 0, own / penalty, own * penalty)
+    output = torch.tensor(
+        request.token_ids[request.num_prompt_tokens :], dtype=torch.long, device=logits.device
+    )
+    answered, counts = output.unique(return_counts=True)
+    logits[answered] -= params.frequency_penalty * counts + params.presence_penalty
+    return logits
+
+
 def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> TokenId:
     """Draw one token at a temperature above 0. `logits` has the shape (vocabulary,). `position` is the
     token's place in the answer.
     """
     probabilities = (logits.double() / params.temperature).softmax(-1)
+    if params.min_p:
+        probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
+        probabilities /= probabilities.sum()
     number = uniform(params.seed, position)
     if not params.top_k and params.top_p == 1:
         return TokenId(_place(probabilities, number))
