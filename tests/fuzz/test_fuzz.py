@@ -4,19 +4,16 @@ the memory does not grow.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.behind import OfBytes
 from tests.fuzz.entries import ENTRIES
 from tests.fuzz.hunting import HUNTED, hunt
 from tests.fuzz.listening import LISTENING
 from tests.fuzz.mutating import MOST_BYTES, mutants
-from tests.fuzz.run import SEEDS, FindingError, feed
+from tests.fuzz.run import feed
 
 BYTES = 10_000_000
 """Bytes for each entry: about two minutes for all seventeen on one core."""
@@ -50,62 +47,9 @@ async def test_generated_input_on_a_connection_ends_at_most_that_connection(
     )
 
 
-def test_every_kept_input_belongs_to_an_entry() -> None:
-    assert {path.name for path in SEEDS.iterdir() if path.is_dir()} <= {*ENTRIES, *LISTENING}
-
-
 def test_a_seed_gives_the_same_inputs_again() -> None:
     makers = [mutants(random.Random(7), [b"abc", b"defg"], words=[b"x"]) for _ in range(2)]
     first, second = ([make() for _ in range(500)] for make in makers)
     assert first == second
     assert len(set(first)) > 300
     assert max(map(len, first)) <= MOST_BYTES
-
-
-class Faulty(OfBytes):
-    """Fails at one byte value, and keeps another in memory."""
-
-    seeds: Sequence[bytes] = (b"abcdef" * 20,)
-    words: Sequence[bytes] = ()
-
-    def __init__(self) -> None:
-        self.kept: list[list[bytes]] = []
-
-    async def feed(self, data: bytes) -> bool:
-        if b"\xff" in data:
-            raise ZeroDivisionError
-        if b"\xfe" not in data:
-            self.kept.append([b"%d" % n for n in range(1000, 1010)])
-        return True
-
-    async def check(self) -> None: ...
-
-
-class Leaking(Faulty):
-    async def feed(self, data: bytes) -> bool:
-        return await super().feed(data.replace(b"\xff", b""))
-
-
-async def test_an_error_that_is_not_the_entrys_own_is_a_finding_and_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(FindingError, match="ZeroDivisionError"):
-        await feed("faulty", Faulty(), seed=1, size_bytes=500_000, folder=tmp_path / "found")
-    assert any(b"\xff" in path.read_bytes() for path in (tmp_path / "found").iterdir())
-
-
-async def test_growth_is_a_finding() -> None:
-    with pytest.raises(AssertionError, match="leaking grew by"):
-        await feed("leaking", Leaking(), seed=1, size_bytes=500_000)
-
-
-class Costly(Faulty):
-    """Runs a line for each pair of bytes of its input."""
-
-    async def feed(self, data: bytes) -> bool:
-        for first, second in itertools.product(data[:120], repeat=2):
-            self.sum = first + second
-        return True
-
-
-async def test_work_that_grows_faster_than_the_input_is_found() -> None:
-    worst = await hunt("costly", Costly(), seed=1, inputs=3)
-    assert worst.share > 1

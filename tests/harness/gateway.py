@@ -206,9 +206,6 @@ class Gateway:
         """Number of answers whose last piece the servers hold back."""
         return sum(b.behaviour.before_last.waiting for b in self.backends)
 
-    def backend_at(self, address: str) -> Backend:
-        return next(b for b in self.backends if str(b.address) == address)
-
     async def set_backends(self, backends: Iterable[Backend]) -> None:
         """Rewrite the endpoints file and wait until Envoy has exactly these endpoints."""
         listed = list(backends)

@@ -39,17 +39,6 @@ class Replicas:
         self.pickers[number].process.kill()
         await self.pickers[number].process.wait()
 
-    async def start_again(self, number: int) -> PickerProcess:
-        """Start a killed picker as its kubelet would: a new process with the old configuration. Return when
-        it is ready.
-        """
-        config, folder = self._configs[number]
-        picker = await self._stack.enter_async_context(
-            running_picker(config, directory=folder, name=f"picker-{number}")
-        )
-        self.pickers[number] = picker
-        return picker
-
     async def total(self, name: str, **labels: str) -> float:
         """Return the sum of a metric over all pickers."""
         return sum([await picker.metric(name, **labels) for picker in self.pickers])

@@ -29,7 +29,6 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 """Answers one request, given its head. The connection closes when the handler returns."""
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
-IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 FAST = Scrape(interval_seconds=0.05, timeout_seconds=0.2, max_page_bytes=65536)
 PATIENCE_S = 20.0
 

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.cached_builds import BuildFailedError, cache_folder
-from tests.vllm_env import environment
 from tests.vllm_env.cuda_standins import SharedObject, Symbol, plan, source, version_script
-from tests.vllm_env.environment import VllmEnvironment, VllmEnvironmentError
+from tests.vllm_env.environment import VllmEnvironment
 
 pytest_plugins = ["pytester"]
 
@@ -29,33 +27,6 @@ def pretend_environment(folder: Path, *, script: str) -> VllmEnvironment:
     pretended.python.write_text(f"#!/bin/sh\n{script}\n")
     pretended.python.chmod(0o755)
     return pretended
-
-
-def test_a_missing_environment_names_the_command_that_builds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(VllmEnvironmentError, match=r"python -m tests\.vllm_env build"):
-        environment.require()
-
-
-def test_a_failed_build_leaves_nothing_and_the_remains_of_a_killed_one_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    no_pins = tmp_path / "no-such-packages.txt"
-    no_pins.write_text("./no-such-package.whl\n")
-    monkeypatch.setattr(environment, "LOCK_FILE", no_pins)
-    final = environment.locate().folder
-    remains = final.with_name(f"{final.name}.building-0") / "bin"
-    remains.mkdir(parents=True)
-    said: list[str] = []
-
-    with pytest.raises(BuildFailedError, match="ended with status"):
-        environment.build(progress=said.append)
-
-    assert [path.name for path in cache_folder().iterdir()] == ["vllm.lock"]
-    assert any("interrupted build" in line for line in said)
 
 
 def test_no_process_of_a_server_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:

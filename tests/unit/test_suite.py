@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.suite import PARTS, Outcome, Part, run_all, run_part, table
+from tests.suite import PARTS, Outcome, Part, run_part, table
 
 _FLAKY = """
 from pathlib import Path
@@ -56,20 +56,6 @@ def test_the_table_adds_up() -> None:
     # Two parts ran at a time, so the whole took less than the sum of the parts.
     total = table(outcomes, seconds=150.0).splitlines()[-1].split()
     assert total == ["all", str(10 * len(PARTS)), str(len(PARTS)), "2.5"]
-
-
-def test_parts_that_run_together_keep_their_failures_separate(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A failure of one part is neither forgotten nor run again because another part ends at the same time."""
-    failing = _part(_FLAKY.format(mark=str(folder / "mark")), folder)
-    (folder / "test_other.py").write_text("def test_passes(): pass\n")
-    other = Part(name="two", about="", command=(*failing.command[:-1], "test_other.py"))
-    outcomes = run_all((failing, other))
-    assert [(o.status, o.tests, len(o.second_run)) for o in outcomes] == [(0, 2, 1), (0, 1, 0)]
-    assert {
-        line.split(" | ")[0].strip() for line in capsys.readouterr().out.splitlines() if " | " in line
-    } == {"one", "two"}
 
 
 def test_every_test_belongs_to_one_part() -> None:

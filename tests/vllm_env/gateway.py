@@ -114,15 +114,6 @@ class VllmGateway:
         found: Mapping[str, Any] = next(e for e in document["endpoints"] if e["name"] == name)
         return found
 
-    async def wait_endpoint(self, name: str, *, what: str, timeout_s: float = 60.0, **values: Any) -> None:
-        """Wait until the picker shows these values for an endpoint."""
-
-        async def shown() -> bool:
-            endpoint = await self.endpoint(name)
-            return all(endpoint[key] == value for key, value in values.items())
-
-        await wait_until(shown, what=what, timeout_s=timeout_s)
-
     async def all_scraped(self) -> bool:
         shown = [await self.endpoint(server.name) for server in self.servers]
         return all(endpoint["scrape_age_s"] is not None for endpoint in shown)
