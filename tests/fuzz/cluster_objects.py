@@ -42,24 +42,10 @@ class ClusterObjects:
     """Pods, pools, policies, model rewrites and objectives, as lists and as lines of a watch."""
 
     words: Sequence[bytes] = (
-        *(
-            b'"metadata":',
-            b'"name":"a"',
-            b'"resourceVersion":"7"',
-            b'"spec":',
-            b'"status":',
-            b'"DELETED"',
-            b'"ERROR"',
-            b'"code":410',
-        ),
-        *(
-            b'"podIP":"fd00::1"',
-            b'"number":0',
-            b'"generation":-1',
-            b'"targetRef":',
-            b'"lastAccepted":',
-            b'"mode":"DryRun"',
-        ),
+        *b'"metadata": "name":"a" "resourceVersion":"7" "spec": "status": "DELETED"'.split(),
+        *b'"ERROR" "code":410'.split(),
+        *b'"podIP":"fd00::1" "number":0 "generation":-1 "targetRef": "lastAccepted":'.split(),
+        *b'"mode":"DryRun"'.split(),
         *(b'"modelRewrite":"x"', b'"weight":-1', b'"matches":[]', b'"priority":9999', b'"poolRef":'),
     )
 

@@ -50,15 +50,8 @@ class ExtProcMessages:
     ]
 
     words: Sequence[bytes] = (
-        *(
-            b":path",
-            b"/v1/chat/completions",
-            b"x-request-id",
-            b"content-length",
-            b"\x10\x01",
-            b"\x5a\x02\x08\x02",
-            b"\x42\x00",
-        ),
+        *b":path /v1/chat/completions x-request-id content-length \x10\x01 Z\x02\x08\x02".split(),
+        *b"B\x00".split(),
         *(b'{"model":"m","prompt":"', b'"messages":', b'"cache_salt":"', b":status", b"text/event-stream"),
     )
 

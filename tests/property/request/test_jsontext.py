@@ -18,17 +18,8 @@ _ALPHABET = st.characters(codec="utf-8") | st.sampled_from(
 )
 _PIECES = st.sampled_from(
     (
-        *(
-            b"plain ascii text, some bytes of it",
-            b"\\",
-            b'"',
-            b"u",
-            b"n",
-            b"00e9",
-            b"D83D",
-            b"\\ud83d\\ude00",
-            b"\\uDC00",
-        ),
+        *b'\\ " u n 00e9 D83D \\ud83d\\ude00 \\uDC00'.split(),
+        b"plain ascii text, some bytes of it",
         *(b"\xc3\xa9", b"\xc0\x80", b"\xe2\x82\xac", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80"),
         *(b"\xf4\x90\x80\x80", b"\xff", b"\x80", b"\x1f", b"\n"),
     )
