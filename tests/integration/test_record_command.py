@@ -75,6 +75,19 @@ async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Pat
     assert b"text" not in file.read_bytes()
 
 
+async def test_a_file_that_cannot_be_written_is_named_and_the_picker_goes_on() -> None:
+    """Nobody can make a file there, as on a disk that is read-only."""
+    picker, file = a_picker(), Path("/sys/recording.jsonl")
+    tap = Tap(picker)
+    async with admin_of(picker, tap) as url:
+        recording = asyncio.create_task(asyncio.to_thread(record, options(url, file, seconds=30.0)))
+        await wait_until(lambda: tap.on, what="the command asks")
+        serve(picker, ask(text("a"), stream=True), now=1.0)
+        with pytest.raises(ConfigError, match=r"/sys/recording\.jsonl: "):
+            await recording
+        assert serve(picker, ask(text("a"), stream=True), now=2.0).decision.matched_tokens
+
+
 async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
     async with admin_of(a_picker(), Tap(a_picker())) as url:
         pass

@@ -83,6 +83,10 @@ class PickerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
+    @rule(seconds=st.sampled_from([-3600.0, 3600.0]))
+    def the_clock_jumps(self, seconds: float) -> None:
+        self.now += seconds
+
     @rule(
         members=st.lists(
             st.tuples(

@@ -251,3 +251,23 @@ def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
 def test_chance_decides_between_equals() -> None:
     chosen = {a_picker(seed=seed).pick(ask(text("p")), now=1.0).decision.chosen for seed in range(40)}
     assert chosen == set("abcd")
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_leaves_no_server_out_and_no_work_behind(jump_s: float) -> None:
+    picker, now, begun = a_picker(on=endpoints("ab")), 10_000.0, []
+    for second in range(40):
+        now += 1.0 if second != 20 else jump_s
+        for name in "ab":
+            page = EndpointMetrics(scraped_at=now, running=1, generated_tokens=second, finished=second)
+            picker.observe(EndpointName(name), page, now=now)
+        picker.housekeep(now=now)
+        begun.append(picker.pick(ask(text(f"{second % 5}"), stream=True), now=now))
+        if len(begun) > 3:
+            pick = begun.pop(0)
+            picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+            picker.end(pick, outcome="ended", now=now)
+        picker.check_integrity()
+        assert not picker.left_out(now=now)
+    assert min(pick.decision.matched_tokens for pick in begun) > 1900
+    assert sum(undone(picker, name, now=now) for name in "ab") < 100

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+import pytest
+
+from epp.observe.recording.describing import opening_of, servers_of
+from epp.observe.recording.file import RecordingFile
 from epp.observe.recording.lines import Opening, RecordedRequest, Servers
 from epp.observe.recording.recorder import Recorder
 from tests.unit.observe.recording.recorded import read, record_request, written
@@ -53,3 +58,23 @@ def test_the_recording_of_an_earlier_process_is_kept_as_the_predecessor(tmp_path
     record_request(picker, recorder, text("a"), now=1.0)
     written(picker, path, recorder.take(), max_bytes=2**20)
     assert (tmp_path / "recording.jsonl.1").read_bytes() == b"of yesterday\n"
+
+
+def test_a_full_disk_costs_lines_and_the_next_ones_begin_a_new_file(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: writes end early, and then fail."""
+    picker, recorder, path = a_picker(), Recorder(key=b"k"), tmp_path / "recording.jsonl"
+    opening, servers = opening_of(picker), servers_of(picker)
+    file, usual = RecordingFile(path, max_bytes=2**20), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for n in range(40):
+        record_request(picker, recorder, text(f"{n}", 4096), now=float(n))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, usual[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            file.write(recorder.take(), opening=opening, servers=servers)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    record_request(picker, recorder, text("later"), now=99.0)
+    file.write(recorder.take(), opening=opening, servers=servers)
+    file.close()
+    assert [type(line) for line in read(path)] == [Opening, Servers, RecordedRequest]
+    assert path.with_name("recording.jsonl.1").stat().st_size == 8000
