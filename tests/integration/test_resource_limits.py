@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import resource
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
+from tests.harness.redis_server import faulty, running_redis
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -47,13 +51,33 @@ async def test_a_picker_without_memory_serves_or_fails_open_and_then_serves_agai
         assert "MemoryError" in gateway.picker.process.tail()
 
 
-async def test_a_picker_without_file_descriptors_says_so_and_recovers(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, backends=2) as gateway:
-        pid = gateway.picker.process.pid
-        with limited(pid, resource.RLIMIT_NOFILE, 3):
-            await wait_until(
-                lambda: "Too many open files" in gateway.picker.process.tail(), what="the picker says so"
-            )
+async def test_without_file_descriptors_scrapes_and_sharing_fail_and_recover(tmp_path: Path) -> None:
+    """A server and Redis come back meanwhile, so both need new connections."""
+    async with (
+        running_redis(tmp_path) as redis,
+        running_gateway(tmp_path, backends=2, sharing={"redis": {"url": redis.url}}) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        picker, again = gateway.picker, gateway.backends[0]
+
+        async def scraped() -> bool:
+            return await picker.metric("epp_endpoint_scrape_age_seconds", endpoint=again.name) < 3
+
+        def says(pattern: str) -> bool:
+            return re.search(pattern, picker.process.stderr.read_text()) is not None
+
+        async def shares() -> bool:
+            return await picker.metric("epp_sharing_connected") == 1
+
+        await wait_until(shares, what="the picker has Redis")
+        with limited(picker.process.pid, resource.RLIMIT_NOFILE, 3):
+            await again.stop()
+            await again.start()
+            async with faulty(redis, "killed", stack, directory=tmp_path):
+                pass
+            for said in (f"scrape of {again.name} at .* fails: .*Errno 24", "cannot send to .*: Error 24"):
+                await wait_until(partial(says, said), what=said)
             assert await answered(gateway, "hello") == 200
-        await gateway.picker.metrics()
+        await wait_until(scraped, what="the server is scraped again")
+        await wait_until(shares, what="the picker has Redis again")
         assert await answered(gateway, "hello") == 200
