@@ -14,7 +14,7 @@ _PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
 """A priority as text, because the keys of a map in a Kubernetes object are strings."""
 
 
-class Waiting(Strict, frozen=True):
+class WaitingSettings(Strict, frozen=True):
     """Bounds of waiting requests."""
 
     max_requests: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
@@ -44,11 +44,11 @@ class Flow(Strict, frozen=True):
         dict[_PriorityText, Annotated[float, Meta(gt=0, le=3600)]], Meta(max_length=16)
     ] = {}
     """`ttlSeconds` for requests of one priority, such as `{"-10": 600}`."""
-    in_all: Waiting = Waiting()
+    in_all: WaitingSettings = WaitingSettings()
     """Bounds of all waiting requests together."""
-    per_priority: Waiting = Waiting()
+    per_priority: WaitingSettings = WaitingSettings()
     """Bounds of the waiting requests of each priority."""
-    per_tenant: Waiting = Waiting()
+    per_tenant: WaitingSettings = WaitingSettings()
     """Bounds of the waiting requests of each tenant, within a priority."""
     objectives: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
     """Priority by the value of the header `x-llm-d-inference-objective`, if no InferenceObjective has this

@@ -18,7 +18,7 @@ from epp.config.disaggregation import Disaggregation
 from epp.config.flow import Flow
 from epp.config.observing import Sampling, Scrape
 from epp.config.prefix import Chunks, Table
-from epp.config.routing import Cost, Failures, Gain, Load, Lora, PrefixHash
+from epp.config.routing import Cost, FailureSettings, Gain, LoadSettings, Lora, PrefixHashSettings
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
 
@@ -88,11 +88,11 @@ class PolicySpec(Strict, frozen=True):
     """
     chunks: Chunks = Chunks()
     gain: Gain = Gain()
-    load: Load = Load()
-    failures: Failures = Failures()
+    load: LoadSettings = LoadSettings()
+    failures: FailureSettings = FailureSettings()
     lora: Lora = Lora()
     cost: Cost = Cost()
-    prefix_hash: PrefixHash = PrefixHash()
+    prefix_hash: PrefixHashSettings = PrefixHashSettings()
     table: Table = Table()
     scrape: Scrape = Scrape()
     sampling: Sampling = Sampling()

@@ -18,7 +18,7 @@ class Gain(Strict, frozen=True):
     """Ignore cached prefixes if the longest one is a smaller share of the prompt than this."""
 
 
-class Load(Strict, frozen=True):
+class LoadSettings(Strict, frozen=True):
     """A pick leaves out every endpoint that is over one of these thresholds, as long as another endpoint
     remains.
     """
@@ -39,7 +39,7 @@ class Load(Strict, frozen=True):
     """Value of the Retry-After header of a 429 answer."""
 
 
-class Failures(Strict, frozen=True):
+class FailureSettings(Strict, frozen=True):
     """A server whose answers fail gets a higher cost. If it fails too often it is left out, and comes back
     when trial requests succeed.
     """
@@ -91,7 +91,7 @@ class Cost(Strict, frozen=True):
     to models that the picker has not seen yet."""
 
 
-class PrefixHash(Strict, frozen=True):
+class PrefixHashSettings(Strict, frozen=True):
     """Settings of the rule `prefix-hash`: consistent hashing of a prompt's beginning, with bounded loads."""
 
     size_bytes: Annotated[int, Meta(ge=16, le=1_048_576)] = 1024

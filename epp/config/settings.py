@@ -38,7 +38,7 @@ class AssumedModes(Strict, frozen=True):
     """Mode of response bodies that the picker assumes in the same case."""
 
 
-class Streams(Strict, frozen=True):
+class StreamLimits(Strict, frozen=True):
     """A bound for the request bodies that are held, and settings for data planes other than the Envoy of `epp
     envoy-config`.
     """
@@ -109,7 +109,7 @@ class Config(Strict, frozen=True):
     in the server's cache, and the predicted seconds until the server begins its answer."""
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
-    streams: Streams = Streams()
+    streams: StreamLimits = StreamLimits()
     sharing: Sharing = Sharing()
     exact_mode: ExactMode | None = None
     """Follow the KV events of the servers. Without this section the prefix table stays approximate."""

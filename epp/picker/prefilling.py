@@ -21,7 +21,7 @@ from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.marks import Proof
 from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
 from epp.picker.guesses import Guesses
-from epp.picker.scheduling.disaggregation import Elsewhere, computed_elsewhere
+from epp.picker.scheduling.disaggregation import ComputedElsewhere, computed_elsewhere
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
@@ -135,7 +135,7 @@ class Prefilling:
         self._send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
 
 
-def _record(found: Elsewhere, snapshot: Snapshot, *, matched: int) -> Prefill:
+def _record(found: ComputedElsewhere, snapshot: Snapshot, *, matched: int) -> Prefill:
     slot = snapshot.slots[found.place]
     ahead_tokens = float(snapshot.undone_tokens[found.place]) + found.uncached_tokens
     return Prefill(

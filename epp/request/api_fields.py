@@ -30,7 +30,7 @@ class AnyBody(Struct, gc=False):
     priority: Raw = NO_RAW
 
 
-class Message(Struct, gc=False):
+class ChatMessage(Struct, gc=False):
     role: Raw
     content: Raw = NO_RAW
     name: Raw = NO_RAW
@@ -40,7 +40,7 @@ class Message(Struct, gc=False):
 
 
 class Chat(AnyBody, gc=False):
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     tools: Raw = NO_RAW
     chat_template: Raw = NO_RAW
     chat_template_kwargs: Raw = NO_RAW
@@ -62,7 +62,7 @@ class Completions(AnyBody, gc=False):
 
 class Embeddings(AnyBody, gc=False):
     input: Raw = NO_RAW
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class Responses(AnyBody, gc=False):
@@ -74,7 +74,7 @@ class Responses(AnyBody, gc=False):
 
 
 class Messages(AnyBody, gc=False):
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     system: Raw = NO_RAW
     tools: Raw = NO_RAW
     max_tokens: int | None = None

@@ -8,7 +8,7 @@ from msgspec import MsgspecError, Raw, Struct
 
 from epp.base.errors import BadRequestError
 from epp.request import canonical
-from epp.request.api_fields import Message
+from epp.request.api_fields import ChatMessage
 from epp.request.canonical import (
     NO_RAW,
     Piece,
@@ -71,7 +71,7 @@ def _tokens(raw: Raw, *, where: str) -> bytes:
         raise bad_field(where, "must hold prompts of one type: all strings, or all token ids") from None
 
 
-def render_messages(sections: list[Piece], messages: list[Message] | None) -> None:
+def render_messages(sections: list[Piece], messages: list[ChatMessage] | None) -> None:
     """Append the messages, as parts of a canonical prompt, to `sections`."""
     if not messages:
         what = "send a list with at least one message"
@@ -89,7 +89,7 @@ def render_messages(sections: list[Piece], messages: list[Message] | None) -> No
             sections += canonical.raw_call(b"function_call", message.function_call)
 
 
-def _heading(message: Message, *, position: int) -> bytes:
+def _heading(message: ChatMessage, *, position: int) -> bytes:
     role = text_bytes(message.role)
     if role is None:
         raise bad_field(f"messages[{position}].role", "must be a string")

@@ -27,18 +27,18 @@ _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
 _DECODE_NAME: Final = msgspec.json.Decoder(str)
 
 
-class Target(Struct, frozen=True, gc=False):
+class RewriteTarget(Struct, frozen=True, gc=False):
     model: str
     weight: int = 1
 
 
-class Rule(Struct, frozen=True, gc=False):
+class Rewrite(Struct, frozen=True, gc=False):
     """Requests for one of `models` go to one of the targets. If `models` is empty, the rule is for every
     model that no other rule names.
     """
 
     models: tuple[str, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[RewriteTarget, ...]
     """Has at least one entry."""
 
 
@@ -47,9 +47,9 @@ class Rewrites:
     models.
     """
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
-        self._exact: dict[str, Sequence[Target]] = {}
-        self._others: Sequence[Target] = ()
+    def __init__(self, rules: Iterable[Rewrite] = ()) -> None:
+        self._exact: dict[str, Sequence[RewriteTarget]] = {}
+        self._others: Sequence[RewriteTarget] = ()
         for rule in rules:
             if not rule.models:
                 self._others = self._others or rule.targets

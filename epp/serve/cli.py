@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    options = recording.Options(
+    options = recording.RecordOptions(
         admin=args.admin, file=args.file, max_bytes=args.max_bytes, seconds=args.seconds
     )
     counts = recording.record(options)
@@ -242,13 +242,13 @@ def _record(args: argparse.Namespace) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     try:
-        from epp.tools.replay.command import Options, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
+        from epp.tools.replay.command import ReplayOptions, replay  # noqa: PLC0415 - simulated servers, which the picker's image does not hold
     except ModuleNotFoundError as error:
         raise ConfigError(
             "replay: this installation has no simulator; run `epp replay` where the whole project is installed"
         ) from error
     replay(
-        Options(
+        ReplayOptions(
             recordings=args.recordings,
             policies=args.policy,
             rules=args.rule,

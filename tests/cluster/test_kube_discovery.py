@@ -24,7 +24,7 @@ from epp.sources.keep import Sources
 from epp.sources.kube.api import Api, Query
 from epp.sources.kube.objects import Pod
 from epp.sources.kube.pools import Pools
-from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.reflector import ListSource, Reflector
 from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
@@ -270,7 +270,7 @@ async def follow_from_the_distant_past(pool: SimulatedPool) -> None:
     late, states = Late(pool.api), list[bool]()
     reflector = Reflector(
         late,
-        Source(what="pods", kind=Pod, path=f"/api/v1/namespaces/{pool.namespace}/pods"),
+        ListSource(what="pods", kind=Pod, path=f"/api/v1/namespaces/{pool.namespace}/pods"),
         sink=Names(),
         on_change=lambda: None,
         on_state=lambda _, answers: states.append(answers),

@@ -17,7 +17,7 @@ from epp.config.kubernetes import Kubernetes
 from epp.sources.keep import Sources
 from epp.sources.kube.api import Api
 from epp.sources.kube.objects import ModelRewrite
-from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.reflector import ListSource, Reflector
 from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
@@ -158,7 +158,9 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
         return all_rewrites([sink]).target(inference, session="", request_id="")
 
     api = await Api.connect(Kubernetes(pool=POOL, kubeconfig=str(account)))
-    source = Source(what="rewrites", kind=ModelRewrite, path=PATHS["llm-d.ai"].format(namespace=namespace))
+    source = ListSource(
+        what="rewrites", kind=ModelRewrite, path=PATHS["llm-d.ai"].format(namespace=namespace)
+    )
     reflector = Reflector(
         api, source, sink=sink, on_change=lambda: None, on_state=lambda *_: None, rng=random.Random(1)
     )

@@ -17,7 +17,7 @@ import grpc
 import pytest
 import yaml
 
-from epp.tools.conformance.dataplane import DUPLEX, Exchange, exchange
+from epp.tools.conformance.dataplane import DUPLEX, StreamExchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL
@@ -143,7 +143,7 @@ class SiteGateway:
 
     async def wait_behind_one(
         self, stack: AsyncExitStack, *, named: Sequence[bool]
-    ) -> dict[int, asyncio.Task[Exchange]]:
+    ) -> dict[int, asyncio.Task[StreamExchange]]:
         """Keep the server busy with one request, then begin requests that wait. `named` says for each request
         whether it names `people`. Return the requests by number.
         """
@@ -158,7 +158,9 @@ class SiteGateway:
             await self._wait_waiting(len(tasks))
         return tasks
 
-    async def _begin(self, stack: AsyncExitStack, *, named: bool, group: str = NEW) -> asyncio.Task[Exchange]:
+    async def _begin(
+        self, stack: AsyncExitStack, *, named: bool, group: str = NEW
+    ) -> asyncio.Task[StreamExchange]:
         """Begin a request. The task ends with the picker's answer. The client leaves when the stack ends."""
         self._asked += 1
         one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX, patience_s=120))

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, Exchange, exchange
+from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, StreamExchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess, running_picker
 from tests.harness.processes import wait_until
@@ -55,7 +55,7 @@ class EnvoyCaller:
             return [card["id"] for card in json.loads(one.immediate.body)["data"]]
 
 
-def _answer(one: Exchange) -> str:
+def _answer(one: StreamExchange) -> str:
     if one.immediate is not None:
         return f"{one.immediate.status} {json.loads(one.immediate.body)['error']['code']}"
     return dict(one.request.headers)[DESTINATION].split(",")[0]

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.settings import Config
 from epp.tools.conformance import dataplane
-from epp.tools.conformance.dataplane import BUFFERED, Exchange, Mode
+from epp.tools.conformance.dataplane import BUFFERED, Mode, StreamExchange
 from tests.harness.backend import Backend, running_backend
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
 from tests.harness.ports import free_port
@@ -53,14 +53,14 @@ class OwnPicker:
     _exchanges: int = 0
 
     @asynccontextmanager
-    async def exchange(self, mode: Mode = BUFFERED) -> AsyncIterator[Exchange]:
+    async def exchange(self, mode: Mode = BUFFERED) -> AsyncIterator[StreamExchange]:
         if self._exchanges % 15 == 0:  # so that it reads every body even on a busy machine
             await self.process.reads_bodies()
         self._exchanges += 1
         async with dataplane.exchange(self.channel, mode=mode) as exchange:
             yield exchange
 
-    async def route(self, mode: Mode = BUFFERED, body: Any = BODY, **request: Any) -> Exchange:
+    async def route(self, mode: Mode = BUFFERED, body: Any = BODY, **request: Any) -> StreamExchange:
         """Route one request from start to end. The picked server answers 200."""
         async with self.exchange(mode) as exchange:
             await exchange.send(body, **request)

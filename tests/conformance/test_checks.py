@@ -13,7 +13,7 @@ import pytest
 
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance.__main__ import run
-from epp.tools.conformance.report import Result, junit, table
+from epp.tools.conformance.report import CheckResult, junit, table
 from epp.tools.conformance.target import Target
 from tests.conformance.picker import ALIAS, own_picker, picker_of_models
 
@@ -32,7 +32,7 @@ path.
 """
 
 
-def outcomes(results: list[Result], outcome: str) -> list[str]:
+def outcomes(results: list[CheckResult], outcome: str) -> list[str]:
     return [f"row {r.row}: {r.claim}: {r.detail}" for r in results if r.outcome == outcome]
 
 
@@ -82,6 +82,6 @@ async def test_a_list_for_a_gateway_that_reads_one_address_is_found_by_the_comma
 
 
 def test_the_report_leaves_out_characters_that_xml_cannot_hold() -> None:
-    result = Result("nginx", 1, "claim", "fail", "a \x00 byte\nand a line")
+    result = CheckResult("nginx", 1, "claim", "fail", "a \x00 byte\nand a line")
     assert ET.fromstring(junit([result]))[0].get("failures") == "1"
     assert "0 pass, 1 fail, 0 not asked" in table([result])

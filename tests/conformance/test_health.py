@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Exchange, Mode, exchange
+from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Mode, StreamExchange, exchange
 from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES
 from tests.conformance.picker import BODY, OwnPicker, health_of, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
@@ -125,7 +125,7 @@ async def test_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Pat
     """
     async with own_picker(tmp_path) as picker, AsyncExitStack() as stack:
 
-        async def sent(mode: Mode) -> Exchange:
+        async def sent(mode: Mode) -> StreamExchange:
             exchange = await stack.enter_async_context(picker.exchange(mode))
             return await exchange.send(BODY)
 

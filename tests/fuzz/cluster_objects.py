@@ -30,7 +30,7 @@ from epp.sources.kube.objects import (
 )
 from epp.sources.kube.policies import PolicySet
 from epp.sources.kube.policy_status import desired
-from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.reflector import ListSource, Reflector
 from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
@@ -161,7 +161,7 @@ async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
     states: list[bool] = []
     reflector = Reflector(
         reader,
-        Source(what="objects", kind=kind, path="/"),
+        ListSource(what="objects", kind=kind, path="/"),
         sink=sink,
         on_change=lambda: None,
         on_state=lambda _, answers: states.append(answers),

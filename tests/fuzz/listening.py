@@ -19,7 +19,7 @@ from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
-from epp.sources.sharing.batches import MalformedError
+from epp.sources.sharing.batches import MalformedBatchError
 from epp.sources.sharing.hub import Hub, HubLink, frame
 from epp.sources.sharing.link import LinkError
 from epp.sources.sharing.redis_link import RedisLink
@@ -194,7 +194,7 @@ class RedisValues(OfBytes):
                 return False
             for _ in self._replica.exchange.listener.load(table.data, now=next(self._now), age_s=table.age_s):
                 pass
-        except (LinkError, MalformedError):
+        except (LinkError, MalformedBatchError):
             return False
         return True
 

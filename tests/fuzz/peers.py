@@ -9,14 +9,14 @@ import msgspec
 
 from epp.sources.sharing.batches import (
     Batch,
-    Began,
+    BatchFlag,
     Event,
-    Flag,
     HeldChain,
-    MalformedError,
-    Moved,
-    Over,
-    Restarted,
+    MalformedBatchError,
+    SharedBegan,
+    SharedMoved,
+    SharedOver,
+    SharedRestarted,
     encode_table,
     pack_hashes,
 )
@@ -48,7 +48,7 @@ class PeerBatches:
     async def feed(self, data: bytes) -> bool:
         try:
             self._replica.exchange.receive(data, now=next(self._now))
-        except MalformedError:
+        except MalformedBatchError:
             return False
         return True
 
@@ -83,7 +83,7 @@ class StoredTables:
         try:
             for _ in self._replica.exchange.listener.load(data, now=next(self._now), age_s=0.5):
                 pass
-        except MalformedError:
+        except MalformedBatchError:
             return False
         return True
 
@@ -111,12 +111,12 @@ def hand_made(replica: Replica) -> list[bytes]:
     chain, last = pack_hashes([1, 2, 3]), pack_hashes([3])
     events: list[Event] = [
         HeldChain(0, 0, b"", chain),
-        Began(0, 0, 0, 9, 0, last, pack_hashes([4])),
-        Moved(0, 0, 0, 9, 1, last, b""),
+        SharedBegan(0, 0, 0, 9, 0, last, pack_hashes([4])),
+        SharedMoved(0, 0, 0, 9, 1, last, b""),
     ]
     batches = [
-        Batch(b"other", 1, 0, Flag.FRESH, 1, [("a", identity), ("x", 0)], events),
-        Batch(b"other", 2, 0, 0, 2, [], [Over(0, 0, 2), Restarted(0, 0)]),
-        Batch(b"third", 1, 1, Flag.FRESH | Flag.JOINING, 0, [], []),
+        Batch(b"other", 1, 0, BatchFlag.FRESH, 1, [("a", identity), ("x", 0)], events),
+        Batch(b"other", 2, 0, 0, 2, [], [SharedOver(0, 0, 2), SharedRestarted(0, 0)]),
+        Batch(b"third", 1, 1, BatchFlag.FRESH | BatchFlag.JOINING, 0, [], []),
     ]
     return [packed(batch) for batch in batches]

@@ -15,7 +15,7 @@ import msgspec
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import Setting, run
+from epp.tools.replay.simulate import ReplaySetting, run
 from epp.tools.replay.trace import ReplayError, Trace
 from tests.unit.tools.replay.recordings import record
 
@@ -65,5 +65,5 @@ class Recordings:
             return
         trace, self._trace = self._trace, None
         few = replace(trace, calls=[call for call in trace.calls if call.at_s < _RUN_S][:_RUN])
-        figures = run(few, trace.policy or DEFAULT_POLICY, Setting())
+        figures = run(few, trace.policy or DEFAULT_POLICY, ReplaySetting())
         assert figures.counted <= _RUN

@@ -16,7 +16,7 @@ from epp.picker.picker import Picker
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.sockets import Source
+from epp.sources.kvevents.sockets import EventSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ async def following_picker(
         queue,
         lambda: exact,
         topic=topic,
-        source=lambda e: Source(e.model, e.incarnation, e.kv_events, e.kv_replay),
+        source=lambda e: EventSource(e.model, e.incarnation, e.kv_events, e.kv_replay),
         clock=asyncio.get_running_loop().time,
     )
     service.set_endpoints(endpoints)

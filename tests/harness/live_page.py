@@ -17,7 +17,7 @@ from epp.config.settings import Config
 from epp.observe.misses.causes import CAUSES
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board
-from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.decision import Candidate, Decision, WouldPick
@@ -205,7 +205,9 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
         board.sample()
     for n in range(30):
         ring.append(decision_for(n, name=f"vllm-{n % count}", tried=n % 7 == 0))
-    ring.append(Refusal("refused-1", time.time(), 429, "deadline", "the first token would come too late"))
+    ring.append(
+        RefusalRecord("refused-1", time.time(), 429, "deadline", "the first token would come too late")
+    )
     server = AdminServer(
         address=Address("127.0.0.1", 0),
         metrics=Metrics(decisions=ring, state=lambda: scene.status),

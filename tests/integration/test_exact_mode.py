@@ -28,7 +28,7 @@ from epp.sources.kvevents.mapping import Tokens
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Forget, Step
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.sockets import Source
+from epp.sources.kvevents.sockets import EventSource
 from model_server.core.cache_options import CacheOptions
 from model_server.core.hashing import BlockHash
 from model_server.core.scheduler import SchedulerLimits
@@ -239,7 +239,7 @@ async def test_lost_messages_are_replayed_or_else_the_server_is_forgotten(*, rep
             queue,
             lambda: exact,
             topic="",
-            source=lambda _: Source("", "", publisher.endpoint, replay if replays else ""),
+            source=lambda _: EventSource("", "", publisher.endpoint, replay if replays else ""),
         )
         service.set_endpoints([Endpoint(EndpointName("a"), Address("127.0.0.1", 1))])
         async with asyncio.TaskGroup() as tasks:

@@ -22,7 +22,7 @@ from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Step
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, Source
+from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, EventSource
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 
@@ -76,7 +76,7 @@ class FollowedAddresses:
         ]
         self.picker.set_endpoints(endpoints, now=0.0)
         self.service = ExactService(
-            self.picker, self.queue, exact, topic=topic, source=lambda e: Source("", "", e.kv_events, "")
+            self.picker, self.queue, exact, topic=topic, source=lambda e: EventSource("", "", e.kv_events, "")
         )
         self.service.set_endpoints(endpoints)
 

@@ -15,7 +15,7 @@ from epp.base.errors import ConfigError
 from epp.base.types import Address
 from epp.config.settings import Config
 from epp.observe.misses.command import fetch
-from epp.observe.recording.command import Options, record
+from epp.observe.recording.command import RecordOptions, record
 from epp.observe.recording.tap import Tap
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.decisions import DecisionRing
@@ -50,8 +50,8 @@ async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
         await admin.stop()
 
 
-def options(admin: str, file: Path, *, seconds: float = 0.0) -> Options:
-    return Options(admin=admin, file=file, max_bytes=2**20, seconds=seconds)
+def options(admin: str, file: Path, *, seconds: float = 0.0) -> RecordOptions:
+    return RecordOptions(admin=admin, file=file, max_bytes=2**20, seconds=seconds)
 
 
 async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Path) -> None:

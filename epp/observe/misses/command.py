@@ -16,7 +16,7 @@ _MOST_BYTES: Final = 2**20
 _SHOWN_SERVERS: Final = 4
 
 
-class _Server(TypedDict):
+class _ServerRow(TypedDict):
     name: str
     tokens: int
     full: float | None
@@ -27,7 +27,7 @@ class _Cause(TypedDict):
     tokens: int
     share_of_missed: float
     share_of_prompt: float
-    servers: list[_Server]
+    servers: list[_ServerRow]
     advice: str
 
 

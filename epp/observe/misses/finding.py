@@ -22,7 +22,7 @@ from epp.observe.misses import causes
 from epp.observe.misses.accounts import Accounts, Bucket
 from epp.observe.misses.causes import Cause
 from epp.observe.misses.heat import Heat
-from epp.observe.misses.seen import Seen, Sent
+from epp.observe.misses.seen import Seen, SentPrompt
 from epp.picker.events import Began, Ended, Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
@@ -122,7 +122,7 @@ class Misses:
         else:
             bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
         if proved.recorded.added:
-            sent = Sent(request.state.endpoint.name, guess.process, request.wait.sent_at)
+            sent = SentPrompt(request.state.endpoint.name, guess.process, request.wait.sent_at)
             self.seen.note(chain[proved.recorded.held :], sent)
         for _, probe in probes:
             self._remember(probe, chain)
@@ -167,7 +167,7 @@ class Misses:
             bucket.miss(cause, tokens, server=server)
 
     def _cause_of(
-        self, sent: Sent, request: Pick, late: EndpointName | None
+        self, sent: SentPrompt, request: Pick, late: EndpointName | None
     ) -> tuple[Cause, EndpointName | None]:
         """Return the cause for a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)

@@ -20,7 +20,7 @@ _MOST: Final = 32_768
 _OLD_S: Final = 3600.0
 
 
-class Sent(NamedTuple):
+class SentPrompt(NamedTuple):
     """The last server that a chunk was newly sent to."""
 
     server: EndpointName
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
 class Seen:
     def __init__(self) -> None:
-        self._sent: dict[ChunkHash, Sent] = {}
+        self._sent: dict[ChunkHash, SentPrompt] = {}
         self._mask = 0
 
     @property
@@ -41,14 +41,14 @@ class Seen:
     def sampled(self, chunks: Sequence[ChunkHash]) -> Sequence[ChunkHash]:
         return sampled(chunks, self._mask) if self._mask else chunks
 
-    def get(self, chunk: ChunkHash) -> Sent | None:
+    def get(self, chunk: ChunkHash) -> SentPrompt | None:
         return self._sent.get(chunk)
 
     def none_of(self, chunks: Sequence[ChunkHash]) -> bool:
         """Return whether none of these chunks was ever sent anywhere, as far as the sample shows."""
         return self._sent.keys().isdisjoint(self.sampled(chunks))  # only sampled chunks are remembered
 
-    def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
+    def note(self, chunks: Sequence[ChunkHash], sent: SentPrompt) -> None:
         chosen = self.sampled(chunks)
         if not self._sent.keys().isdisjoint(chosen):
             for chunk in chosen:

@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RecordOptions:
     """The command line, as given."""
 
     admin: str
@@ -49,7 +49,7 @@ class Counts:
     """Requests that are missing because the picker had no room for them. It was not asked often enough."""
 
 
-def record(options: Options) -> Counts:
+def record(options: RecordOptions) -> Counts:
     """Record until the end of the time, or until interrupted. ConfigError: the picker cannot be reached, or
     the file cannot be written.
     """

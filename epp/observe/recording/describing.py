@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from epp.observe.recording.lines import Opening, Server, Servers
+from epp.observe.recording.lines import Opening, ServerLine, Servers
 from epp.observe.recording.recorder import Recorder
 from epp.picker.picker import Picker
 
@@ -35,7 +35,7 @@ def servers_of(picker: Picker) -> Servers:
     """Return the endpoints, with the numbers that they stated or that were learned."""
     return Servers(
         servers=tuple(
-            Server(
+            ServerLine(
                 name=state.endpoint.name,
                 model=state.model,
                 capacity_tokens=state.metrics.capacity_tokens if state.metrics else None,

@@ -40,7 +40,7 @@ class Opening(Struct, frozen=True, tag_field="line", tag="recording", kw_only=Tr
     """The policy, as `epp check` prints it."""
 
 
-class Server(Struct, frozen=True, kw_only=True):
+class ServerLine(Struct, frozen=True, kw_only=True):
     """One endpoint, as far as the picker knew it."""
 
     name: str
@@ -52,7 +52,7 @@ class Server(Struct, frozen=True, kw_only=True):
 class Servers(Struct, frozen=True, tag_field="line", tag="servers", kw_only=True):
     """The fleet from this line on."""
 
-    servers: Annotated[tuple[Server, ...], Meta(max_length=4096)]
+    servers: Annotated[tuple[ServerLine, ...], Meta(max_length=4096)]
 
 
 class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, omit_defaults=True):

@@ -14,14 +14,14 @@ from epp.base.metric import Metric
 from epp.base.types import EndpointName
 from epp.observe.telemetry import picker_state
 from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
-from epp.observe.telemetry.exposition import Group, Rows
+from epp.observe.telemetry.exposition import MetricGroup, Rows
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.flow.status import FlowStatus
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownClass:
     """Everything that Prometheus may read: the counts and the current state."""
 
     requests: RequestCounts
@@ -30,7 +30,7 @@ class Shown:
     status: picker_state.PickerStatus
 
 
-def _pools(shown: Shown) -> Rows:
+def _pools(shown: ShownClass) -> Rows:
     status = shown.status
     return [((p.model, p.pool), p) for p in pools_of(status.endpoints, status.flow, goal_s=status.goal_s)]
 
@@ -43,28 +43,30 @@ def _named(things: Mapping[Any, object]) -> Rows:
     return [((name,), thing) for name, thing in things.items()]
 
 
-GROUPS: Final[tuple[Group[Shown], ...]] = (
-    Group("Requests", RequestCounts, lambda s: _one(s.requests)),
-    Group("Requests, by endpoint", ServerCounts, lambda s: _named(s.servers), ("endpoint",)),
-    Group(
+GROUPS: Final[tuple[MetricGroup[ShownClass], ...]] = (
+    MetricGroup("Requests", RequestCounts, lambda s: _one(s.requests)),
+    MetricGroup("Requests, by endpoint", ServerCounts, lambda s: _named(s.servers), ("endpoint",)),
+    MetricGroup(
         "Endpoints",
         picker_state.EndpointStatus,
         lambda s: [((e.name,), e) for e in s.status.endpoints],
         ("endpoint",),
     ),
-    Group("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
-    Group("Flow control", FlowStatus, lambda s: [((f.model,), f) for f in s.status.flow], ("model",)),
-    Group("The picker", picker_state.PickerStatus, lambda s: _one(s.status)),
-    Group("The picker's process, files and API server", ProcessCounts, lambda s: _one(s.process)),
-    Group("Sharing, only where pickers share", picker_state.SharingStatus, lambda s: _one(s.status.sharing)),
-    Group("Exact mode, only where it is on", ExactStatus, lambda s: _one(s.status.exact)),
-    Group(
+    MetricGroup("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
+    MetricGroup("Flow control", FlowStatus, lambda s: [((f.model,), f) for f in s.status.flow], ("model",)),
+    MetricGroup("The picker", picker_state.PickerStatus, lambda s: _one(s.status)),
+    MetricGroup("The picker's process, files and API server", ProcessCounts, lambda s: _one(s.process)),
+    MetricGroup(
+        "Sharing, only where pickers share", picker_state.SharingStatus, lambda s: _one(s.status.sharing)
+    ),
+    MetricGroup("Exact mode, only where it is on", ExactStatus, lambda s: _one(s.status.exact)),
+    MetricGroup(
         "Exact mode, by base model",
         ExactModelStatus,
         lambda s: _named(s.status.exact.models if s.status.exact else {}),
         ("model",),
     ),
-    Group(
+    MetricGroup(
         "Exact mode, by endpoint",
         ExactServerStatus,
         lambda s: _named(s.status.exact.servers if s.status.exact else {}),

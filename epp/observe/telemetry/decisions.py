@@ -20,7 +20,7 @@ from epp.picker.decision import Decision
 _MAX_TEXT_CHARS: Final = 512
 
 
-class Refusal(Struct, frozen=True, gc=False):
+class RefusalRecord(Struct, frozen=True, gc=False):
     """A request that got no endpoint."""
 
     request_id: str
@@ -31,7 +31,7 @@ class Refusal(Struct, frozen=True, gc=False):
     outcome: str = "refused"
 
 
-Record = Decision | Refusal
+Record = Decision | RefusalRecord
 
 
 class DecisionRing(deque[Record]):

@@ -23,7 +23,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Generic[S]):
+class MetricGroup(Generic[S]):
     """The metrics of one class. `rows` finds the objects of this class, each with the values of `labels`."""
 
     title: str
@@ -48,7 +48,9 @@ class Group(Generic[S]):
 class Exposition(Collector, Generic[S]):
     """All groups, read from `shown` each time that Prometheus asks."""
 
-    def __init__(self, groups: Iterable[Group[S]], shown: Callable[[], S], *, created_unix_s: float) -> None:
+    def __init__(
+        self, groups: Iterable[MetricGroup[S]], shown: Callable[[], S], *, created_unix_s: float
+    ) -> None:
         """created_unix_s: when histograms and counters began to count."""
         self._groups = [(group, tuple(group.metrics())) for group in groups]
         self._shown = shown

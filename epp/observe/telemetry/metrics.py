@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 
 from epp.base.errors import PickError
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, Shown
+from epp.observe.telemetry.catalog import GROUPS, ShownClass
 from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
-from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.exposition import Exposition
 from epp.observe.telemetry.picker_state import StatusSource
 from epp.picker.decision import Decision
@@ -154,7 +154,7 @@ class Metrics:
         self._requests.requests["refused", "unknown"] += 1
         self._requests.refused[error.reason] += 1
         self._decisions.append(
-            Refusal(
+            RefusalRecord(
                 request_id=request_id,
                 at_unix_s=self._unix_clock(),
                 status=error.status,
@@ -205,10 +205,10 @@ class Metrics:
         for family in self.registry.collect():
             yield generate_latest(_Only(family))
 
-    def _shown(self) -> Shown:
+    def _shown(self) -> ShownClass:
         status = self._state()
         self.keep({endpoint.name for endpoint in status.endpoints})
-        return Shown(self._requests, self._servers, self._process, status)
+        return ShownClass(self._requests, self._servers, self._process, status)
 
 
 class _Only(Collector):

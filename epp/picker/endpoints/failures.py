@@ -30,7 +30,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.base.types import EndpointMetrics
-from epp.config.routing import Failures as Settings
+from epp.config.routing import FailureSettings as Settings
 from epp.picker.endpoints.endpoint_state import Answers, EndpointState, counts_answers
 from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
 from epp.picker.endpoints.symptoms import Stalls, suspects

@@ -21,7 +21,7 @@ from epp.picker.scheduling.schedule import Choice, any_of, fewest, loading_s, ov
 from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 
 
-class Elsewhere(NamedTuple):
+class ComputedElsewhere(NamedTuple):
     """The prefill endpoint that should compute a prompt, since that is faster."""
 
     place: int
@@ -52,7 +52,7 @@ def computed_elsewhere(
     *,
     spec: PolicySpec,
     rng: random.Random,
-) -> Elsewhere | None:
+) -> ComputedElsewhere | None:
     """Return the prefill endpoint that should compute the prompt for the first endpoint of `choice`, a
     place in `answering`. None: the first endpoint should compute the prompt itself.
 
@@ -86,7 +86,7 @@ def computed_elsewhere(
     price_s = float(there_s[place])
     if price_s >= here_s:
         return None
-    return Elsewhere(place, int(uncached[place]), moving_s, price_s, here_s, trial)
+    return ComputedElsewhere(place, int(uncached[place]), moving_s, price_s, here_s, trial)
 
 
 def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:

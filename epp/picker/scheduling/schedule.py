@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec
-from epp.config.routing import Gain, Load
+from epp.config.routing import Gain, LoadSettings
 from epp.picker.scheduling.snapshot import Bools, CacheRoom, Floats, Ints, SchedulingRequest, Sent, Snapshot
 
 MOST: int = 10
@@ -122,7 +122,7 @@ def only_ranked(choice: Choice, snapshot: Snapshot, cached: Floats) -> tuple[Cho
     return among, snapshot.narrowed(index), cached[index]
 
 
-def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
+def over_limits(load: LoadSettings, snapshot: Snapshot) -> dict[str, Bools]:
     """Return the candidates over each load threshold. Thresholds that no candidate exceeds are missing.
     Unknown load exceeds no threshold.
     """

@@ -33,7 +33,7 @@ from msgspec import Meta
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName
 from epp.config.yaml_faults import decode, in_words
-from epp.request.rewriting import Rewrites, Rule, Target
+from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 
 _Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 _Zmq = Annotated[str, Meta(max_length=1024, pattern=r"^((tcp|ipc)://.+)?$")]
@@ -59,13 +59,13 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     behind: str = ""
 
 
-class _Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _EntryTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: _Model
     weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    targets: Annotated[tuple[_Target, ...], Meta(min_length=1, max_length=64)]
+    targets: Annotated[tuple[_EntryTarget, ...], Meta(min_length=1, max_length=64)]
     models: Annotated[tuple[_Model, ...], Meta(max_length=1024)] = ()
 
 
@@ -94,7 +94,9 @@ def load_endpoints(text: str | bytes, *, source: str) -> Listed:
         _check_unique("address", [str(e.address) for e in endpoints])
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
-    rules = [Rule(r.models, tuple(Target(t.model, t.weight) for t in r.targets)) for r in file.rewrites]
+    rules = [
+        Rewrite(r.models, tuple(RewriteTarget(t.model, t.weight) for t in r.targets)) for r in file.rewrites
+    ]
     return Listed(endpoints, Rewrites(rules))
 
 

@@ -33,7 +33,7 @@ from epp.sources.kube.objectives import Objectives, merged
 from epp.sources.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.pools import Pools
-from epp.sources.kube.reflector import Reflector, Sink, Source, T
+from epp.sources.kube.reflector import ListSource, Reflector, Sink, T
 from epp.sources.kube.rewrite_writing import RewriteWriter
 from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
@@ -165,7 +165,7 @@ class Cluster:
         self, api: Api, what: str, kind: type[T], *, path: str, sink: Sink[T], on_change: Callable[[], None]
     ) -> Reflector[T]:
         path = path.format(namespace=self._namespace)
-        source = Source(what=what, kind=kind, path=path, free_form=kind is PolicyObject)
+        source = ListSource(what=what, kind=kind, path=path, free_form=kind is PolicyObject)
         return Reflector(
             api, source, sink=sink, on_change=on_change, on_state=self._hooks.followed, rng=self._rng
         )

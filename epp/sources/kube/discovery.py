@@ -28,7 +28,7 @@ _VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _FoundServer:
     """The facts that are kept about a pod that may get requests."""
 
     created: str
@@ -61,7 +61,7 @@ class Discovery:
         self._pool = pool
         self._family = family
         self._ports: tuple[int, ...] = tuple(ports)
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _FoundServer] = {}
         self.changed = False
 
     def __len__(self) -> int:
@@ -107,13 +107,13 @@ class Discovery:
         assert endpoints == united([self.found()])
         self.changed = changed
 
-    def _server(self, pod: Pod) -> _Server | None:
+    def _server(self, pod: Pod) -> _FoundServer | None:
         """Return the facts about a pod, or None if the pod gets no requests now."""
         host = _host(pod, self._family)
         if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
             return None
         annotations = pod.metadata.annotations
-        return _Server(
+        return _FoundServer(
             created=pod.metadata.creation_timestamp,
             uid=pod.metadata.uid,
             host=host,
@@ -176,7 +176,7 @@ def in_several(pools: Sequence[Sequence[Found]]) -> Collection[EndpointName]:
     return [name for name, count in times.items() if count > 1]
 
 
-def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) -> Endpoint:
+def _endpoint(name: str, server: _FoundServer, port: int, *, rank: int, pool: str) -> Endpoint:
     process = server.processes.get(server.ports.get(port, ""))
     if process is None:  # no container declares the port, which is legal, so any container may serve it
         process = " ".join(f"{key}={value}" for key, value in sorted(server.processes.items()))

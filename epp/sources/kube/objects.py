@@ -213,7 +213,7 @@ class LastAccepted(_Object, frozen=True):
     """The fields that were set in that spec."""
 
 
-class DryRun(_Object, frozen=True, omit_defaults=True):
+class DryRunState(_Object, frozen=True, omit_defaults=True):
     """The picks that a DryRun policy would have made, as counted by the picker that writes this status."""
 
     picks: Annotated[int | None, _schema(minimum=0)] = None
@@ -249,7 +249,7 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
     """Saturation of flow control at the picker that writes this status. 0 means that the servers are idle. 1
     means that a new request waits for spec.flow.goalSeconds. Above 1 there are too few servers. The field is
     absent while flow control is off."""
-    dry_run: DryRun | None = None
+    dry_run: DryRunState | None = None
     last_accepted: LastAccepted | None = None
 
 

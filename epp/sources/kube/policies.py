@@ -41,7 +41,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PolicyResult:
     """The content of one condition: true, false or unknown (None), a reason in one word, a message."""
 
     so: bool | None
@@ -57,8 +57,8 @@ class Verdict:
     generation: int
     target: str
     """The pool that the policy names."""
-    accepted: Result
-    programmed: Result
+    accepted: PolicyResult
+    programmed: PolicyResult
     last_accepted: Accepted | None
     rule: str | None = None
     mode: str | None = None
@@ -258,18 +258,20 @@ def _verdict(
     )
 
 
-def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, pool_exists: bool) -> Result:
+def _accepted(
+    claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, pool_exists: bool
+) -> PolicyResult:
     if claim.spec is None:
-        return Result(False, "Invalid", claim.fault)
+        return PolicyResult(False, "Invalid", claim.fault)
     dry_run = claim.spec.mode == "DryRun"
     first = tried if dry_run else winner
     if first is not None and first is not claim:
-        return Result(
+        return PolicyResult(
             False, "Conflicted", _conflict(claim, first, what="in dry run" if dry_run else "in force")
         )
     if not pool_exists:
-        return Result(False, "TargetNotFound", _NO_POOL)
-    return Result(True, "Accepted", "the policy is valid")
+        return PolicyResult(False, "TargetNotFound", _NO_POOL)
+    return PolicyResult(True, "Accepted", "the policy is valid")
 
 
 def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
@@ -281,19 +283,21 @@ def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
     )
 
 
-def _programmed(claim: _Claim, accepted: Result, *, acting: Policy, routes: bool, tried: bool) -> Result:
+def _programmed(
+    claim: _Claim, accepted: PolicyResult, *, acting: Policy, routes: bool, tried: bool
+) -> PolicyResult:
     who = (
         f"policy {acting.metadata.name}"
         if not routes
         else f"generation {acting.metadata.generation} of this policy"
     )
     if accepted.so and routes and claim.spec is not None and claim.spec.mode == "Enforce":
-        return Result(True, "Programmed", "this policy routes requests")
+        return PolicyResult(True, "Programmed", "this policy routes requests")
     if tried and claim.spec is not None:
         note = (
             ""
             if claim.spec.chunks == acting.spec.chunks
             else "; its chunks are not tried: matches come from the table in use"
         )
-        return Result(False, "DryRun", f"each pick is scored by this policy too; {who} routes{note}")
-    return Result(False, accepted.reason, f"{who} routes")
+        return PolicyResult(False, "DryRun", f"each pick is scored by this policy too; {who} routes{note}")
+    return PolicyResult(False, accepted.reason, f"{who} routes")

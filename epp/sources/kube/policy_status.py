@@ -15,8 +15,8 @@ import msgspec
 
 from epp.config.policy import only_set
 from epp.sources.kube.live import Live, ratio_text
-from epp.sources.kube.objects import Condition, DryRun, LastAccepted, PolicyObject, PolicyStatus
-from epp.sources.kube.policies import Result, Verdict, target
+from epp.sources.kube.objects import Condition, DryRunState, LastAccepted, PolicyObject, PolicyStatus
+from epp.sources.kube.policies import PolicyResult, Verdict, target
 
 _SHORTEST_S: Final = 1.0
 """Least time between two writes to one object, in any case."""
@@ -48,7 +48,7 @@ def desired(
         hit_ratio=hit_ratio if counts else None,
         saturation=_saturation(live) if verdict.routes else None,
         dry_run=(
-            DryRun(live.tried_picks, ratio_text(live.tried_agreed, live.tried_picks))
+            DryRunState(live.tried_picks, ratio_text(live.tried_agreed, live.tried_picks))
             if verdict.dry_run
             else None
         ),
@@ -62,7 +62,7 @@ def _saturation(live: Live) -> str | None:
 
 
 def condition(
-    kind: str, result: Result, *, generation: int, before: Sequence[Condition], time_text: str
+    kind: str, result: PolicyResult, *, generation: int, before: Sequence[Condition], time_text: str
 ) -> Condition:
     """before: the current conditions of the object."""
     status = "Unknown" if result.so is None else str(result.so)
@@ -81,7 +81,7 @@ def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     """Return the status of a policy that no picker has judged. It replaces an older status for another
     target.
     """
-    result = Result(
+    result = PolicyResult(
         False,
         "TargetNotFound",
         f"no picker for {target(policy) or 'this target'} has judged this policy; check spec.targetRef.name, and "

@@ -16,7 +16,7 @@ from epp.config.kubernetes import Kubernetes
 from epp.sources.keep import Keep
 from epp.sources.kube.discovery import Discovery, Found, label_selector, pool_ports
 from epp.sources.kube.objects import Pod, Pool
-from epp.sources.kube.reflector import Reader, Reflector, Sink, Source, T
+from epp.sources.kube.reflector import ListSource, Reader, Reflector, Sink, T
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PoolWatch:
         self._found: Sequence[Found] = ()
         self._labels: Mapping[str, str] = {}
         self._pool = self._reflector(
-            Source(
+            ListSource(
                 what="pool",
                 kind=Pool,
                 path=_POOLS.format(namespace=namespace),
@@ -135,7 +135,7 @@ class PoolWatch:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _reflector(self, source: Source[T], sink: Sink[T]) -> Reflector[T]:
+    def _reflector(self, source: ListSource[T], sink: Sink[T]) -> Reflector[T]:
         return Reflector(
             self._reader, source, sink=sink, on_change=self._on_change, on_state=self._on_state, rng=self._rng
         )
@@ -162,7 +162,7 @@ class PoolWatch:
             self._task.cancel()
         assert self._group is not None, "pods are followed only inside run()"
         self._labels = dict(labels)
-        source = Source(
+        source = ListSource(
             what="pods",
             kind=Pod,
             path=_PODS.format(namespace=self._namespace),

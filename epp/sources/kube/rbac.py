@@ -27,7 +27,7 @@ _HEAD: Final = f"""\
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """One rule of a Role, and its reason."""
 
     group: str
@@ -38,19 +38,19 @@ class Rule:
     """Placeholder for the only objects that the rule allows. Empty: all objects of the namespace."""
 
 
-RULES: Final[Sequence[Rule]] = (
-    Rule("", "pods", ("list", "watch"), "to find the endpoints; RBAC cannot narrow a list to labels"),
-    Rule(
+RULES: Final[Sequence[AccessRule]] = (
+    AccessRule("", "pods", ("list", "watch"), "to find the endpoints; RBAC cannot narrow a list to labels"),
+    AccessRule(
         "inference.networking.k8s.io",
         "inferencepools",
         ("list", "watch"),
         "to read the selector and the ports of the pool",
         name=POOL,
     ),
-    Rule(GROUP, PLURAL, ("list", "watch"), "to read the policies"),
-    Rule(GROUP, f"{PLURAL}/status", ("patch",), "to write conditions and live numbers"),
+    AccessRule(GROUP, PLURAL, ("list", "watch"), "to read the policies"),
+    AccessRule(GROUP, f"{PLURAL}/status", ("patch",), "to write conditions and live numbers"),
     *(
-        Rule(
+        AccessRule(
             group,
             "inferenceobjectives",
             ("list", "watch"),
@@ -59,11 +59,11 @@ RULES: Final[Sequence[Rule]] = (
         for group in PATHS
     ),
     *(
-        Rule(group, "inferencemodelrewrites", ("list", "watch"), "to read other names for models")
+        AccessRule(group, "inferencemodelrewrites", ("list", "watch"), "to read other names for models")
         for group in REWRITE_PATHS
     ),
     *(
-        Rule(
+        AccessRule(
             group,
             "inferencemodelrewrites/status",
             ("patch",),
@@ -71,20 +71,20 @@ RULES: Final[Sequence[Rule]] = (
         )
         for group in REWRITE_PATHS
     ),
-    Rule(
+    AccessRule(
         "coordination.k8s.io",
         "leases",
         ("create",),
         "to create the Lease; RBAC cannot narrow a creation to a name",
     ),
-    Rule(
+    AccessRule(
         "coordination.k8s.io",
         "leases",
         ("get", "update"),
         "to decide which of several replicas writes status",
         name=LEASE,
     ),
-    Rule("", "events", ("create", "patch"), "to report what an operator must know"),
+    AccessRule("", "events", ("create", "patch"), "to report what an operator must know"),
 )
 
 

@@ -66,7 +66,7 @@ class Sink(Protocol[T_contra]):
 
 
 @dataclass(frozen=True, slots=True)
-class Source(Generic[T]):
+class ListSource(Generic[T]):
     """The objects to follow: a collection, and a selection from it."""
 
     what: str
@@ -84,7 +84,7 @@ class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     continue_: str = msgspec.field(name="continue", default="")
 
 
-class _Page(msgspec.Struct, frozen=True):
+class _ObjectPage(msgspec.Struct, frozen=True):
     metadata: _ListMeta
     items: list[msgspec.Raw] = []
 
@@ -108,7 +108,7 @@ class Reflector(Generic[T]):
     def __init__(
         self,
         reader: Reader,
-        source: Source[T],
+        source: ListSource[T],
         *,
         sink: Sink[T],
         on_change: Callable[[], None],
@@ -169,7 +169,7 @@ class Reflector(Generic[T]):
             if token:
                 query.append(("continue", token))
             text = await self._reader.request("GET", self._source.path, query=query)
-            page = self._decode(text, _Page)
+            page = self._decode(text, _ObjectPage)
             found += [one for item in page.items if (one := self.read(item)) is not None]
             listed += len(page.items)
             token = page.metadata.continue_

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from epp.sources.kube.objects import Condition
-from epp.sources.kube.policies import Result
+from epp.sources.kube.policies import PolicyResult
 from epp.sources.kube.policy_status import condition
-from epp.sources.kube.rewrites import Claim, ModelRewrites
+from epp.sources.kube.rewrites import ModelRewrites, RewriteClaim
 
 _ACCEPTED: Final = "Accepted"
 _NAMED: Final = 5
@@ -26,9 +26,9 @@ Key = tuple[str, str]
 """API group and name of an object."""
 
 
-def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Result]:
+def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, PolicyResult]:
     """Return the result for each object of the picker's pools. existing: the pools that exist."""
-    owners: dict[str, Claim] = {}
+    owners: dict[str, RewriteClaim] = {}
     results = {}
     for rewrites in newer_first:
         for claim in rewrites.claims():
@@ -37,7 +37,7 @@ def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) ->
     return results
 
 
-def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
+def _taken(claim: RewriteClaim, owners: dict[str, RewriteClaim]) -> Mapping[str, RewriteClaim]:
     """Return the names of this object that an earlier object has. Its other names now belong to this object.
     The name "" stands for every other name.
     """
@@ -50,9 +50,9 @@ def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
     return taken
 
 
-def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Result:
+def _result(claim: RewriteClaim, taken: Mapping[str, RewriteClaim], *, pool_exists: bool) -> PolicyResult:
     if claim.faults:
-        return Result(False, "Invalid", "; ".join(claim.faults))
+        return PolicyResult(False, "Invalid", "; ".join(claim.faults))
     if taken:
         conflicts = [
             f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite {owner.name}"
@@ -60,36 +60,36 @@ def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> R
             for model, owner in list(taken.items())[:_NAMED]
         ]
         more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
-        return Result(
+        return PolicyResult(
             False, "Conflicted", "; ".join(conflicts) + more + "; the other names of this rewrite count"
         )
     if not pool_exists:
-        return Result(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
-    return Result(True, _ACCEPTED, "its rules are in use")
+        return PolicyResult(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
+    return PolicyResult(True, _ACCEPTED, "its rules are in use")
 
 
-def accepted(result: Result, claim: Claim, *, time_text: str) -> Condition:
+def accepted(result: PolicyResult, claim: RewriteClaim, *, time_text: str) -> Condition:
     return condition(
         _ACCEPTED, result, generation=claim.generation, before=claim.conditions, time_text=time_text
     )
 
 
-def unclaimed(claim: Claim, *, time_text: str) -> Condition:
+def unclaimed(claim: RewriteClaim, *, time_text: str) -> Condition:
     """Return the condition of an object that nobody has judged."""
     pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
     message = (
         f"no picker that writes status has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
         "a gateway for that pool runs in this namespace and follows rewrites"
     )
-    return accepted(Result(None, "TargetNotFound", message), claim, time_text=time_text)
+    return accepted(PolicyResult(None, "TargetNotFound", message), claim, time_text=time_text)
 
 
-def observed_generation(claim: Claim) -> int:
+def observed_generation(claim: RewriteClaim) -> int:
     """Return the generation that its status was last judged for. 0: nobody has judged it."""
     return max((c.observed_generation for c in claim.conditions if c.type == _ACCEPTED), default=0)
 
 
-def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
+def patch(claim: RewriteClaim, wanted: Condition) -> Mapping[str, Any]:
     """Return the condition as a merge patch. It replaces the whole list, so it contains the conditions of
     others and the version at which they were read.
     """

@@ -12,10 +12,10 @@ from typing import Final
 
 from epp.sources.kube.api import Api, ApiError, read
 from epp.sources.kube.objects import Condition, ModelRewrite
-from epp.sources.kube.policies import Result
+from epp.sources.kube.policies import PolicyResult
 from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.rewrite_status import Key, accepted, judge, observed_generation, patch, unclaimed
-from epp.sources.kube.rewrites import PATHS, Claim, ModelRewrites
+from epp.sources.kube.rewrites import PATHS, ModelRewrites, RewriteClaim
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RewriteWriter:
         self._sets = newer_first
         self._namespace = namespace
         self._time_text = time_text
-        self._results: Mapping[Key, Result] = {}
+        self._results: Mapping[Key, PolicyResult] = {}
         self._judged_at: tuple[tuple[int, ...], frozenset[str]] | None = None
         self._unclaimed = Unclaimed()
         self._tried: dict[tuple[str, str], float] = {}
@@ -56,7 +56,7 @@ class RewriteWriter:
             self._tried[claim.uid, claim.resource_version] = now
             await self._write(rewrites, claim, wanted)
 
-    def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
+    def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, RewriteClaim, Condition]]:
         """Yield the objects of our pools whose status differs from their result."""
         state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
         if state != self._judged_at:
@@ -67,7 +67,7 @@ class RewriteWriter:
                 if wanted not in claim.conditions:
                     yield rewrites, claim, wanted
 
-    def _due_unclaimed(self, *, now: float) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
+    def _due_unclaimed(self, *, now: float) -> Iterator[tuple[ModelRewrites, RewriteClaim, Condition]]:
         """Yield the objects for other pools that nobody has judged for long enough."""
         waiting = {
             (claim.uid, claim.generation): (rewrites, claim)
@@ -78,7 +78,7 @@ class RewriteWriter:
         for rewrites, claim in self._unclaimed.due(waiting, now=now):
             yield rewrites, claim, unclaimed(claim, time_text=self._time_text())
 
-    async def _write(self, rewrites: ModelRewrites, claim: Claim, wanted: Condition) -> None:
+    async def _write(self, rewrites: ModelRewrites, claim: RewriteClaim, wanted: Condition) -> None:
         path = f"{PATHS[rewrites.group].format(namespace=self._namespace)}/{claim.name}/status"
         try:
             answer = await self._api.request("PATCH", path, body=patch(claim, wanted))

@@ -18,7 +18,7 @@ from typing import Final, get_args
 
 from epp.config.kubernetes import LlmdGroup
 from epp.request.client_names import MAX_NAME_CHARS
-from epp.request.rewriting import Rewrites, Rule, Target
+from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from epp.sources.kube.objects import Condition, ModelRewrite, RewriteRule
 
 PATHS: Final[Mapping[str, str]] = {
@@ -42,7 +42,7 @@ _MOST_FAULTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RewriteClaim:
     """One InferenceModelRewrite."""
 
     group: str
@@ -52,7 +52,7 @@ class Claim:
     resource_version: str
     created: str
     pool: str
-    rules: Sequence[Rule]
+    rules: Sequence[Rewrite]
     """The usable rules."""
     faults: Sequence[str]
     """The faults, in words."""
@@ -67,8 +67,8 @@ class ModelRewrites:
         self.group = group
         self.version = 0
         self._pools = pools
-        self._claims: dict[str, Claim] = {}
-        self._of_other_pools: dict[str, Claim] = {}
+        self._claims: dict[str, RewriteClaim] = {}
+        self._of_other_pools: dict[str, RewriteClaim] = {}
 
     def replace(self, objects: Iterable[ModelRewrite]) -> None:
         before = {claim.name for claim in (*self._claims.values(), *self._of_other_pools.values())}
@@ -102,15 +102,15 @@ class ModelRewrites:
         if known is not None and _same(known, found):
             self._see(known, found)
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[RewriteClaim]:
         """Return the objects of the picker's pools, in order of precedence."""
         return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
 
-    def of_other_pools(self) -> Collection[Claim]:
+    def of_other_pools(self) -> Collection[RewriteClaim]:
         """Return the objects of the namespace for other pools. Their rules are not read."""
         return self._of_other_pools.values()
 
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[Rewrite]:
         rules = [rule for claim in self.claims() for rule in claim.rules]
         names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
         return rules[: bisect_right(names, _MOST_IN_ALL)]
@@ -120,7 +120,7 @@ class ModelRewrites:
         assert len(self._claims) <= _MOST_OBJECTS
         assert len(self._of_other_pools) <= _MOST_OBJECTS
 
-    def _see(self, known: Claim, found: ModelRewrite) -> None:
+    def _see(self, known: RewriteClaim, found: ModelRewrite) -> None:
         seen = replace(
             known, resource_version=found.metadata.resource_version, conditions=found.status.conditions
         )
@@ -137,14 +137,14 @@ def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
     return Rewrites(rule for rewrites in newer_first for rule in rewrites.rules())
 
 
-def _same(known: Claim, found: ModelRewrite) -> bool:
+def _same(known: RewriteClaim, found: ModelRewrite) -> bool:
     """Return whether the spec is unchanged. The generation grows with each change of the spec."""
     return (known.uid, known.generation) == (found.metadata.uid, found.metadata.generation)
 
 
-def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: bool = True) -> Claim:
+def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: bool = True) -> RewriteClaim:
     metadata, faults = found.metadata, list[str]()
-    return Claim(
+    return RewriteClaim(
         group=group,
         name=metadata.name,
         uid=metadata.uid,
@@ -158,7 +158,7 @@ def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: 
     )
 
 
-def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequence[Rule]:
+def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequence[Rewrite]:
     """Return the usable rules of the object. The faults of the others are added to `faults`.
     catches_all: whether a rule may be for every other name.
     """
@@ -172,14 +172,14 @@ def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequ
             if 0 < len(match.model.value) <= MAX_NAME_CHARS
         )
         targets = tuple(
-            Target(target.model_rewrite, max(1, min(_MOST_WEIGHT, target.weight or 1)))
+            RewriteTarget(target.model_rewrite, max(1, min(_MOST_WEIGHT, target.weight or 1)))
             for target in rule.targets[:_MOST_NAMES]
             if 0 < len(target.model_rewrite) <= MAX_NAME_CHARS
         )
         if not rule.matches and not catches_all:
             faults.append(f"spec.rules[{number}]{_NO_MATCHES}")
         elif targets and (models or not rule.matches):
-            rules.append(Rule(models, targets))
+            rules.append(Rewrite(models, targets))
         if len(faults) < _MOST_FAULTS:
             faults += [f"spec.rules[{number}]{fault}" for fault in _faults(rule, models, targets)]
     if len(all_rules) > _MOST_RULES:
@@ -187,7 +187,7 @@ def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequ
     return rules
 
 
-def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[Target]) -> Iterable[str]:
+def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[RewriteTarget]) -> Iterable[str]:
     """Yield the faults of one rule; `models` and `targets` are its usable names and targets."""
     if len(models) < len(rule.matches):
         yield f".matches: only {len(models)} of {len(rule.matches)} entries name a model (at most {_MOST_NAMES} count)"

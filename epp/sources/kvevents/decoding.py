@@ -70,7 +70,7 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-class MalformedError(Exception):
+class MalformedEventError(Exception):
     """The message is not a batch of KV events."""
 
 
@@ -146,7 +146,7 @@ def decode(payload: bytes) -> list[Event]:
         events = [_event(raw) for raw in batch.events]
     except Exception as error:
         # The bytes are of a wrong kind, too long for memory, or nested too deeply.
-        raise MalformedError(f"not a batch of KV events: {error}") from error
+        raise MalformedEventError(f"not a batch of KV events: {error}") from error
     return [event for event in events if event is not None]
 
 

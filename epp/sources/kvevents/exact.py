@@ -19,7 +19,7 @@ from epp.base.types import EndpointName
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ModelState
 from epp.picker.prefix_index.kv_reports import KvReport
 from epp.sources.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
-from epp.sources.kvevents.decoding import MalformedError, Stored, decode
+from epp.sources.kvevents.decoding import MalformedEventError, Stored, decode
 from epp.sources.kvevents.knowledge import Knowledge, OverfullError
 from epp.sources.kvevents.mapping import Language, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
@@ -93,7 +93,7 @@ class _Model:
 
 
 @dataclass(slots=True, eq=False)
-class _Server:
+class _FollowedServer:
     model: _Model
     process: int | None = None
     off: str = ""
@@ -111,7 +111,7 @@ class Exact:
         self.knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
         """Others only read it."""
         self._models: dict[str, _Model] = {}
-        self._servers: dict[EndpointName, _Server] = {}
+        self._servers: dict[EndpointName, _FollowedServer] = {}
         self._relearning: set[EndpointName] = set()
         self.malformed = 0
         """Number of messages that were no KV events."""
@@ -121,7 +121,7 @@ class Exact:
     def add(self, server: EndpointName, *, model: str) -> None:
         if model not in self._models:
             self._models[model] = self._new_model(model)
-        self._servers[server] = _Server(self._models[model])
+        self._servers[server] = _FollowedServer(self._models[model])
         self.knowledge.add(server)
 
     def drop(self, server: EndpointName) -> None:
@@ -159,10 +159,10 @@ class Exact:
                     self.knowledge.forget(server)
         self.knowledge.servers[server].complete = complete and not known.off
 
-    def _deliver(self, server: EndpointName, known: _Server, payload: bytes, *, now: float) -> None:
+    def _deliver(self, server: EndpointName, known: _FollowedServer, payload: bytes, *, now: float) -> None:
         try:
             events = decode(payload)
-        except MalformedError:
+        except MalformedEventError:
             self.malformed += 1
             return
         for event in events:
@@ -177,7 +177,7 @@ class Exact:
                 most = self._servers[error.server]
                 self._switch_off(error.server, most, f"{error}: raise exactMode.maxBlocks")
 
-    def _switch_off(self, server: EndpointName, known: _Server, reason: str) -> None:
+    def _switch_off(self, server: EndpointName, known: _FollowedServer, reason: str) -> None:
         known.off = reason
         self.knowledge.forget(server)
 
@@ -189,7 +189,7 @@ class Exact:
             return _Model(name, settings)
         return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'the model'}")
 
-    def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
+    def _compare(self, server: EndpointName, known: _FollowedServer, event: Stored) -> None:
         """Find out whether the server names blocks as we do. Only the first block of a prompt shows this, if
         its name covers nothing but tokens.
         """

@@ -34,7 +34,7 @@ from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Sequence as Messages
 from epp.sources.kvevents.sequence import Step
-from epp.sources.kvevents.sockets import Followed, Source
+from epp.sources.kvevents.sockets import EventSource, Followed
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ _TRY_AGAIN_S: Final = 5.0
 class _Unreachable:
     """A server whose events cannot be followed."""
 
-    source: Source
+    source: EventSource
     reason: str
     again_at: float
 
@@ -73,7 +73,7 @@ class ExactService:
         make_exact: Callable[[], Exact],
         *,
         topic: str,
-        source: Callable[[Endpoint], Source | None],
+        source: Callable[[Endpoint], EventSource | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._picker = picker
@@ -83,7 +83,7 @@ class ExactService:
         self._topic = topic
         self.source = source
         self._clock = clock
-        self._wanted: Mapping[EndpointName, Source] = {}
+        self._wanted: Mapping[EndpointName, EventSource] = {}
         """The loop replaces this mapping as a whole, and the thread reads it."""
         self._found: deque[KvReport] = deque()
         self._failure: BaseException | None = None
@@ -233,7 +233,9 @@ class ExactService:
             followed[name] = Followed(name, source, Messages(replays=bool(source.replay)), sub)
             self._exact.add(name, model=source.model)
 
-    def _subscribed(self, name: EndpointName, source: Source, *, now: float) -> sockets.Subscription | None:
+    def _subscribed(
+        self, name: EndpointName, source: EventSource, *, now: float
+    ) -> sockets.Subscription | None:
         """Return a socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
         try:
             sub = sockets.Subscription(self._context, source.events, topic=self._topic)

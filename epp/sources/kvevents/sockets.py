@@ -89,7 +89,7 @@ def receive(socket: Socket) -> list[bytes] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EventSource:
     """The addresses of the events of one server."""
 
     model: str
@@ -104,7 +104,7 @@ class Followed:
     """One server, as the thread sees it."""
 
     name: EndpointName
-    source: Source
+    source: EventSource
     messages: Messages
     sub: Subscription
     replay: Socket | None = None

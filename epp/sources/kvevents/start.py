@@ -18,7 +18,7 @@ from epp.sources.kvevents.routed_prompts import RoutedPrompts
 
 if TYPE_CHECKING:
     from epp.sources.kvevents.service import ExactService
-    from epp.sources.kvevents.sockets import Source
+    from epp.sources.kvevents.sockets import EventSource
 
 _PACKAGES = ("jinja2", "tokenizers", "zmq")
 
@@ -34,9 +34,9 @@ def make(picker: Picker, settings: ExactMode) -> ExactService:
     prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
     picker.subscribe(prompts.on_event)
     from epp.sources.kvevents.service import ExactService  # noqa: PLC0415 - needs ZeroMQ, which is an extra
-    from epp.sources.kvevents.sockets import Source  # noqa: PLC0415 - needs ZeroMQ, which is an extra
+    from epp.sources.kvevents.sockets import EventSource  # noqa: PLC0415 - needs ZeroMQ, which is an extra
 
-    def source(endpoint: Endpoint) -> Source | None:
+    def source(endpoint: Endpoint) -> EventSource | None:
         host = f"[{endpoint.address.host}]" if ":" in endpoint.address.host else endpoint.address.host
         events = endpoint.kv_events or (
             f"tcp://{host}:{settings.events_port}" if settings.events_port else ""
@@ -46,7 +46,7 @@ def make(picker: Picker, settings: ExactMode) -> ExactService:
         replay = endpoint.kv_replay
         if not replay and not endpoint.kv_events and settings.replay_port:
             replay = f"tcp://{host}:{settings.replay_port}"
-        return Source(endpoint.model, endpoint.incarnation, events, replay)
+        return EventSource(endpoint.model, endpoint.incarnation, events, replay)
 
     def exact() -> Exact:
         return Exact(models, max_blocks=settings.max_blocks, max_chunks=settings.max_chunks)

@@ -110,16 +110,16 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class Shaping:
+class TemplateShaping:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: bool | None = None
     """Whether the tokenizer adds its own tokens around the text. None: the usual default."""
 
 
-_NONE: Final = Shaping()
+_NONE: Final = TemplateShaping()
 
 
-def read_shaping(sent: bytes) -> Shaping:
+def read_shaping(sent: bytes) -> TemplateShaping:
     """Return the fields of `InferenceRequest.shaping`. Raises UnmappedError."""
     if not sent:
         return _NONE
@@ -145,4 +145,4 @@ def read_shaping(sent: bytes) -> Shaping:
     own = {"documents": fields.get("documents"), "reasoning_effort": effort}
     arguments |= {name: value for name, value in own.items() if value not in _UNSET}
     special = fields.get("add_special_tokens")
-    return Shaping(arguments, special if isinstance(special, bool) else None)
+    return TemplateShaping(arguments, special if isinstance(special, bool) else None)

@@ -55,7 +55,7 @@ _NUMBER: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
 
 
 @dataclass(slots=True)
-class _Server:
+class _ListedServer:
     endpoint: Endpoint
     due_at: float
     asked_at: float = -inf
@@ -88,7 +88,7 @@ class ModelLists:
         self._unknown_seen = 0
         self._clock = clock
         self._rng = rng
-        self._servers: dict[EndpointName, _Server] = {}
+        self._servers: dict[EndpointName, _ListedServer] = {}
         self._answers: dict[EndpointName, ModelList | None] = {}
         self._told_servers = False
         self._asked_all = asyncio.Event()
@@ -100,7 +100,7 @@ class ModelLists:
         for endpoint in endpoints:
             server = before.get(endpoint.name)
             if server is None or not _same_process(server.endpoint, endpoint):
-                server = _Server(endpoint, due_at=self._clock())
+                server = _ListedServer(endpoint, due_at=self._clock())
                 self._answers.pop(endpoint.name, None)
             server.endpoint = endpoint
             self._servers[endpoint.name] = server
@@ -142,7 +142,7 @@ class ModelLists:
             answers, self._answers = self._answers, {}
             self._on_lists(answers)
 
-    def _due(self, *, now: float) -> Sequence[_Server]:
+    def _due(self, *, now: float) -> Sequence[_ListedServer]:
         self._look_for_new_models(now=now)
         free = _AT_ONCE - sum(server.asking for server in self._servers.values())
         due = [s for s in self._servers.values() if not s.asking and s.due_at <= now]
@@ -158,7 +158,7 @@ class ModelLists:
             if server.known:
                 server.due_at = min(server.due_at, max(now, server.asked_at + after_s))
 
-    async def _ask(self, server: _Server) -> None:
+    async def _ask(self, server: _ListedServer) -> None:
         server.asked_at = self._clock()
         try:
             listed = parse_model_page(await self._fetch(server.endpoint.address))
@@ -176,7 +176,7 @@ class ModelLists:
         finally:
             client.close()
 
-    def _failed(self, server: _Server, error: Exception) -> None:
+    def _failed(self, server: _ListedServer, error: Exception) -> None:
         if not server.failed:
             late = isinstance(error, TimeoutError)
             why = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
@@ -186,12 +186,12 @@ class ModelLists:
         wait_s = min(soon_s(len(self._servers)), self._settings.interval_seconds)
         server.due_at = self._clock() + self._jittered(wait_s)
 
-    def _took(self, server: _Server, listed: ModelList) -> None:
+    def _took(self, server: _ListedServer, listed: ModelList) -> None:
         server.failed, server.known = False, True
         server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
         self._answered(server, listed)
 
-    def _answered(self, server: _Server, listed: ModelList | None) -> None:
+    def _answered(self, server: _ListedServer, listed: ModelList | None) -> None:
         server.answered = True
         name = server.endpoint.name
         if self._servers.get(name) is server:  # otherwise the server left, or another process came meanwhile
@@ -228,11 +228,11 @@ class _Card(Struct, gc=False):
     max_model_len: Raw = Raw(b"null")
 
 
-class _Page(Struct, gc=False):
+class _ListPage(Struct, gc=False):
     data: list[_Card]
 
 
-_DECODE: Final = Decoder(_Page)
+_DECODE: Final = Decoder(_ListPage)
 
 
 def parse_model_page(page: bytes | bytearray) -> ModelList:

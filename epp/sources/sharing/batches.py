@@ -49,7 +49,7 @@ _Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
 _Name = Annotated[str, Meta(max_length=1_024)]
 
 
-class Flag(enum.IntFlag):
+class BatchFlag(enum.IntFlag):
     FRESH = 1
     """A new dictionary begins with this batch, so the batch refers to no earlier one."""
     FORGET = 2
@@ -72,7 +72,7 @@ class Kept(enum.IntEnum):
     a `HeldChain` says so."""
 
 
-class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
+class SharedBegan(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """A request was sent to an endpoint."""
 
     ago: _Number
@@ -85,11 +85,11 @@ class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
     tail: bytes
 
 
-class Moved(Began, array_like=True, frozen=True, tag=2):
-    """Another endpoint than the one in `Began` served the request."""
+class SharedMoved(SharedBegan, array_like=True, frozen=True, tag=2):
+    """Another endpoint than the one in `SharedBegan` served the request."""
 
 
-class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
+class SharedOver(msgspec.Struct, array_like=True, frozen=True, tag=3):
     ago: _Number
     age_ms: _Age
     kept: Annotated[int, Meta(ge=0, le=3)]
@@ -114,7 +114,7 @@ class Charged(msgspec.Struct, array_like=True, frozen=True, tag=5):
     size_bytes: _Bytes
 
 
-class Restarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
+class SharedRestarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
     """An endpoint has lost its cache."""
 
     age_ms: _Age
@@ -129,7 +129,7 @@ class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
     prompt_tokens: Annotated[float, Meta(ge=0, le=1e20)] | None
 
 
-Event = Began | Moved | Over | HeldChain | Charged | Restarted | Sized
+Event = SharedBegan | SharedMoved | SharedOver | HeldChain | Charged | SharedRestarted | Sized
 
 
 FlowRow = tuple[
@@ -174,7 +174,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     older version leave this out."""
     proved: Annotated[list[_Number], Meta(max_length=MOST_EVENTS)] | None = None
     """Requests of this batch or earlier ones whose prompts are computed, as distances from the newest
-    request. None: a picker of an older version, which says so only by `Over`."""
+    request. None: a picker of an older version, which says so only by `SharedOver`."""
 
 
 class _StoredTable(msgspec.Struct, array_like=True, frozen=True):
@@ -185,7 +185,7 @@ class _StoredTable(msgspec.Struct, array_like=True, frozen=True):
     batches: Annotated[list[msgspec.Raw], Meta(max_length=_MOST_PORTIONS)]
 
 
-class MalformedError(ValueError):
+class MalformedBatchError(ValueError):
     """The bytes are not a batch of this format."""
 
 
@@ -205,22 +205,22 @@ def encode_table(portions: Sequence[bytes]) -> bytes:
 
 def decode_batch(data: bytes | memoryview) -> Batch:
     if len(data) > MOST_BATCH_BYTES:
-        raise MalformedError(f"a batch of {len(data)} bytes is too long")
+        raise MalformedBatchError(f"a batch of {len(data)} bytes is too long")
     try:
         return _batch_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a batch of format {FORMAT}: {error}") from error
+        raise MalformedBatchError(f"not a batch of format {FORMAT}: {error}") from error
 
 
 def decode_table(data: bytes | memoryview) -> Iterator[bytes]:
     """Yield the portions of a stored table: batches, one copied at each step. MalformedError."""
     if len(data) > MOST_TABLE_BYTES:
-        raise MalformedError(f"a stored table of {len(data)} bytes is too long")
+        raise MalformedBatchError(f"a stored table of {len(data)} bytes is too long")
     try:
         for portion in _table_decoder.decode(data).batches:
             yield _portion_decoder.decode(portion)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a stored table of format {FORMAT}: {error}") from error
+        raise MalformedBatchError(f"not a stored table of format {FORMAT}: {error}") from error
 
 
 def age_ms(now: float, at: float) -> int:
@@ -236,7 +236,7 @@ def pack_hashes(chain: Sequence[int]) -> bytes:
 
 def unpack_hashes(data: bytes) -> list[int]:
     if len(data) % HASH_BYTES:
-        raise MalformedError(f"{len(data)} bytes are not a list of hashes")
+        raise MalformedBatchError(f"{len(data)} bytes are not a list of hashes")
     hashes = array("Q")
     hashes.frombytes(data)
     return hashes.tolist()

@@ -29,7 +29,7 @@ from epp.picker.picker import Picker
 from epp.picker.prefix_index.eviction import charge
 from epp.picker.prefix_index.servers import clear_endpoint, resize
 from epp.sources.sharing import batches, bookings
-from epp.sources.sharing.batches import Event, Flag, Kept, MalformedError
+from epp.sources.sharing.batches import BatchFlag, Event, Kept, MalformedBatchError
 from epp.sources.sharing.dictionary import ListenerDictionary
 from epp.sources.sharing.speaker import identity_of
 
@@ -47,7 +47,7 @@ observation is the same restart."""
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
+class _OpenPick:
     """An open request of another picker."""
 
     state: EndpointState
@@ -69,7 +69,7 @@ class _Peer:
     asked: bool = False
     """Whether it was asked to start a new dictionary, because a batch is missing."""
     dictionary: ListenerDictionary = field(default_factory=ListenerDictionary)
-    open: dict[int, _Open] = field(default_factory=dict)
+    open: dict[int, _OpenPick] = field(default_factory=dict)
     reports: bool = False
     """Whether it reports when prompts are computed."""
 
@@ -149,7 +149,7 @@ class Listener:
                     yield
                     if self._peers.get(batch.speaker) is not peer:
                         return  # the peer was forgotten meanwhile
-        except (MalformedError, GeneratorExit):
+        except (MalformedBatchError, GeneratorExit):
             self._missed(peer, now=now)  # the rest of the batch, and perhaps more, is missing
             raise
         if books:
@@ -160,7 +160,7 @@ class Listener:
         reader = _Peer(heard_at=now)
         for portion in batches.decode_table(data):
             batch = batches.decode_batch(portion)
-            if batch.flags & Flag.FRESH:
+            if batch.flags & BatchFlag.FRESH:
                 reader.dictionary = ListenerDictionary()
             reader.dictionary.add_names(batch.names)
             self._budget = _BATCH_CHUNKS
@@ -195,23 +195,23 @@ class Listener:
         self.counts.batches += 1
         peer.number = batch.number
         peer.heard_at = max(peer.heard_at, now - age_s)
-        if batch.flags & Flag.FRESH:
+        if batch.flags & BatchFlag.FRESH:
             peer.dictionary, peer.synced, peer.asked = ListenerDictionary(), True, False
         elif not peer.synced and not peer.asked:
             peer.asked = True
             self.hello += 1
-        if batch.flags & Flag.FORGET:
+        if batch.flags & BatchFlag.FORGET:
             self._release_all(peer, now=now)
         if batch.hello != peer.hello:
             peer.hello = batch.hello
             self.start_fresh = True
-        self.joining |= bool(batch.flags & Flag.JOINING)
-        if batch.flags & Flag.STORED:
+        self.joining |= bool(batch.flags & BatchFlag.JOINING)
+        if batch.flags & BatchFlag.STORED:
             self.stored_at = max(self.stored_at, now - age_s)
         peer.dictionary.add_names(batch.names)
         if self._gate is not None and age_s < self._timeout_s:
             rows = [(row[0], Row(row[1], row[2], *row[4:])) for row in batch.flow]
-            fresh = bool(batch.flags & Flag.FRESH)
+            fresh = bool(batch.flags & BatchFlag.FRESH)
             if rows or fresh:
                 self._gate.take_reports(batch.speaker, rows, anew=fresh, now=now)
 
@@ -240,20 +240,20 @@ class Listener:
         if isinstance(event, int):
             self._proved(peer, newest - event, now=now)
             return
-        if isinstance(event, batches.Over):
+        if isinstance(event, batches.SharedOver):
             self._over(peer, newest - event.ago, event, at=made_at - event.age_ms / 1000, now=now)
             return
         state = self._server(peer, event.endpoint)
         if state is None:
             return
-        if isinstance(event, batches.Began):
+        if isinstance(event, batches.SharedBegan):
             at = made_at - event.age_ms / 1000
             self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
         elif isinstance(event, batches.HeldChain):
             self._held(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
         elif isinstance(event, batches.Charged):
             charge(self._picker.table, state.endpoint.name, size_bytes=event.size_bytes, now=now)
-        elif isinstance(event, batches.Restarted):
+        elif isinstance(event, batches.SharedRestarted):
             self._restarted(state, at=made_at - event.age_ms / 1000)
         else:
             self._sized(state, event)
@@ -288,7 +288,7 @@ class Listener:
         self,
         peer: _Peer,
         number: int,
-        event: batches.Began,
+        event: batches.SharedBegan,
         state: EndpointState,
         *,
         at: float,
@@ -313,9 +313,9 @@ class Listener:
         if books:
             bookings.book(state, booking, at=at, now=now)
             self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
-        peer.open[number] = _Open(state, booking, guess, booked=books, reports=peer.reports)
+        peer.open[number] = _OpenPick(state, booking, guess, booked=books, reports=peer.reports)
 
-    def _chain(self, peer: _Peer, event: batches.Began | batches.HeldChain) -> list[ChunkHash]:
+    def _chain(self, peer: _Peer, event: batches.SharedBegan | batches.HeldChain) -> list[ChunkHash]:
         """Return the chain of an event. Empty: its head is unknown, or the batch has named too many
         chunks.
         """
@@ -342,13 +342,13 @@ class Listener:
             self._spent += len(request.guess.chain)
             self._picker.guesses.prove(request.guess, now=now)
 
-    def _over(self, peer: _Peer, number: int, event: batches.Over, *, at: float, now: float) -> None:
+    def _over(self, peer: _Peer, number: int, event: batches.SharedOver, *, at: float, now: float) -> None:
         request = peer.open.pop(number, None)
         if request is not None:  # otherwise it began before this picker listened
             self.counts.events += 1
             self._close(request, kept=event.kept, failed=event.failed, at=at, now=now)
 
-    def _close(self, request: _Open, *, kept: int, failed: bool, at: float, now: float) -> None:
+    def _close(self, request: _OpenPick, *, kept: int, failed: bool, at: float, now: float) -> None:
         """Release the booking, and settle the guess."""
         state, guesses = request.state, self._picker.guesses
         if request.booked and kept == Kept.DETACHED:

@@ -20,7 +20,7 @@ from typing import Final
 
 from epp.config.sharing import Sharing
 from epp.sources.keep import Keep
-from epp.sources.sharing.batches import Flag, MalformedError, encode_table
+from epp.sources.sharing.batches import BatchFlag, MalformedBatchError, encode_table
 from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.link import Link, LinkError, Received
 from epp.sources.sharing.storing import table_portions
@@ -197,8 +197,8 @@ class SharingService:
         exchange = self.exchange
         while True:
             if self._unsent is None:
-                flags, self._flags = self._flags | (Flag.JOINING if self._joining else 0), 0
-                urgent = bool(flags & Flag.STORED)
+                flags, self._flags = self._flags | (BatchFlag.JOINING if self._joining else 0), 0
+                urgent = bool(flags & BatchFlag.STORED)
                 self._unsent = exchange.next_batch(now=self._clock(), flags=flags, urgent=urgent)
                 if self._unsent is None:
                     return
@@ -227,7 +227,7 @@ class SharingService:
             self.counts.read_bytes += len(received.data)
             try:
                 await self._apply(received)
-            except MalformedError as error:
+            except MalformedBatchError as error:
                 self.counts.malformed += 1
                 _log.warning("skipped a batch of another picker: %s", error)
         # A table that was stored before the others knew of us lacks the later events,
@@ -252,7 +252,7 @@ class SharingService:
         try:
             for _ in self.exchange.listener.load(table.data, now=self._clock(), age_s=table.age_s):
                 await asyncio.sleep(0)
-        except MalformedError as error:
+        except MalformedBatchError as error:
             self.counts.malformed += 1
             _log.warning("skipped the stored table: %s", error)
             return
@@ -275,7 +275,7 @@ class SharingService:
         if await self._link.take_turn(turn, period_s=period_s):
             await self._write_table()
             self.exchange.speaker.start_fresh()
-            self._flags |= Flag.STORED
+            self._flags |= BatchFlag.STORED
             self._work.set()
 
     async def _write_table(self) -> None:

@@ -43,12 +43,12 @@ from epp.sources.sharing.batches import (
     MOST_HANGING,
     MOST_TOKENS,
     Batch,
+    BatchFlag,
     Event,
-    Flag,
     FlowRow,
     HeldChain,
     Kept,
-    Over,
+    SharedOver,
     age_ms,
     encode,
 )
@@ -200,10 +200,10 @@ class Speaker:
             self._fresh = True
         if self._fresh:
             self._dictionary = SpeakerDictionary()
-            flags |= Flag.FRESH
+            flags |= BatchFlag.FRESH
             self.gather_flow(anew=True)
         if self._forget:
-            flags |= Flag.FORGET
+            flags |= BatchFlag.FORGET
         self._fresh = self._forget = False
         events: list[Event] = []
         faults: dict[str, list[int]] = {"hangs": [], "cut": []}
@@ -245,14 +245,16 @@ class Speaker:
     def _event(self, row: _Row, *, now: float) -> Event:
         age = age_ms(now, row.at)
         if row.kind == "over":
-            return Over(ago=self._newest - row.number, age_ms=age, kept=int(row.kept), failed=row.failed)
+            return SharedOver(
+                ago=self._newest - row.number, age_ms=age, kept=int(row.kept), failed=row.failed
+            )
         endpoint = self._dictionary.name(row.name, row.identity)
         if row.kind == "restarted":
-            return batches.Restarted(age_ms=age, endpoint=endpoint)
+            return batches.SharedRestarted(age_ms=age, endpoint=endpoint)
         head, tail = self._dictionary.chain(row.chain or ())
         if row.kind == "held":
             return HeldChain(age_ms=age, endpoint=endpoint, head=head, tail=tail)
-        made = batches.Began if row.kind == "began" else batches.Moved
+        made = batches.SharedBegan if row.kind == "began" else batches.SharedMoved
         return made(
             ago=self._newest - row.number,
             age_ms=age,

@@ -14,7 +14,7 @@ from typing import Final
 from epp.base.types import EndpointName
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import PrefixTable, Run
-from epp.sources.sharing.batches import MOST_BYTES, Batch, Charged, Event, Flag, HeldChain, Sized, encode
+from epp.sources.sharing.batches import MOST_BYTES, Batch, BatchFlag, Charged, Event, HeldChain, Sized, encode
 from epp.sources.sharing.dictionary import SpeakerDictionary
 from epp.sources.sharing.speaker import identity_of
 
@@ -26,7 +26,7 @@ _PORTION_BYTES: Final = 2**18
 
 def table_portions(picker: Picker) -> Iterator[bytes]:
     """Yield the batches of a stored table, in order. Other work may run between them."""
-    dictionary, flags = SpeakerDictionary(), Flag.FRESH
+    dictionary, flags = SpeakerDictionary(), BatchFlag.FRESH
     for state in list(picker.fleet.states()):
         name, table = state.endpoint.name, picker.table
         if picker.fleet.get(name) is not state:
@@ -43,9 +43,9 @@ def table_portions(picker: Picker) -> Iterator[bytes]:
             yield encode(
                 Batch(speaker=b"", number=0, hello=0, flags=flags, newest=0, names=names, events=events)
             )
-            flags = Flag(0)
+            flags = BatchFlag(0)
             if dictionary.full:
-                dictionary, flags = SpeakerDictionary(), Flag.FRESH
+                dictionary, flags = SpeakerDictionary(), BatchFlag.FRESH
             events = _events(uses, dictionary, dictionary.name(name, identity_of(state)))
 
 

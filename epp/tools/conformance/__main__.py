@@ -21,7 +21,7 @@ import grpc
 from epp.base.types import Address
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance.checks import CHECKS, Check, NotAskedError
-from epp.tools.conformance.report import Result, junit, table
+from epp.tools.conformance.report import CheckResult, junit, table
 from epp.tools.conformance.target import Target
 
 _LONGEST_CHECK_S: Final = 60.0
@@ -120,7 +120,7 @@ def _addresses(parser: argparse.ArgumentParser, flag: str, text: str) -> list[st
 
 async def _run(
     args: argparse.Namespace, names: Sequence[DialectName], target_of: Callable[..., Target]
-) -> list[Result]:
+) -> list[CheckResult]:
     results = []
     async with _channel(args) as channel:
         for name in names:
@@ -128,12 +128,12 @@ async def _run(
     return results
 
 
-async def run(target: Target) -> list[Result]:
+async def run(target: Target) -> list[CheckResult]:
     """Run every check, one after the other. The order of the checks does not matter."""
     return sorted([await _checked(check, target) for check in CHECKS], key=lambda result: result.row)
 
 
-async def _checked(check: Check, target: Target) -> Result:
+async def _checked(check: Check, target: Target) -> CheckResult:
     began_at = time.monotonic()
     detail, failed = "", True
     try:
@@ -141,7 +141,7 @@ async def _checked(check: Check, target: Target) -> Result:
             await check.run(target)
         failed = False
     except NotAskedError as error:
-        return Result(target.dialect, check.row, check.claim, "not asked", str(error))
+        return CheckResult(target.dialect, check.row, check.claim, "not asked", str(error))
     except AssertionError as error:
         detail = str(error)
     except grpc.aio.AioRpcError as error:
@@ -149,7 +149,7 @@ async def _checked(check: Check, target: Target) -> Result:
     except TimeoutError:
         detail = "no answer in time"
     seconds = time.monotonic() - began_at
-    return Result(target.dialect, check.row, check.claim, "fail" if failed else "pass", detail, seconds)
+    return CheckResult(target.dialect, check.row, check.claim, "fail" if failed else "pass", detail, seconds)
 
 
 @asynccontextmanager

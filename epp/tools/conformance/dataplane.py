@@ -1,7 +1,7 @@
 """Plays the data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and carries
-out the picker's answers. This module follows only the protocol, so it works with any picker. An `Exchange` is
-one HTTP request on one gRPC stream. An exchange fails (AssertionError) if no data plane could use the answer.
-Values of headers are text with one character for each byte.
+out the picker's answers. This module follows only the protocol, so it works with any picker. A
+`StreamExchange` is one HTTP request on one gRPC stream. An exchange fails (AssertionError) if no data plane
+could use the answer. Values of headers are text with one character for each byte.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Half:
         return [value for key, value in self.headers if key == name]
 
 
-class Exchange:
+class StreamExchange:
     """One HTTP request. The function `exchange` makes it."""
 
     def __init__(self, channel: grpc.aio.Channel, *, mode: Mode, patience_s: float) -> None:
@@ -143,7 +143,7 @@ class Exchange:
         subset: Any = None,
         trailers: bool = False,
         plain_values: bool = False,
-    ) -> Exchange:
+    ) -> StreamExchange:
         """Send the whole request by the rules of the mode, and receive every answer to it. `body` is None if
         there is no body, and a sequence if the body comes in pieces. `subset` is the value of the hint, a
         list or text.
@@ -226,7 +226,7 @@ class Exchange:
         trailers: bool = False,
         served: str = "",
         attribute: bool = False,
-    ) -> Exchange:
+    ) -> StreamExchange:
         """Send the server's answer. `served` names the server, in the metadata or in `attribute`
         (Envoy's).
         """
@@ -366,11 +366,11 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 @asynccontextmanager
 async def exchange(
     channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = _PATIENCE_S
-) -> AsyncIterator[Exchange]:
+) -> AsyncIterator[StreamExchange]:
     """Open one HTTP request. If a test leaves the request open, the request is cancelled at the end, as when
     a client goes away. `patience_s`: how long to wait for an answer of the picker.
     """
-    running = Exchange(channel, mode=mode, patience_s=patience_s)
+    running = StreamExchange(channel, mode=mode, patience_s=patience_s)
     try:
         yield running
     finally:

@@ -14,7 +14,7 @@ _WIDTH: Final = 76
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     dialect: DialectName
     row: int
     claim: str
@@ -24,7 +24,7 @@ class Result:
     seconds: float = 0.0
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[CheckResult]) -> str:
     """Return one line for each check, the details of the failures, and the totals."""
     lines = []
     for result in results:
@@ -37,7 +37,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join([*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())])
 
 
-def junit(results: Sequence[Result]) -> str:
+def junit(results: Sequence[CheckResult]) -> str:
     """Return one test suite for each dialect."""
     root = ET.Element("testsuites", name="endpoint picker conformance")
     for dialect in dict.fromkeys(result.dialect for result in results):

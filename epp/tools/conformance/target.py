@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance import dataplane
-from epp.tools.conformance.dataplane import BARE, BUFFERED, DUPLEX, Exchange, Mode
+from epp.tools.conformance.dataplane import BARE, BUFFERED, DUPLEX, Mode, StreamExchange
 
 MODES: Final[Mapping[DialectName, Mode]] = {
     "envoy": BUFFERED,
@@ -54,7 +54,7 @@ class Target:
     def reads_list(self) -> bool:
         return DIALECTS[self.dialect].reads_list
 
-    async def route(self, body: Any, *, answered: bool = True, **request: Any) -> Exchange:
+    async def route(self, body: Any, *, answered: bool = True, **request: Any) -> StreamExchange:
         """Send one request from start to end. The picked endpoint answers it with 200. Raise AssertionError
         if no gateway could use the pick.
         """

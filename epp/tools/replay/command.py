@@ -17,12 +17,12 @@ from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
 from epp.tools.replay.report import RECORDED, table
-from epp.tools.replay.simulate import Setting, fleet_of, run
+from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
 from epp.tools.replay.trace import Figures, ReplayError, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ReplayOptions:
     """The command line, as given."""
 
     recordings: Sequence[Path]
@@ -42,7 +42,7 @@ class _Candidate(NamedTuple):
     policy: Policy
 
 
-def replay(options: Options) -> None:
+def replay(options: ReplayOptions) -> None:
     """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
     began = time.monotonic()
     try:
@@ -54,9 +54,9 @@ def replay(options: Options) -> None:
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
 
 
-def _replay(trace: Trace, options: Options, *, began: float) -> None:
+def _replay(trace: Trace, options: ReplayOptions, *, began: float) -> None:
     candidates = _candidates(trace, options)
-    setting = Setting(load=options.load, servers=options.servers, seed=options.seed)
+    setting = ReplaySetting(load=options.load, servers=options.servers, seed=options.seed)
     print(_about(trace, setting), flush=True)
     if setting.load != 1.0 or setting.servers:
         trace = replace(trace, recorded=None)  # the recorded figures are of another load or another fleet
@@ -71,7 +71,7 @@ def _replay(trace: Trace, options: Options, *, began: float) -> None:
     print(f"{time.monotonic() - began:.1f} s", flush=True)
 
 
-def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: Setting) -> dict[str, Figures]:
+def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: ReplaySetting) -> dict[str, Figures]:
     """Return the figures by name. Each run has a process of its own, as many at once as there are cores."""
     with ProcessPoolExecutor() as pool:
         runs = {name: pool.submit(run, trace, policy, setting) for name, policy in candidates}
@@ -83,7 +83,7 @@ def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: Setting) -
             raise ReplayError("a run was killed; perhaps the memory is too small: try --limit") from error
 
 
-def _candidates(trace: Trace, options: Options) -> list[_Candidate]:
+def _candidates(trace: Trace, options: ReplayOptions) -> list[_Candidate]:
     """Return the recorded policy first, then the policies of files, then one for each rule."""
     recorded, base = trace.policy, trace.policy or DEFAULT_POLICY
     found = [_Candidate(_named("recorded" if recorded is not None else "default", base), base)]
@@ -103,7 +103,7 @@ def _named(name: str, policy: Policy) -> str:
     return f"{name} ({policy.spec.rule})"
 
 
-def _about(trace: Trace, setting: Setting) -> str:
+def _about(trace: Trace, setting: ReplaySetting) -> str:
     calls, servers = trace.calls, fleet_of(trace, setting)
     tokens = sum(call.prompt_tokens for call in calls)
     minutes = calls[-1].at_s / 60

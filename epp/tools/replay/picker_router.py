@@ -24,7 +24,7 @@ BASE_MODEL = "base"
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     picker: Picker
     pick: Pick
     request: SimRequest
@@ -39,7 +39,7 @@ class PickerRouter:
     def __init__(self, pickers: list[Picker], *, adapters: frozenset[str]) -> None:
         self.pickers = pickers
         self._adapters = adapters
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenCall] = {}
         self._incarnations: dict[str, int] = {}
         self._places: dict[str, int] = {}
         """The place of each server's address. A server keeps its address when others come or go."""
@@ -91,7 +91,7 @@ class PickerRouter:
 
     def _begun(self, request: SimRequest, pick: Pick, picker: Picker, *, now: float) -> str:
         picker.housekeep(now=now)
-        self._open[request.request_id] = _Open(picker, pick, request)
+        self._open[request.request_id] = _OpenCall(picker, pick, request)
         if pick.decision.prefill is None:
             self.answered(request.request_id, now=now)
         return pick.decision.chosen

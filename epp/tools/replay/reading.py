@@ -23,7 +23,7 @@ from epp.observe.recording.lines import VERSION, Opening, RecordedRequest, Serve
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.tools.replay.measure import WARM_UP_SHARE, quantile
 from epp.tools.replay.tempo import Tempo, tpots_s
-from epp.tools.replay.trace import UNSTATED, Call, Figures, Piece, ReplayError, Server, Trace
+from epp.tools.replay.trace import UNSTATED, Figures, Piece, RecordedCall, RecordedServer, ReplayError, Trace
 
 _MOST_CAPACITY_TOKENS: Final = 2**26
 """Largest cache of a simulated server, which makes an object for each block."""
@@ -159,9 +159,9 @@ def _policy_of(opening: Opening) -> Policy | None:
         return None
 
 
-def _servers_of(line: Servers | None, model: str) -> list[Server]:
+def _servers_of(line: Servers | None, model: str) -> list[RecordedServer]:
     return [
-        Server(
+        RecordedServer(
             name=server.name,
             capacity_tokens=min(server.capacity_tokens or UNSTATED.capacity_tokens, _MOST_CAPACITY_TOKENS),
             prefill_tokens_per_s=server.prefill_tokens_per_s or UNSTATED.prefill_tokens_per_s,
@@ -173,7 +173,7 @@ def _servers_of(line: Servers | None, model: str) -> list[Server]:
 
 def _call_of(
     asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
-) -> Call:
+) -> RecordedCall:
     """Return a request as a call. The end of a chunk depends only on its position, so equal chunks get
     equal numbers of tokens.
     """
@@ -187,7 +187,7 @@ def _call_of(
     rest = max(1, asked.prompt_bytes - covered)
     own = hash((number, asked.at_unix_s)) & _MASK
     pieces.append(Piece(own, rest, max(1, round((covered + rest) / bytes_per_token) - tokens)))
-    return Call(
+    return RecordedCall(
         at_s=asked.at_unix_s - asked.waited_s,
         pieces=tuple(pieces),
         output_tokens=tempo.output_tokens(asked),
@@ -197,7 +197,7 @@ def _call_of(
     )
 
 
-def _from_zero(calls: Sequence[Call]) -> list[Call]:
+def _from_zero(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     ordered = sorted(calls, key=lambda call: call.at_s)
     first_s = ordered[0].at_s
     if ordered[-1].at_s - first_s > _LONGEST_S:

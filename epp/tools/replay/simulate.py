@@ -21,7 +21,7 @@ from epp.config.policy import Policy
 from epp.picker.picker import Picker
 from epp.tools.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.tools.replay.picker_router import BASE_MODEL, PickerRouter
-from epp.tools.replay.trace import UNSTATED, Call, Figures, Piece, Server, Trace
+from epp.tools.replay.trace import UNSTATED, Figures, Piece, RecordedCall, RecordedServer, Trace
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
@@ -38,7 +38,7 @@ _BLOCK_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ReplaySetting:
     """The fleet and the rate, as the command line gives them."""
 
     load: float = 1.0
@@ -47,7 +47,7 @@ class Setting:
     seed: int = 1
 
 
-def run(trace: Trace, policy: Policy, setting: Setting) -> Figures:
+def run(trace: Trace, policy: Policy, setting: ReplaySetting) -> Figures:
     servers = fleet_of(trace, setting)
     calls = trace.calls
     router = _Router(
@@ -59,7 +59,7 @@ def run(trace: Trace, policy: Policy, setting: Setting) -> Figures:
     return _figures_of(outcome, servers)
 
 
-def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
+def fleet_of(trace: Trace, setting: ReplaySetting) -> Sequence[RecordedServer]:
     """Return the recorded servers. If another number is asked for: the first ones, repeated."""
     if not trace.servers:
         return [replace(UNSTATED, name=f"server-{n}") for n in range(setting.servers or 8)]
@@ -74,7 +74,9 @@ def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
 class _Router(PickerRouter):
     """The real picker, which gets the recorded prompts as bytes: each piece is its name, repeated."""
 
-    def __init__(self, policy: Policy, calls: Sequence[Call], *, seed: int, adapters: frozenset[str]) -> None:
+    def __init__(
+        self, policy: Policy, calls: Sequence[RecordedCall], *, seed: int, adapters: frozenset[str]
+    ) -> None:
         super().__init__([Picker(policy, rng=random.Random(seed * 1000))], adapters=adapters)
         self._calls = calls
 
@@ -96,7 +98,7 @@ def _text_of(piece: Piece) -> bytes:
 class _Arrivals:
     """The calls at their times, divided by the load."""
 
-    def __init__(self, calls: Sequence[Call], *, load: float) -> None:
+    def __init__(self, calls: Sequence[RecordedCall], *, load: float) -> None:
         self._calls = calls
         self._load = load
 
@@ -108,7 +110,7 @@ class _Arrivals:
         return ()
 
 
-def _request_of(number: int, call: Call) -> SimRequest:
+def _request_of(number: int, call: RecordedCall) -> SimRequest:
     return SimRequest(
         request_id=number,
         segments=tuple([Segment(piece.name, piece.num_tokens) for piece in call.pieces]),
@@ -119,7 +121,7 @@ def _request_of(number: int, call: Call) -> SimRequest:
     )
 
 
-def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> FleetPlan:
+def _plan_of(trace: Trace, servers: Sequence[RecordedServer], *, horizon_s: float) -> FleetPlan:
     """Return the plan of the fleet. It has the cache size and the prefill rate of each server as a share of
     the first server's.
     """
@@ -141,7 +143,7 @@ def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> Fl
     )
 
 
-def _figures_of(outcome: Outcome, servers: Sequence[Server]) -> Figures:
+def _figures_of(outcome: Outcome, servers: Sequence[RecordedServer]) -> Figures:
     """Return the figures of a run. The first tenth of the requests meets cold caches and counts only in
     the requests of each server.
     """

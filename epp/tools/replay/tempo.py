@@ -16,7 +16,7 @@ from typing import Final
 
 from epp.observe.recording.lines import RecordedRequest
 from epp.tools.replay.measure import quantile
-from epp.tools.replay.trace import Server
+from epp.tools.replay.trace import RecordedServer
 from model_server.runners.cost import CostModel
 
 _ASSUMED_TPOT_S: Final = 0.02
@@ -43,7 +43,7 @@ class Tempo:
     remarks: tuple[str, ...]
 
     @classmethod
-    def of(cls, requests: Sequence[RecordedRequest], servers: Sequence[Server]) -> Tempo:
+    def of(cls, requests: Sequence[RecordedRequest], servers: Sequence[RecordedServer]) -> Tempo:
         ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
         tpots = tpots_s(requests)
         recorded = sum(a.output_tokens is not None for a in requests)
@@ -79,7 +79,7 @@ def tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
     )
 
 
-def _step_s(requests: Sequence[RecordedRequest], servers: Sequence[Server], tpot_s: float) -> float:
+def _step_s(requests: Sequence[RecordedRequest], servers: Sequence[RecordedServer], tpot_s: float) -> float:
     """Return the seconds of a decode step, from means over the recording: how much of the time went to
     prefills, and how many requests were in a batch.
     """

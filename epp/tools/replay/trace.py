@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class RecordedCall:
     at_s: float
     """Seconds since the first request."""
     pieces: tuple[Piece, ...]
@@ -40,13 +40,13 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class RecordedServer:
     name: str
     capacity_tokens: int
     prefill_tokens_per_s: float
 
 
-UNSTATED: Final = Server(name="server", capacity_tokens=512_000, prefill_tokens_per_s=8000.0)
+UNSTATED: Final = RecordedServer(name="server", capacity_tokens=512_000, prefill_tokens_per_s=8000.0)
 """A simulated server of which the source states nothing."""
 
 
@@ -70,8 +70,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    calls: Sequence[Call]
-    servers: Sequence[Server]
+    calls: Sequence[RecordedCall]
+    servers: Sequence[RecordedServer]
     """Empty: the source does not say."""
     decode_step_s: float | None = None
     """Time for each token of an answer on a server that does little else, if sampled answers show it."""

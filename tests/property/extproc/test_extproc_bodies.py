@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.config.routing import Load
+from epp.config.routing import LoadSettings
 from epp.protocol.bodies import Body, BodyRoom, JsonEnd
 from epp.protocol.http_events import Refuse, RequestBody, RequestHeaders
 from epp.protocol.stream import HttpStream
@@ -130,7 +130,7 @@ def test_a_body_without_room_is_passed_on_unread_and_complete() -> None:
 
 
 def test_a_body_without_room_is_refused_if_the_policy_refuses_at_overload() -> None:
-    load = Load(when_saturated="Reject", retry_after_seconds=7)
+    load = LoadSettings(when_saturated="Reject", retry_after_seconds=7)
     bench = Bench(settings=StreamSettings(room=BodyRoom(100)), load=load)
     stream = bench.stream()
     answer = refused(run(stream, head(DUPLEX), RequestBody(BODY)))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl
 from epp.picker.flow.elsewhere import Row
 from epp.picker.flow.queues import TenantFlow
@@ -30,7 +30,12 @@ MOST_PUSHED_OUT = 64
 
 asks = st.builds(Ask, tokens=st.integers(1, 3000), home=st.integers(-1, 2))
 bounds = st.sampled_from(
-    [Waiting(), Waiting(max_requests=3), Waiting(max_requests=6), Waiting(max_bytes=200)]
+    [
+        WaitingSettings(),
+        WaitingSettings(max_requests=3),
+        WaitingSettings(max_requests=6),
+        WaitingSettings(max_bytes=200),
+    ]
 )
 all_settings = st.builds(
     Flow,
@@ -209,7 +214,7 @@ class FlowMachine(RuleBasedStateMachine):
         waiting only if the new request would be too large even without all such requests, or without the
         first `MOST_PUSHED_OUT` of them: pushing them out would then help nobody.
         """
-        if (self.settings.per_priority, self.settings.per_tenant) != (Waiting(), Waiting()):
+        if (self.settings.per_priority, self.settings.per_tenant) != (WaitingSettings(), WaitingSettings()):
             return
         most_bytes = self.settings.in_all.max_bytes
         waiting = [h for h in self.waiting.values() if h.waits]
@@ -242,7 +247,7 @@ class FlowMachine(RuleBasedStateMachine):
             for tenant in {h.tenant for h in of_priority}:
                 self.check_bound(self.settings.per_tenant, [h for h in of_priority if h.tenant == tenant])
 
-    def check_bound(self, bound: Waiting, waiting: list[QueueItem[Ask]]) -> None:
+    def check_bound(self, bound: WaitingSettings, waiting: list[QueueItem[Ask]]) -> None:
         assert len(waiting) <= bound.max_requests
         assert sum(item.size_bytes for item in waiting) <= bound.max_bytes
 

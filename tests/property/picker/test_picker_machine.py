@@ -22,7 +22,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.prefix import Chunks, Table
-from epp.config.routing import Load, Lora
+from epp.config.routing import LoadSettings, Lora
 from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
@@ -39,7 +39,13 @@ policies = st.builds(
     PolicySpec,
     rule=st.sampled_from(get_args(RuleName)),
     chunks=st.sampled_from([Chunks(), Chunks(size_bytes=64), Chunks(size_bytes=100, later_from_bytes=500)]),
-    load=st.sampled_from([Load(), Load(max_waiting=3, when_saturated="Reject"), Load(max_undone_tokens=300)]),
+    load=st.sampled_from(
+        [
+            LoadSettings(),
+            LoadSettings(max_waiting=3, when_saturated="Reject"),
+            LoadSettings(max_undone_tokens=300),
+        ]
+    ),
     lora=st.sampled_from([Lora(), Lora(slots_per_endpoint=1)]),
     table=st.sampled_from([Table(), Table(max_entries=1000, default_capacity_tokens=500, ttl_seconds=2.0)]),
     sampling=st.sampled_from([Sampling(), Sampling(share=1.0)]),

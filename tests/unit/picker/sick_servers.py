@@ -16,7 +16,7 @@ from typing import Final, get_args
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
-from epp.config.routing import Failures
+from epp.config.routing import FailureSettings
 from epp.picker.decision import Outcome, PickRequest
 from epp.picker.endpoints.marks import Probe, Verdict
 from epp.picker.events import Pick
@@ -77,7 +77,7 @@ class Traffic:
     cuts_probes: bool = True
     probes: bool = True
     """The pickers send their probes. A server answers a probe as it would answer a request."""
-    failures: Failures = DEFAULT_POLICY.spec.failures
+    failures: FailureSettings = DEFAULT_POLICY.spec.failures
     sent: list[tuple[float, str]] = field(default_factory=list)
     """When each request was sent, and to which server."""
     failed: int = 0

@@ -8,7 +8,7 @@ import pytest
 
 from epp.base.types import Address, EndpointName
 from epp.config.policy import RuleName
-from epp.config.routing import Failures
+from epp.config.routing import FailureSettings
 from epp.picker.events import Cut, PickerEvent
 from tests.unit.picker.endpoints.test_failures import chat_request
 from tests.unit.picker.picker_questions import A, a_picker
@@ -28,7 +28,7 @@ def test_a_server_that_cuts_every_answer_gets_trials_only_and_is_back_within_ten
 
 
 def test_without_probes_a_server_that_cuts_gets_trials_only_and_also_comes_back() -> None:
-    failures = Failures(probe=False)
+    failures = FailureSettings(probe=False)
     traffic = Traffic(sick=begins, cuts=True, failures=failures).run(45.0)
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
     assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15

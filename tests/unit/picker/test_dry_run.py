@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.routing import Load
+from epp.config.routing import LoadSettings
 from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
@@ -90,7 +90,9 @@ def test_rules_without_memory_can_be_tried_beside_another() -> None:
 
 
 def test_a_policy_that_would_refuse_picks_no_server() -> None:
-    picker = picker_trying(PolicySpec(), PolicySpec(load=Load(max_waiting=0, when_saturated="Reject")))
+    picker = picker_trying(
+        PolicySpec(), PolicySpec(load=LoadSettings(max_waiting=0, when_saturated="Reject"))
+    )
     for name in NAMES:
         picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.0, waiting=5), now=0.0)
     would = picker.pick(numbered_request(0), now=0.1).decision.dry_run

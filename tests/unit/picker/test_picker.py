@@ -12,7 +12,7 @@ import pytest
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Gain, Load
+from epp.config.routing import Gain, LoadSettings
 from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
@@ -215,7 +215,9 @@ def test_saturated_endpoints_are_still_used_by_default() -> None:
 
 @pytest.mark.parametrize("rule", get_args(RuleName))
 def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: RuleName) -> None:
-    picker = a_picker(PolicySpec(rule=rule, load=Load(when_saturated="Reject", retry_after_seconds=7)))
+    picker = a_picker(
+        PolicySpec(rule=rule, load=LoadSettings(when_saturated="Reject", retry_after_seconds=7))
+    )
     saturate(picker, now=1.0)
     with pytest.raises(SaturatedError) as caught:
         picker.pick(ask(text("p")), now=1.0)
@@ -225,7 +227,7 @@ def test_a_policy_may_refuse_requests_when_all_endpoints_are_saturated(rule: Rul
 
 
 def test_saturation_is_forgotten_when_the_metrics_are_stale() -> None:
-    picker = a_picker(PolicySpec(load=Load(when_saturated="Reject")))
+    picker = a_picker(PolicySpec(load=LoadSettings(when_saturated="Reject")))
     saturate(picker, now=1.0)
     assert picker.pick(ask(text("p")), now=7.0).decision.reason == "load"
 

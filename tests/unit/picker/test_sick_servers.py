@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epp.config.policy import RuleName
-from epp.config.routing import Failures
+from epp.config.routing import FailureSettings
 from tests.unit.picker.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, overloaded, refuses
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_sick_server_is_left_out_under_slow_and_fast_traffic(rule: RuleName, p
 
 
 def test_without_probes_trials_are_a_larger_share_of_few_requests() -> None:
-    failures = Failures(probe=False)
+    failures = FailureSettings(probe=False)
     traffic = Traffic(per_s=5.0, failures=failures).run(40.0)
     assert 0.02 < traffic.to(SICK, since=5.0, until=20.0) <= 0.03
     assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
@@ -134,6 +134,6 @@ def test_a_retried_request_counts_against_the_first_choice() -> None:
 
 
 def test_no_server_is_left_out_if_the_policy_says_so() -> None:
-    never = Failures(max_left_out_share=0.0, cost_seconds=0.0)
+    never = FailureSettings(max_left_out_share=0.0, cost_seconds=0.0)
     traffic = Traffic(rule="round-robin", failures=never).run(20.0)
     assert traffic.to(SICK, since=5.0, until=20.0) == pytest.approx(0.25, abs=0.01)

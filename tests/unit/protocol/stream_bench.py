@@ -26,7 +26,7 @@ from epp.protocol.http_events import (
 )
 from epp.protocol.stream import HttpStream
 from epp.protocol.stream_settings import StreamContext, StreamSettings
-from epp.request.rewriting import Rewrites, Rule, Target
+from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from tests.harness.seen import Seen
 
 BODY = json.dumps({"model": "m", "prompt": "tell me about foxes " * 40}).encode()
@@ -124,4 +124,4 @@ def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> H
 
 def rewriting(bench: Bench) -> None:
     """Let requests for `m` go to `the-target`."""
-    bench.picker.set_rewrites(Rewrites([Rule(("m",), (Target("the-target"),))]))
+    bench.picker.set_rewrites(Rewrites([Rewrite(("m",), (RewriteTarget("the-target"),))]))

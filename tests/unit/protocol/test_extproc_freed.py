@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from epp.config.flow import Waiting
+from epp.config.flow import WaitingSettings
 from epp.picker.model_queue import WaitingRequest
 from epp.protocol.http_events import Action
 from epp.protocol.stream import HttpStream
@@ -81,7 +81,7 @@ def test_a_request_that_waited_is_freed_without_the_collector(end: str) -> None:
 
 
 def test_a_request_without_room_to_wait_is_freed_without_the_collector() -> None:
-    held = Held(in_all=Waiting(max_requests=1), ttl_seconds=3600.0, longest_delay_s=3600.0)
+    held = Held(in_all=WaitingSettings(max_requests=1), ttl_seconds=3600.0, longest_delay_s=3600.0)
     first, _ = held.waits(BUFFERED)
     before = alive()
     for _ in range(3):

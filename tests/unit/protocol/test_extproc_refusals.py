@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from epp.config.routing import Cost, Load
+from epp.config.routing import Cost, LoadSettings
 from epp.protocol.http_events import (
     Event,
     Modes,
@@ -52,7 +52,9 @@ def test_a_bad_body_gets_400_in_openais_shape_and_books_nothing(
 
 
 def test_saturation_gets_429_with_retry_after() -> None:
-    bench = Bench(load=Load(max_undone_tokens=1, when_saturated="Reject", retry_after_seconds=7), cost=Cost())
+    bench = Bench(
+        load=LoadSettings(max_undone_tokens=1, when_saturated="Reject", retry_after_seconds=7), cost=Cost()
+    )
     for _ in range(12):
         stream = bench.stream()
         last = run(stream, head(BUFFERED), RequestBody(BODY, end_of_stream=True))[-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epp.config.flow import Waiting
+from epp.config.flow import WaitingSettings
 from epp.picker.phases import Phase
 from epp.protocol.http_events import (
     Delay,
@@ -159,7 +159,7 @@ def test_a_client_that_leaves_frees_its_place(how: str) -> None:
 
 
 def test_a_client_that_leaves_just_after_its_request_was_pushed_out_gets_no_refusal() -> None:
-    held = Held(in_all=Waiting(max_requests=1), objectives={"low": -1})
+    held = Held(in_all=WaitingSettings(max_requests=1), objectives={"low": -1})
     low, _ = held.waits(BUFFERED, ("x-llm-d-inference-objective", "low"))
     held.waits(BUFFERED)
     low.close(now=1.001)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request
-from epp.request.rewriting import Rewrites, Rule, Target, with_model
+from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget, with_model
 
-SPLIT = Rewrites([Rule(("gpt",), (Target("llama", 90), Target("canary", 10)))])
+SPLIT = Rewrites([Rewrite(("gpt",), (RewriteTarget("llama", 90), RewriteTarget("canary", 10)))])
 
 
 def chat_of_turns(*texts: str, model: str = "gpt") -> InferenceRequest:
@@ -27,7 +27,7 @@ def target(rewrites: Rewrites, request: InferenceRequest, *, session: str = "", 
 
 
 def test_an_alias_names_its_target_and_other_models_stay() -> None:
-    rewrites = Rewrites([Rule(("gpt", "old"), (Target("llama"),))])
+    rewrites = Rewrites([Rewrite(("gpt", "old"), (RewriteTarget("llama"),))])
     assert [target(rewrites, chat_of_turns("a", "b", model=m)) for m in ("gpt", "old", "llama")] == [
         "llama"
     ] * 3
@@ -39,10 +39,10 @@ def test_an_alias_names_its_target_and_other_models_stay() -> None:
 def test_a_rule_without_models_takes_all_other_names_and_the_first_of_two_rules_counts() -> None:
     rewrites = Rewrites(
         [
-            Rule((), (Target("fallback"),)),
-            Rule(("gpt",), (Target("first"),)),
-            Rule(("gpt",), (Target("second"),)),
-            Rule((), (Target("never"),)),
+            Rewrite((), (RewriteTarget("fallback"),)),
+            Rewrite(("gpt",), (RewriteTarget("first"),)),
+            Rewrite(("gpt",), (RewriteTarget("second"),)),
+            Rewrite((), (RewriteTarget("never"),)),
         ]
     )
     assert target(rewrites, chat_of_turns("a")) == "first"
@@ -71,7 +71,7 @@ def test_the_session_decides_first_then_the_prompt_and_then_the_request_id() -> 
 
 
 def test_a_larger_share_moves_no_conversation_back() -> None:
-    more = Rewrites([Rule(("gpt",), (Target("llama", 80), Target("canary", 20)))])
+    more = Rewrites([Rewrite(("gpt",), (RewriteTarget("llama", 80), RewriteTarget("canary", 20)))])
     for n in range(500):
         request = chat_of_turns("s", f"question {n}")
         if target(SPLIT, request) == "canary":

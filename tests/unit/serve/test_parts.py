@@ -9,7 +9,7 @@ import pytest
 
 from epp.config.envoy import Envoy
 from epp.config.listening import Listen
-from epp.config.settings import AssumedModes, Config, Streams
+from epp.config.settings import AssumedModes, Config, StreamLimits
 from epp.protocol.bodies import BodyRoom
 from epp.protocol.http_events import BodyMode, Modes
 from epp.request.parse import API_PATHS
@@ -64,7 +64,7 @@ def test_assumed_modes_are_read_by_their_names() -> None:
     modes = AssumedModes(request_body="BUFFERED", response_body="NONE")
     room = BodyRoom()
     made = stream_settings(
-        config(streams=Streams(assumed_modes=modes, mode_override=False)), room, traced=True
+        config(streams=StreamLimits(assumed_modes=modes, mode_override=False)), room, traced=True
     )
     assert made.assumed_modes == Modes(BodyMode.BUFFERED, BodyMode.NONE)
     assert made.room is room

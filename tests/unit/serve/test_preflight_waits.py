@@ -11,7 +11,7 @@ from epp.config.dialects import WAIT_SHARE
 from epp.config.envoy import Envoy
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
-from epp.config.routing import PrefixHash
+from epp.config.routing import PrefixHashSettings
 from epp.config.settings import Config
 from epp.serve.preflight import contradictions
 
@@ -28,12 +28,12 @@ def remarks(dialect: Any, *, envoy: dict[str, Any] | None = None, **flow: Any) -
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        (PrefixHash(max_load_ratio=1.5, min_in_flight=16), ""),
-        (PrefixHash(max_load_ratio=1.6), "prefixHash.maxLoadRatio"),
-        (PrefixHash(min_in_flight=17), "prefixHash.minInFlight"),
+        (PrefixHashSettings(max_load_ratio=1.5, min_in_flight=16), ""),
+        (PrefixHashSettings(max_load_ratio=1.6), "prefixHash.maxLoadRatio"),
+        (PrefixHashSettings(min_in_flight=17), "prefixHash.minInFlight"),
     ],
 )
-def test_numbers_that_make_a_hot_spot_get_a_remark(settings: PrefixHash, field: str) -> None:
+def test_numbers_that_make_a_hot_spot_get_a_remark(settings: PrefixHashSettings, field: str) -> None:
     config = Config(endpoints_file="endpoints.yaml")
     spec = PolicySpec(rule="prefix-hash", prefix_hash=settings)
     said = contradictions(config, replace(DEFAULT_POLICY, spec=spec))

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.routing.flow_router import FlowRouter
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import DEFAULT_POLICY
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Fleet, FleetPlan
@@ -120,7 +120,7 @@ def test_at_most_5_percent_of_the_requests_of_the_higher_priority_are_refused(re
 
 
 def test_a_bound_holds_for_four_pickers_together_within_a_tenth() -> None:
-    bound = Waiting(max_requests=60, max_bytes=2**30)
+    bound = WaitingSettings(max_requests=60, max_bytes=2**30)
     router, records = _run(Flow(mode="Hold", ttl_seconds=3600, in_all=bound), pickers=4, until_s=30.0)
     assert 54 <= router.most_waiting <= 66
     assert any(not record.server for record in records)

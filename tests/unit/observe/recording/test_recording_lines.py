@@ -10,7 +10,7 @@ import pytest
 from epp.observe.recording.lines import (
     Opening,
     RecordedRequest,
-    Server,
+    ServerLine,
     Servers,
     decode,
     encode,
@@ -42,7 +42,7 @@ def test_lines_of_each_kind_come_back_as_they_were_written() -> None:
     opening = Opening(
         chunk_bytes=256, later_chunk_bytes=1024, later_from_bytes=8192, hashing="h", policy={"name": "p"}
     )
-    servers = Servers(servers=(Server(name="a", capacity_tokens=1000), Server(name="b")))
+    servers = Servers(servers=(ServerLine(name="a", capacity_tokens=1000), ServerLine(name="b")))
     for one in (request, opening, servers):
         text = encode(one)
         assert text.endswith(b"\n")

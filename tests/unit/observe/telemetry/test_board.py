@@ -11,7 +11,7 @@ import pytest
 
 from epp.base.types import EndpointName
 from epp.observe.telemetry.board import COLUMNS, Board
-from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.flow.status import FlowStatus, WaitingTenant
 from tests.harness.clock import Clock
@@ -123,7 +123,9 @@ async def test_the_page_is_packed_once_for_all_browsers() -> None:
 def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
     page = BoardPage(status_of_endpoint())
     page.ring.append(decision("r1", model="m" * 600))
-    page.ring.append(Refusal(request_id="r2", at_unix_s=5.0, status=503, reason="no_endpoint", message="m"))
+    page.ring.append(
+        RefusalRecord(request_id="r2", at_unix_s=5.0, status=503, reason="no_endpoint", message="m")
+    )
     waiting = [WaitingTenant(tenant="t" * 600, priority=1, requests=2, tokens=300)] * 20
     flow = FlowStatus(
         model="m", saturation=0.5, oldest_s=1.25, requests={1: 40}, tokens={1: 6000}, tenants=waiting

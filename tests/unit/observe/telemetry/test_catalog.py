@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, METRICS, Shown
+from epp.observe.telemetry.catalog import GROUPS, METRICS, ShownClass
 from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
@@ -15,8 +15,8 @@ from tests.unit.observe.telemetry.records import HERE
 A = EndpointName("a")
 
 
-def shown(status: PickerStatus) -> Shown:
-    return Shown(RequestCounts(), {A: ServerCounts()}, ProcessCounts(), status)
+def shown(status: PickerStatus) -> ShownClass:
+    return ShownClass(RequestCounts(), {A: ServerCounts()}, ProcessCounts(), status)
 
 
 def test_each_metric_has_its_own_name_by_the_conventions_of_prometheus() -> None:

@@ -8,12 +8,14 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.observe.telemetry.decisions import DecisionRing, Refusal, as_json, encode
+from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord, as_json, encode
 from tests.unit.observe.telemetry.records import HERE, decision
 
 
-def refusal(request_id: str) -> Refusal:
-    return Refusal(request_id=request_id, at_unix_s=1.0, status=400, reason="bad_json", message="not JSON")
+def refusal(request_id: str) -> RefusalRecord:
+    return RefusalRecord(
+        request_id=request_id, at_unix_s=1.0, status=400, reason="bad_json", message="not JSON"
+    )
 
 
 def test_a_ring_of_size_0_keeps_nothing() -> None:

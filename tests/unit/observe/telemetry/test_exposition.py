@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from epp.base.metric import Metric, counter, gauge, histogram
 from epp.observe.telemetry.counts import Distribution
-from epp.observe.telemetry.exposition import Exposition, Group
+from epp.observe.telemetry.exposition import Exposition, MetricGroup
 from epp.observe.telemetry.metrics import observe
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)
@@ -57,14 +57,14 @@ def samples(registry: CollectorRegistry) -> list[Sample]:
 
 def page_of(counted: Counted) -> CollectorRegistry:
     registry = CollectorRegistry()
-    group: Group[Counted] = Group("Counted", Counted, lambda shown: [((), shown)])
+    group: MetricGroup[Counted] = MetricGroup("Counted", Counted, lambda shown: [((), shown)])
     registry.register(Exposition([group], lambda: counted, created_unix_s=1234.0))
     return registry
 
 
 def page_of_servers(servers: Mapping[str, Server]) -> CollectorRegistry:
     registry = CollectorRegistry()
-    group: Group[Mapping[str, Server]] = Group(
+    group: MetricGroup[Mapping[str, Server]] = MetricGroup(
         "Servers", Server, lambda shown: [((name,), server) for name, server in shown.items()], ("server",)
     )
     registry.register(Exposition([group], lambda: servers, created_unix_s=0.0))

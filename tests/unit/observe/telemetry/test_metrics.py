@@ -11,7 +11,7 @@ from epp.base.errors import BadRequestError, NoEndpointError
 from epp.base.types import EndpointName
 from epp.observe.telemetry import catalog
 from epp.observe.telemetry.catalog import metrics_reference
-from epp.observe.telemetry.decisions import DecisionRing, Refusal
+from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import (
     EndpointStatus,
@@ -130,7 +130,7 @@ def test_a_refusal_is_counted_by_reason_and_can_be_asked_about(shown: Shown) -> 
     shown.metrics.on_event(Refused("r9", NoEndpointError("none", reason="no_endpoints")))
     assert shown.samples("epp_refused_total") == {("bad_messages",): 1, ("no_endpoints",): 2}
     assert shown.samples("epp_requests_total") == {("unknown", "refused"): 3}
-    assert shown.ring.get("r7") == Refusal(
+    assert shown.ring.get("r7") == RefusalRecord(
         request_id="r7", at_unix_s=5.0, status=400, reason="bad_messages", message="messages: expected a list"
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
-from epp.config.routing import Failures
+from epp.config.routing import FailureSettings
 from epp.picker.decision import PickRequest
 from epp.picker.endpoints.endpoint_state import Answers, EndpointState
 from epp.picker.endpoints.marks import Form
@@ -85,7 +85,9 @@ def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_ba
 
 
 def test_at_most_a_share_of_the_servers_is_left_out() -> None:
-    picker = Picker(policy_of(PolicySpec(failures=Failures(max_left_out_share=0.5))), rng=random.Random(0))
+    picker = Picker(
+        policy_of(PolicySpec(failures=FailureSettings(max_left_out_share=0.5))), rng=random.Random(0)
+    )
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcdef", 1)], now=0.0
     )

@@ -7,7 +7,7 @@ from weakref import ref
 
 import pytest
 
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.alarms import Alarms
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
@@ -39,7 +39,7 @@ def test_a_request_that_has_waited_for_its_ttl_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["leaves", "is pushed out", "goes", "is late"])
 def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> None:
-    gate = gateway(Flow(per_tenant=Waiting(max_requests=1), ttl_seconds=60.0))
+    gate = gateway(Flow(per_tenant=WaitingSettings(max_requests=1), ttl_seconds=60.0))
     gate.offer(SECOND, now=0.0)
     gate.offer(SECOND, priority=5, now=0.0)
     gate.offer(SECOND, priority=-5, now=0.0)  # waits all the time
@@ -49,7 +49,7 @@ def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> N
     if how == "leaves":
         gate.flow.leave(item)
     elif how == "is pushed out":
-        gate.flow.apply(Flow(per_tenant=Waiting(max_requests=0), ttl_seconds=60.0), now=0.0)
+        gate.flow.apply(Flow(per_tenant=WaitingSettings(max_requests=0), ttl_seconds=60.0), now=0.0)
         gate.pump(now=0.0)
     else:
         gate.run(now=0.0, until=2.5)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from tests.unit.picker.flow.a_fleet import SECOND, gateway, reasons
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        Flow(in_all=Waiting(max_requests=2)),
-        Flow(per_priority=Waiting(max_requests=2)),
-        Flow(per_tenant=Waiting(max_requests=2)),
-        Flow(in_all=Waiting(max_bytes=25)),
+        Flow(in_all=WaitingSettings(max_requests=2)),
+        Flow(per_priority=WaitingSettings(max_requests=2)),
+        Flow(per_tenant=WaitingSettings(max_requests=2)),
+        Flow(in_all=WaitingSettings(max_bytes=25)),
     ],
     ids=["in all", "of a priority", "of a tenant", "in bytes"],
 )
@@ -27,7 +27,7 @@ def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(setting
 
 
 def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthest_over_its_share() -> None:
-    gate = gateway(Flow(in_all=Waiting(max_requests=4)))
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=4)))
     gate.offer(SECOND, now=0.0)
     low = gate.offer(SECOND, priority=-1, tenant="light", now=0.0)
     greedy = [gate.offer(SECOND, tenant="greedy", now=0.0) for _ in range(3)]
@@ -38,7 +38,7 @@ def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthe
 
 
 def test_no_request_is_shed_for_a_new_one_that_is_refused_in_the_end() -> None:
-    gate = gateway(Flow(in_all=Waiting(max_bytes=100)))
+    gate = gateway(Flow(in_all=WaitingSettings(max_bytes=100)))
     gate.offer(SECOND, now=0.0)
     for priority in (0, 2):
         gate.offer(SECOND, priority=priority, size_bytes=50, now=0.0)
@@ -53,13 +53,13 @@ def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     waiting = [gate.offer(SECOND, priority=n, now=0.0) for n in (3, 1, 2)]
-    gate.flow.apply(Flow(in_all=Waiting(max_requests=1)), now=0.0)
+    gate.flow.apply(Flow(in_all=WaitingSettings(max_requests=1)), now=0.0)
     gate.pump(now=0.0)
     assert [item for item, _ in gate.refused] == [waiting[1], waiting[2]]
 
 
 def test_a_client_that_leaves_frees_its_place() -> None:
-    gate = gateway(Flow(in_all=Waiting(max_requests=1)))
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=1)))
     gate.offer(SECOND, now=0.0)
     first = gate.offer(SECOND, now=0.0)
     gate.flow.leave(first)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.control import FlowControl
 from epp.picker.flow.elsewhere import Elsewhere, Reported, Row
 from epp.picker.flow.queues import Load
@@ -64,7 +64,7 @@ class Pool:
 
 
 def test_a_bound_holds_for_all_pickers_together_within_a_tenth() -> None:
-    pool, rng = Pool(Flow(in_all=Waiting(max_requests=100))), random.Random(1)
+    pool, rng = Pool(Flow(in_all=WaitingSettings(max_requests=100))), random.Random(1)
     most = 0
     while pool.now < 20:
         for _ in range(2):  # twice as much as the servers can do
@@ -76,7 +76,7 @@ def test_a_bound_holds_for_all_pickers_together_within_a_tenth() -> None:
 
 
 def test_a_tenants_bound_holds_for_all_pickers_together() -> None:
-    pool = Pool(Flow(per_tenant=Waiting(max_requests=200)))
+    pool = Pool(Flow(per_tenant=WaitingSettings(max_requests=200)))
     while pool.now < 5:
         for gate in pool.gates[: 1 + int(pool.now)]:
             gate.offer(Ask(100), tenant="greedy", now=pool.now)
@@ -89,7 +89,7 @@ def test_a_tenants_bound_holds_for_all_pickers_together() -> None:
 @pytest.mark.parametrize("lopsided", [False, True])
 def test_tenants_share_what_all_pickers_let_go_within_a_tenth(*, lopsided: bool) -> None:
     """`lopsided`: the light tenants use two of the pickers, the greedy tenant uses all."""
-    pool, rng = Pool(Flow(per_tenant=Waiting(max_requests=400))), random.Random(2)
+    pool, rng = Pool(Flow(per_tenant=WaitingSettings(max_requests=400))), random.Random(2)
     light = ["a", "b", "c"]
     while pool.now < 15:
         for tenant in light:

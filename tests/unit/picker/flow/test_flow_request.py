@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import get_args
 
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.control import FlowControl
 from epp.picker.flow.queues import TenantFlow
 from epp.picker.flow.request import Forecast, QueueItem, RefusedFor
@@ -39,7 +39,7 @@ def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
 
 
 def test_requests_are_refused_for_each_of_the_reasons() -> None:
-    gate = gateway(Flow(ttl_seconds=0.5, in_all=Waiting(max_requests=1)))
+    gate = gateway(Flow(ttl_seconds=0.5, in_all=WaitingSettings(max_requests=1)))
     gate.offer(SECOND, now=0.0)
     gate.offer(SECOND, ttft_s=1.5, now=0.0)
     gate.offer(SECOND, now=0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.pace import Rate
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway
 
@@ -20,7 +20,7 @@ def test_a_rate_counts_what_comes_within_a_moment_as_exactly_as_what_comes_apart
 
 
 def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
-    gate = gateway(Flow(in_all=Waiting(max_requests=10)))
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=10)))
     for n in range(30):  # a thousand tokens a second
         gate.offer(Ask(500), now=0.5 * n)
         gate.run(now=0.5 * n, until=0.5 * n)

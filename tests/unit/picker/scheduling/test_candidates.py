@@ -9,14 +9,14 @@ import pytest
 
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
-from epp.config.routing import Load, Lora
+from epp.config.routing import LoadSettings, Lora
 from epp.picker.scheduling.candidates import Shown
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import Scheduler, only_ranked
 from epp.picker.scheduling.snapshot import Sent, Snapshot
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
-SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))
+SPEC = PolicySpec(load=LoadSettings(max_waiting=5), lora=Lora(load_seconds=0.5))
 
 
 def shown(

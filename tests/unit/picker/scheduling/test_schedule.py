@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.routing import Gain, Load
+from epp.config.routing import Gain, LoadSettings
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import (
     MOST,
@@ -27,18 +27,18 @@ from epp.picker.scheduling.schedule import (
 )
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
-LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
+LOAD = LoadSettings(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
 
 
 def scheduler_of(spec: PolicySpec) -> Scheduler:
     return Scheduler(spec, RULES[spec.rule](spec, random.Random(0)))
 
 
-def choose(seen: list[SeenEndpoint], *, rule: RuleName = "least-cost", load: Load = LOAD) -> Choice:
+def choose(seen: list[SeenEndpoint], *, rule: RuleName = "least-cost", load: LoadSettings = LOAD) -> Choice:
     return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request(seen), snapshot(seen))
 
 
-def over(one: SeenEndpoint, *, load: Load = LOAD) -> list[str]:
+def over(one: SeenEndpoint, *, load: LoadSettings = LOAD) -> list[str]:
     return list(over_limits(load, snapshot([one])))
 
 
@@ -59,17 +59,20 @@ def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_no
 
 def test_unknown_load_is_over_no_threshold() -> None:
     assert (
-        over(SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN), load=Load(max_waiting=0, max_kv_usage=0))
+        over(
+            SeenEndpoint("a", waiting=UNKNOWN, kv_usage=UNKNOWN),
+            load=LoadSettings(max_waiting=0, max_kv_usage=0),
+        )
         == []
     )
 
 
 def test_without_an_undone_limit_any_backlog_is_allowed() -> None:
-    assert over(SeenEndpoint("a", backlog=1e12), load=Load()) == []
+    assert over(SeenEndpoint("a", backlog=1e12), load=LoadSettings()) == []
 
 
 def test_a_full_cache_leaves_no_endpoint_out_unless_a_policy_says_so() -> None:
-    assert over(SeenEndpoint("a", kv_usage=1.0), load=Load()) == []
+    assert over(SeenEndpoint("a", kv_usage=1.0), load=LoadSettings()) == []
 
 
 def test_endpoints_over_a_threshold_come_last_with_the_first_crossed_threshold_as_the_reason() -> None:
@@ -106,7 +109,7 @@ def test_if_all_endpoints_are_over_a_threshold_the_policy_may_refuse_the_request
     with pytest.raises(SaturatedError) as refused:
         choose(
             [SeenEndpoint("a", waiting=1)],
-            load=Load(max_waiting=0, when_saturated="Reject", retry_after_seconds=7),
+            load=LoadSettings(max_waiting=0, when_saturated="Reject", retry_after_seconds=7),
         )
     assert refused.value.retry_after_s == 7
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
-from epp.config.routing import Cost, Load
-from epp.picker.scheduling.disaggregation import Elsewhere, computed_elsewhere, transfer_s
+from epp.config.routing import Cost, LoadSettings
+from epp.picker.scheduling.disaggregation import ComputedElsewhere, computed_elsewhere, transfer_s
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import Roster, Snapshot
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot
@@ -42,7 +42,7 @@ def computed(
     *,
     prompt: int = 4000,
     spec: PolicySpec = SPEC,
-) -> Elsewhere | None:
+) -> ComputedElsewhere | None:
     """Return the result for a prompt of which `here` holds `here.cached` tokens."""
     answering = snapshot([here])
     choice = Choice([0], "load", np.array([prompt - here.cached]), None, None, {}, saturated=False)
@@ -85,7 +85,7 @@ def test_a_prompt_stays_if_little_of_it_is_uncached_or_if_moving_it_costs_more(
 
 def test_endpoints_that_fail_or_are_over_a_load_threshold_compute_nothing_except_as_a_trial() -> None:
     three = [SeenEndpoint("p"), SeenEndpoint("q", backlog=900.0), SeenEndpoint("r", backlog=500.0)]
-    spec = replace(SPEC, load=Load(max_undone_tokens=800))
+    spec = replace(SPEC, load=LoadSettings(max_undone_tokens=800))
     failing = replace(prefillers(three), failing=np.array([True, False, False]))
     here = SeenEndpoint("d", in_flight=90)
     found = computed(here, failing, three, spec=spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.sources.kube.objects import Condition, DryRun, Lease, Pod, PolicyObject, PolicyStatus, Pool
+from epp.sources.kube.objects import Condition, DryRunState, Lease, Pod, PolicyObject, PolicyStatus, Pool
 
 POD = b"""{
   "apiVersion": "v1", "kind": "Pod",
@@ -54,7 +54,7 @@ def test_a_status_is_written_with_the_names_of_kubernetes_and_without_unknown_fi
         observed_generation=3,
         ready_endpoints=0,
         conditions=(Condition("Accepted", "True"),),
-        dry_run=DryRun(picks=1),
+        dry_run=DryRunState(picks=1),
     )
     written = msgspec.to_builtins(status)
     assert written["dryRun"] == {"picks": 1}

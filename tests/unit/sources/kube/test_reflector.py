@@ -15,7 +15,7 @@ import pytest
 
 from epp.sources.kube.api import ApiError, Query
 from epp.sources.kube.objects import Pod
-from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.reflector import ListSource, Reflector
 
 
 def raw(name: str, version: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def play(*script: object, free_form: bool = False) -> tuple[ScriptedServer
     server, names = ScriptedServer(*script), Names()
     reflector = Reflector(
         server,
-        Source(what="pods", kind=Pod, path="/pods", free_form=free_form),
+        ListSource(what="pods", kind=Pod, path="/pods", free_form=free_form),
         sink=names,
         on_change=names.changed,
         on_state=names.state,

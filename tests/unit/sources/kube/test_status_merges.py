@@ -12,7 +12,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube.api import Api, Query, read
 from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet
-from epp.sources.kube.reflector import Reflector, Source
+from epp.sources.kube.reflector import ListSource, Reflector
 from epp.sources.kube.writing import Writer
 from tests.unit.sources.kube.test_writing import LIVE
 
@@ -101,7 +101,7 @@ class Merging(Api):
 
 
 def reflector() -> Reflector[PolicyObject]:
-    source = Source("policies", PolicyObject, "/policies")
+    source = ListSource("policies", PolicyObject, "/policies")
     return Reflector(None, source, sink=None, on_change=lambda: None, on_state=lambda *_: None, rng=Random(1))  # type: ignore[arg-type]
 
 

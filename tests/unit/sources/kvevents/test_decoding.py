@@ -8,7 +8,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from epp.sources.kvevents.decoding import Cleared, MalformedError, Removed, Stored, Tier, decode
+from epp.sources.kvevents.decoding import Cleared, MalformedEventError, Removed, Stored, Tier, decode
 from tests.contract.recordings import read_kv_events
 
 
@@ -118,7 +118,7 @@ def test_unknown_events_are_skipped() -> None:
     ],
 )
 def test_bytes_that_are_not_a_batch_of_events_are_refused(payload: bytes) -> None:
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedEventError):
         decode(payload)
 
 
@@ -149,7 +149,7 @@ def test_a_message_makes_no_more_objects_than_events_need(payload: bytes) -> Non
     assert len(payload) < 2**20
     tracemalloc.start()
     try:
-        with contextlib.suppress(MalformedError):
+        with contextlib.suppress(MalformedEventError):
             assert not decode(payload)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -12,7 +12,14 @@ import zmq
 from epp.base.types import EndpointName
 from epp.sources.kvevents import sockets
 from epp.sources.kvevents.sequence import Sequence
-from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, Context, Followed, Socket, Source, Subscription
+from epp.sources.kvevents.sockets import (
+    MOST_MESSAGE_BYTES,
+    Context,
+    EventSource,
+    Followed,
+    Socket,
+    Subscription,
+)
 
 
 @pytest.fixture
@@ -93,7 +100,7 @@ def test_a_followed_server_closes_both_of_its_sockets_and_unregisters_them(conte
     replay = sockets.open_socket(context, zmq.DEALER, "tcp://127.0.0.1:1")
     poller.register(sub.socket, zmq.POLLIN)
     poller.register(replay, zmq.POLLIN)
-    source = Source("m", "1", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+    source = EventSource("m", "1", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
     one = Followed(EndpointName("a"), source, Sequence(replays=True), sub, replay)
     one.close(poller)
     assert sub.socket.closed

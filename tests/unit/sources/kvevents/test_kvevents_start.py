@@ -18,7 +18,7 @@ from epp.config.settings import load_config
 from epp.picker.picker import Picker
 from epp.sources.files.endpoints_file import load_endpoints
 from epp.sources.kvevents import start
-from epp.sources.kvevents.sockets import Source
+from epp.sources.kvevents.sockets import EventSource
 from tests.unit.sources.kvevents.a_language import write_language
 
 
@@ -84,11 +84,11 @@ def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     source = start.make(picker, config.exact_mode).source
     plain = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), model="m", incarnation="7")
-    assert source(plain) == Source("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+    assert source(plain) == EventSource("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
     six = Endpoint(EndpointName("a"), Address("fd00::1", 8000))
-    assert source(six) == Source("", "", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558")
+    assert source(six) == EventSource("", "", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558")
     own = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), kv_events="ipc:///run/kv")
-    assert source(own) == Source("", "", "ipc:///run/kv", "")
+    assert source(own) == EventSource("", "", "ipc:///run/kv", "")
 
 
 def test_an_endpoints_file_may_name_where_events_are() -> None:

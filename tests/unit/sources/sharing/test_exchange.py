@@ -12,7 +12,7 @@ from epp.base.errors import FatalRequestError
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.adapters import loaded_adapters
-from epp.sources.sharing.batches import Flag, decode_batch
+from epp.sources.sharing.batches import BatchFlag, decode_batch
 from tests.unit.picker.picker_questions import policy_of, text
 from tests.unit.sources.sharing.pickers import Replica, endpoints, meet, two
 
@@ -196,4 +196,4 @@ def test_a_picker_that_leaves_the_channel_keeps_no_requests_of_others() -> None:
     other.receive(one.send(now=10.0), now=10.0)
     other.exchange.leave(now=10.5)
     assert other.in_flight_of_peers() == {}
-    assert decode_batch(other.send(now=12.0)[0]).flags & Flag.FRESH
+    assert decode_batch(other.send(now=12.0)[0]).flags & BatchFlag.FRESH

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from epp.base.errors import FlowRefusedError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Cost
 from epp.picker.decision import PickRequest
@@ -61,7 +61,7 @@ def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now
 
 
 def test_requests_that_wait_at_one_picker_count_in_the_bounds_of_the_others() -> None:
-    one, other = two_busy(per_tenant=Waiting(max_requests=3))
+    one, other = two_busy(per_tenant=WaitingSettings(max_requests=3))
     for n in range(3):
         offer(one, f"p{n}", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
@@ -82,7 +82,7 @@ def test_other_pickers_can_read_any_tenant_and_priority_that_a_client_names(
     events in it.
     """
     claims = ("Tenant", "BodyPriority")
-    one, other = two_busy(per_tenant=Waiting(max_requests=1), claims=claims)
+    one, other = two_busy(per_tenant=WaitingSettings(max_requests=1), claims=claims)
     flow = one.picker.policy.spec.flow
     named = [(":path", "/v1/chat/completions"), (flow.tenant_header, header)]
     claim = read_head(named, one.picker.policy.spec, flow=one.picker.flow_read).claim
@@ -116,7 +116,7 @@ def test_the_reported_number_of_tokens_is_bounded_by_what_others_can_read() -> N
 
 
 def test_the_waiting_requests_of_a_silent_picker_do_not_count() -> None:
-    one, other = two_busy(in_all=Waiting(max_requests=1))
+    one, other = two_busy(in_all=WaitingSettings(max_requests=1))
     offer(one, "p", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
     with pytest.raises(FlowRefusedError):
@@ -126,10 +126,10 @@ def test_the_waiting_requests_of_a_silent_picker_do_not_count() -> None:
 
 
 def test_a_picker_that_joins_later_gets_all_queues() -> None:
-    one, _ = two_busy(in_all=Waiting(max_requests=1))
+    one, _ = two_busy(in_all=WaitingSettings(max_requests=1))
     offer(one, "p", now=3.1)
     one.send(now=3.2)
-    late = replica(3, in_all=Waiting(max_requests=1))
+    late = replica(3, in_all=WaitingSettings(max_requests=1))
     late.pick(text("a"), now=3.3)
     late.pick(text("b"), now=3.3)
     one.receive(late.send(now=3.4), now=3.4)
@@ -139,7 +139,7 @@ def test_a_picker_that_joins_later_gets_all_queues() -> None:
 
 
 def test_a_waiting_request_that_left_is_reported() -> None:
-    one, other = two_busy(in_all=Waiting(max_requests=1))
+    one, other = two_busy(in_all=WaitingSettings(max_requests=1))
     ticket = offer(one, "p", now=3.1)
     other.receive(one.send(now=3.2), now=3.2)
     one.gate.leave(ticket)  # type: ignore[arg-type]

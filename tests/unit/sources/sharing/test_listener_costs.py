@@ -13,11 +13,11 @@ import pytest
 from epp.sources.sharing.batches import (
     MOST_EVENTS,
     Batch,
-    Began,
+    BatchFlag,
     Event,
-    Flag,
     HeldChain,
-    MalformedError,
+    MalformedBatchError,
+    SharedBegan,
     encode,
     encode_table,
     pack_hashes,
@@ -41,7 +41,7 @@ def peer_batch(replica: Replica, number: int, events: list[Event]) -> bytes:
             speaker=b"other",
             number=number,
             hello=0,
-            flags=Flag.FRESH if fresh else 0,
+            flags=BatchFlag.FRESH if fresh else 0,
             newest=number * 1_000,
             names=[("a", identity_of(state))] if fresh else [],
             events=events,
@@ -71,7 +71,7 @@ def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_bud
 def test_many_small_events_are_also_applied_in_portions() -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
-    small = peer_batch(replica, 2, [Began(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
+    small = peer_batch(replica, 2, [SharedBegan(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
     steps = sum(1 for _ in replica.exchange.listener.apply(small, now=1.1, age_s=0.0))
     assert steps >= MOST_EVENTS * 16 // PORTION_CHUNKS
     replica.check()
@@ -81,7 +81,7 @@ def test_many_small_events_are_also_applied_in_portions() -> None:
 def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
-    began: list[Event] = [Began(n, 0, 0, 10, 0, LAST, b"") for n in range(8)]
+    began: list[Event] = [SharedBegan(n, 0, 0, 10, 0, LAST, b"") for n in range(8)]
     hearing = replica.exchange.listener.apply(peer_batch(replica, 2, began), now=1.1, age_s=0.0)
     next(hearing)
     assert replica.in_flight_of_peers() == {"a": 1}
@@ -108,7 +108,7 @@ def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bou
 
 def test_a_batch_with_too_many_events_is_refused_before_any_event_is_created() -> None:
     replica = Replica(1)
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedBatchError):
         replica.exchange.receive(
             peer_batch(replica, 1, [HeldChain(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0
         )

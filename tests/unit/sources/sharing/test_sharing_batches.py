@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.prefix import Chunks
-from epp.sources.sharing.batches import MalformedError, decode_batch, decode_table, encode
+from epp.sources.sharing.batches import MalformedBatchError, decode_batch, decode_table, encode
 from tests.unit.sources.sharing.pickers import Replica, two
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
 def test_bytes_that_are_not_a_batch_are_one_typed_error(data: bytes) -> None:
     one, _ = two()
-    with pytest.raises(MalformedError, match="not a batch"):
+    with pytest.raises(MalformedBatchError, match="not a batch"):
         one.exchange.receive(data, now=1.0)
     one.check()
 
@@ -49,7 +49,7 @@ def with_chunks(chunks: Chunks) -> Policy:
 def test_rows_beyond_their_bounds_are_refused(row: tuple[object, ...]) -> None:
     one, _ = two()
     batch = decode_batch(one.exchange.next_batch(now=9.0, urgent=True) or b"")
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedBatchError):
         decode_batch(encode(replace(batch, flow=[row])))
 
 
@@ -59,5 +59,5 @@ def test_portions_are_taken_out_one_at_a_time() -> None:
     portions: Iterator[bytes] = decode_table(memoryview(data))
     assert next(portions) == b"a" * 99
     assert next(portions) == b"b" * 99
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedBatchError):
         next(portions)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.sources.sharing.batches import HASH_BYTES, MOST_NAMES, MalformedError, pack_hashes
+from epp.sources.sharing.batches import HASH_BYTES, MOST_NAMES, MalformedBatchError, pack_hashes
 from epp.sources.sharing.dictionary import MOST_CHUNKS, MOST_HASHES, ListenerDictionary, SpeakerDictionary
 
 CHAINS = st.lists(st.lists(st.integers(0, 3), max_size=8).map(tuple), max_size=12)
@@ -57,7 +57,7 @@ def test_a_chain_whose_head_was_never_sent_is_unknown() -> None:
 
 @pytest.mark.parametrize("tail", [b"\1", b"\1" * (HASH_BYTES + 1)])
 def test_bytes_that_are_not_hashes_are_refused(tail: bytes) -> None:
-    with pytest.raises(MalformedError, match="not a list of hashes"):
+    with pytest.raises(MalformedBatchError, match="not a list of hashes"):
         ListenerDictionary().chain(b"", tail)
 
 

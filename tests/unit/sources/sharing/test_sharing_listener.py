@@ -10,7 +10,7 @@ import pytest
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
-from epp.sources.sharing.batches import Began, MalformedError, decode_batch, encode
+from epp.sources.sharing.batches import MalformedBatchError, SharedBegan, decode_batch, encode
 from tests.unit.picker.picker_questions import policy_of, text
 from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
 
@@ -129,10 +129,10 @@ def test_a_batch_that_is_malformed_in_its_middle_counts_as_missing() -> None:
     [data] = one.send(now=11.0)
     batch = decode_batch(data)
     began = batch.events[0]
-    assert isinstance(began, Began)
+    assert isinstance(began, SharedBegan)
     cut = msgspec.structs.replace(began, tail=began.tail[:-1])
     damaged = msgspec.structs.replace(batch, events=[cut, *batch.events[1:]])
-    with pytest.raises(MalformedError, match="not a list of hashes"):
+    with pytest.raises(MalformedBatchError, match="not a list of hashes"):
         other.exchange.receive(encode(damaged), now=11.0)
     other.check()
     assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.sources.sharing.batches import Flag, Kept, Over, decode_batch
+from epp.sources.sharing.batches import BatchFlag, Kept, SharedOver, decode_batch
 from tests.unit.picker.picker_questions import text
 from tests.unit.sources.sharing.pickers import Replica, meet, two
 
@@ -56,7 +56,7 @@ def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
     one.end(failed, now=11.0, status=500)
     one.picker.end(aborted, outcome="aborted", now=11.0)
     (batch,) = (decode_batch(data) for data in one.send(now=11.0))
-    ends = [event for event in batch.events if isinstance(event, Over)]
+    ends = [event for event in batch.events if isinstance(event, SharedOver)]
     assert [(Kept(end.kept), end.failed) for end in ends] == [
         (Kept.COMPUTED, False),
         (Kept.LOST, True),
@@ -68,7 +68,7 @@ def test_the_first_batch_refers_to_no_earlier_batch_and_asks_listeners_to_forget
     one = Replica(1)
     one.pick(text("p"), now=1.0)
     first, second = decode_batch(one.send(now=1.0)[0]), decode_batch(one.send(now=3.0)[0])
-    assert first.flags == Flag.FRESH | Flag.FORGET
+    assert first.flags == BatchFlag.FRESH | BatchFlag.FORGET
     assert second.flags == 0
     assert (first.number, second.number) == (1, 2)
     assert len(first.names) == 1

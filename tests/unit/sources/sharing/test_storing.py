@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName
-from epp.sources.sharing.batches import MalformedError, encode_table
+from epp.sources.sharing.batches import MalformedBatchError, encode_table
 from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.storing import table_portions, uses_of
 from tests.unit.picker.picker_questions import text
@@ -106,7 +106,7 @@ def test_entries_of_a_server_that_lost_its_cache_after_the_table_was_stored_are_
 @pytest.mark.parametrize("data", [b"", b"\x91\x91\xc4\x01x", b"nonsense"])
 def test_bytes_that_are_not_a_table_are_one_typed_error(data: bytes) -> None:
     other = Replica(2)
-    with pytest.raises(MalformedError):
+    with pytest.raises(MalformedBatchError):
         for _ in other.exchange.listener.load(data, now=1.0, age_s=0.0):
             pass
     other.check()

@@ -9,8 +9,8 @@ import pytest
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.tools.replay.reading import read
-from epp.tools.replay.simulate import Setting, fleet_of, run
-from epp.tools.replay.trace import Call, Piece, Server, Trace
+from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
+from epp.tools.replay.trace import Piece, RecordedCall, RecordedServer, Trace
 from tests.unit.tools.replay.recordings import record_simulation, recording_file
 
 
@@ -20,7 +20,7 @@ def a_trace(tmp_path: Path) -> Trace:
 
 def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
-    first, second = (run(trace, DEFAULT_POLICY, Setting(seed=5)) for _ in range(2))
+    first, second = (run(trace, DEFAULT_POLICY, ReplaySetting(seed=5)) for _ in range(2))
     assert first == second
     assert first.counted == 108, "the first tenth warms the caches"
     assert first.failed == 0
@@ -32,7 +32,7 @@ def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
     was = record_simulation(path, requests=300)
     trace = read([path])
     assert trace.policy is not None
-    found = run(trace, trace.policy, Setting())
+    found = run(trace, trace.policy, ReplaySetting())
     assert found.hit_ratio == pytest.approx(was.hit_ratio, abs=0.03)
     assert found.ttft_mean_s == pytest.approx(was.ttft_mean_s, rel=0.25)
 
@@ -40,9 +40,9 @@ def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
 def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
     slow = replace(trace, servers=[replace(s, prefill_tokens_per_s=400.0) for s in trace.servers])
-    usual = run(slow, DEFAULT_POLICY, Setting())
-    busy = run(slow, DEFAULT_POLICY, Setting(load=4.0))
-    relieved = run(slow, DEFAULT_POLICY, Setting(load=4.0, servers=12))
+    usual = run(slow, DEFAULT_POLICY, ReplaySetting())
+    busy = run(slow, DEFAULT_POLICY, ReplaySetting(load=4.0))
+    relieved = run(slow, DEFAULT_POLICY, ReplaySetting(load=4.0, servers=12))
     assert usual.ttft_mean_s is not None
     assert busy.ttft_mean_s is not None
     assert relieved.ttft_mean_s is not None
@@ -51,33 +51,36 @@ def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: P
     assert len(relieved.by_server) == 12
 
 
-def a_call(at_s: float = 0.0, *, name: int = 1, tokens: int = 64) -> Call:
-    return Call(at_s=at_s, pieces=(Piece(name, 4 * tokens, tokens),), output_tokens=2)
+def a_call(at_s: float = 0.0, *, name: int = 1, tokens: int = 64) -> RecordedCall:
+    return RecordedCall(at_s=at_s, pieces=(Piece(name, 4 * tokens, tokens),), output_tokens=2)
 
 
 def test_the_fleet_is_as_recorded_or_repeats_the_recorded_servers() -> None:
     servers = [
-        Server(name=name, capacity_tokens=n, prefill_tokens_per_s=1.0) for n, name in enumerate("ab", 1)
+        RecordedServer(name=name, capacity_tokens=n, prefill_tokens_per_s=1.0)
+        for n, name in enumerate("ab", 1)
     ]
     trace = Trace(calls=[a_call()], servers=servers)
-    assert list(fleet_of(trace, Setting())) == servers
-    assert [s.name for s in fleet_of(trace, Setting(servers=1))] == ["a"]
-    more = fleet_of(trace, Setting(servers=5))
+    assert list(fleet_of(trace, ReplaySetting())) == servers
+    assert [s.name for s in fleet_of(trace, ReplaySetting(servers=1))] == ["a"]
+    more = fleet_of(trace, ReplaySetting(servers=5))
     assert [s.name for s in more] == ["a", "b", "a+1", "b+1", "a+2"]
     assert [s.capacity_tokens for s in more] == [1, 2, 1, 2, 1]
 
 
 @pytest.mark.parametrize(("asked", "count"), [(0, 8), (3, 3)])
 def test_the_fleet_has_equal_servers_if_no_server_is_recorded(asked: int, count: int) -> None:
-    fleet = fleet_of(Trace(calls=[a_call()], servers=()), Setting(servers=asked))
+    fleet = fleet_of(Trace(calls=[a_call()], servers=()), ReplaySetting(servers=asked))
     assert [s.name for s in fleet] == [f"server-{n}" for n in range(count)]
     assert len({(s.capacity_tokens, s.prefill_tokens_per_s) for s in fleet}) == 1
 
 
 def test_equal_pieces_are_found_in_the_cache_and_others_are_not() -> None:
     calls = [a_call(10.0 * n, name=1 if n % 2 else 100 + n, tokens=640) for n in range(40)]
-    trace = Trace(calls=calls, servers=[Server(name="a", capacity_tokens=10**6, prefill_tokens_per_s=8000.0)])
-    found = run(trace, DEFAULT_POLICY, Setting())
+    trace = Trace(
+        calls=calls, servers=[RecordedServer(name="a", capacity_tokens=10**6, prefill_tokens_per_s=8000.0)]
+    )
+    found = run(trace, DEFAULT_POLICY, ReplaySetting())
     assert found.counted == 36
     assert found.hit_ratio == pytest.approx(0.5, abs=0.06)
     assert found.by_server == {"a": 40}
@@ -85,9 +88,9 @@ def test_equal_pieces_are_found_in_the_cache_and_others_are_not() -> None:
 
 def test_a_faster_server_gets_its_answers_sooner() -> None:
     def mean_s(tokens_per_s: float) -> float:
-        server = Server(name="a", capacity_tokens=10**6, prefill_tokens_per_s=tokens_per_s)
+        server = RecordedServer(name="a", capacity_tokens=10**6, prefill_tokens_per_s=tokens_per_s)
         calls = [a_call(10.0 * n, name=n, tokens=6400) for n in range(20)]
-        found = run(Trace(calls=calls, servers=[server]), DEFAULT_POLICY, Setting())
+        found = run(Trace(calls=calls, servers=[server]), DEFAULT_POLICY, ReplaySetting())
         assert found.ttft_mean_s is not None
         return found.ttft_mean_s
 

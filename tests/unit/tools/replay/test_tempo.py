@@ -8,9 +8,9 @@ import pytest
 
 from epp.observe.recording.lines import RecordedRequest
 from epp.tools.replay.tempo import Tempo, tpots_s
-from epp.tools.replay.trace import Server
+from epp.tools.replay.trace import RecordedServer
 
-SERVERS = [Server(name="a", capacity_tokens=10**5, prefill_tokens_per_s=8000.0)]
+SERVERS = [RecordedServer(name="a", capacity_tokens=10**5, prefill_tokens_per_s=8000.0)]
 
 
 def asked(at: float = 0.0, **more: Any) -> RecordedRequest:
