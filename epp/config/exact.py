@@ -49,12 +49,6 @@ class ExactMode(Strict, frozen=True):
     """Topic of the events."""
     max_blocks: Annotated[int, Meta(ge=1000, le=10**9)] = 2_000_000
     """Largest number of blocks to follow on all servers together. A block takes about 90 bytes of memory."""
-    max_chunks: Annotated[int, Meta(ge=1000, le=10**8)] = 100_000
-    """Largest number of chunks of routed prompts to follow. A chunk takes about 1 KB of memory."""
-    max_queued_prompts: Annotated[int, Meta(ge=1, le=10**6)] = 1000
-    """Largest number of prompts that may wait for exact mode. Exact mode skips further prompts."""
-    max_queued_bytes: Annotated[int, Meta(ge=65536, le=2**34)] = 64 * 2**20
-    """Largest size of all prompt text that is kept for exact mode."""
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""

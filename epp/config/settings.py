@@ -26,17 +26,6 @@ from epp.config.sharing import Sharing
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
 
-BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
-
-
-class AssumedModes(Strict, frozen=True):
-    """The modes that the picker assumes if a data plane does not state its processing mode."""
-
-    request_body: BodyModeName = "FULL_DUPLEX_STREAMED"
-    """Mode of request bodies that the picker assumes if the data plane sends no `protocol_config`."""
-    response_body: BodyModeName = "FULL_DUPLEX_STREAMED"
-    """Mode of response bodies that the picker assumes in the same case."""
-
 
 class StreamLimits(Strict, frozen=True):
     """A bound for the request bodies that are held, and settings for data planes other than the Envoy of `epp
@@ -48,7 +37,6 @@ class StreamLimits(Strict, frozen=True):
     is routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`. The same bound
     holds for unfinished messages of the data plane. Beyond the bound the data plane goes on without the
     picker."""
-    assumed_modes: AssumedModes = AssumedModes()
     mode_override: bool = True
     """Ask the data plane to send the body of sampled answers to the picker. This has no effect where the data
     plane does not allow such a request."""

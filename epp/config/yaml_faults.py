@@ -35,6 +35,10 @@ _WRITE: Final = (
 """The advice for a value of another type."""
 _REMOVED: Final = {
     "runningRequestTokens": "a request in flight no longer has a price of its own",
+    "maxChunks": "exact mode follows 100,000 chunks",
+    "maxQueuedPrompts": "1,000 prompts may wait for exact mode",
+    "maxQueuedBytes": "64 MiB of prompts may wait for exact mode",
+    "assumedModes": "full duplex is assumed; let the data plane send its `protocol_config`",
     "tiers": "a prefix counts the same in every tier of a server",
     "idleIntervalSeconds": "idle servers are scraped at `intervalSeconds` too",
     "peers": "the live page shows the requests of its own picker",

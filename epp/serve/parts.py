@@ -12,7 +12,6 @@ from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.picker.picker import Picker
 from epp.protocol.bodies import BodyRoom
-from epp.protocol.http_events import BodyMode, Modes
 from epp.protocol.stream_settings import StreamSettings
 from epp.request.blocked import BlockedPaths
 
@@ -34,7 +33,6 @@ def listen(config: Config, *, worker: int) -> Listen:
 
 
 def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSettings:
-    assumed = config.streams.assumed_modes
     return StreamSettings(
         max_body_bytes=config.envoy.max_body_bytes,
         room=room,
@@ -51,5 +49,4 @@ def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSe
         given_delay_s=config.gives_s,
         answers_list=config.models.answer_list,
         traced=traced,
-        assumed_modes=Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body]),
     )

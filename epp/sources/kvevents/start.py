@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("jinja2", "tokenizers", "zmq")
 
+_MOST_PROMPTS = 1000
+"""Most prompts that wait for exact mode. Further prompts are skipped."""
+_MOST_PROMPT_BYTES = 64 * 2**20
+_MOST_CHUNKS = 100_000
+"""Most chunks of routed prompts to follow. A chunk takes about 1 KB of memory."""
+
 
 def require(settings: ExactMode) -> None:
     """Raises ConfigError if the settings need something that is missing: a package, or a tokenizer."""
@@ -31,7 +37,7 @@ def require(settings: ExactMode) -> None:
 def make(picker: Picker, settings: ExactMode) -> ExactService:
     """Return the service. It listens to the picker from now on; `run` starts the rest."""
     models = _models(settings)
-    prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
+    prompts = RoutedPrompts(max_prompts=_MOST_PROMPTS, max_bytes=_MOST_PROMPT_BYTES)
     picker.subscribe(prompts.on_event)
     from epp.sources.kvevents.service import ExactService  # noqa: PLC0415 - needs ZeroMQ, which is an extra
     from epp.sources.kvevents.sockets import EventSource  # noqa: PLC0415 - needs ZeroMQ, which is an extra
@@ -49,7 +55,7 @@ def make(picker: Picker, settings: ExactMode) -> ExactService:
         return EventSource(endpoint.model, endpoint.incarnation, events, replay)
 
     def exact() -> Exact:
-        return Exact(models, max_blocks=settings.max_blocks, max_chunks=settings.max_chunks)
+        return Exact(models, max_blocks=settings.max_blocks, max_chunks=_MOST_CHUNKS)
 
     return ExactService(picker, prompts, exact, topic=settings.topic, source=source)
 

@@ -69,7 +69,7 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
         ("{endpointsFile: e, blockedPaths: [/]}", "$.blockedPaths", "regex"),
         ("{endpointsFile: e, allowedPaths: [/v1/models]}", "allowedPaths[0]", "not in blockedPaths"),
         ("{endpointsFile: e, blockedPaths: [/sleep], allowedPaths: [/docs]}", "allowedPaths[0]", "/docs"),
-        ("{endpointsFile: e, streams: {assumedModes: {requestBody: GRPC}}}", "requestBody", "GRPC"),
+        ("{endpointsFile: e, streams: {assumedModes: {}}}", "$.streams", "`assumedModes` was removed"),
         ("{endpointsFile: e, listen: {socketMode: rw}}", "$.listen.socketMode", "regex"),
         ("{endpointsFile: e, listen: {socketMode: 0666}}", "$.listen.socketMode", "str"),
         ("{endpointsFile: e, admin: {address: '9090'}}", "admin.address", "ip:port"),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from epp.config.envoy import Envoy
 from epp.config.listening import Listen
-from epp.config.settings import AssumedModes, Config, StreamLimits
+from epp.config.settings import Config, StreamLimits
 from epp.protocol.bodies import BodyRoom
-from epp.protocol.http_events import BodyMode, Modes
 from epp.request.parse import API_PATHS
 from epp.serve.parts import exact_mode, listen, stream_settings
 from tests.unit.picker.picker_questions import a_picker
@@ -60,19 +58,8 @@ def test_paths_that_are_allowed_are_not_blocked() -> None:
     assert made.blocked.open_apis == API_PATHS
 
 
-def test_assumed_modes_are_read_by_their_names() -> None:
-    modes = AssumedModes(request_body="BUFFERED", response_body="NONE")
+def test_the_room_of_bodies_and_the_switches_are_passed_on() -> None:
     room = BodyRoom()
-    made = stream_settings(
-        config(streams=StreamLimits(assumed_modes=modes, mode_override=False)), room, traced=True
-    )
-    assert made.assumed_modes == Modes(BodyMode.BUFFERED, BodyMode.NONE)
+    made = stream_settings(config(streams=StreamLimits(mode_override=False)), room, traced=True)
     assert made.room is room
     assert (made.traced, made.mode_override) == (True, False)
-
-
-def test_every_mode_of_the_configuration_is_a_body_mode_of_the_stream() -> None:
-    for name in msgspec.json.schema(AssumedModes)["$defs"]["AssumedModes"]["properties"]["requestBody"][
-        "enum"
-    ]:
-        assert BodyMode[name].name == name
