@@ -8,7 +8,7 @@ import socket
 from epp.transport.accepting import Acceptor
 
 
-async def test_a_connection_that_fails_at_its_beginning_is_closed_and_the_next_one_is_accepted() -> None:
+async def test_a_connection_that_fails_at_its_beginning_stops_no_other() -> None:
     async def fail(_: socket.socket) -> None:
         raise ConnectionResetError
 

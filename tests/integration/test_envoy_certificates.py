@@ -94,7 +94,7 @@ def secret(config: Config, name: str) -> Any:
 
 
 @pytest.mark.core
-def test_envoy_trusts_the_ca_that_the_configuration_names_or_else_the_certificate_itself(
+def test_envoy_trusts_the_ca_or_else_the_certificate_itself(
     tmp_path: Path,
 ) -> None:
     tls = Tls(cert_file="/c/tls.crt", key_file="/c/tls.key")

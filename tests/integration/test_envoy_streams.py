@@ -59,7 +59,7 @@ async def test_the_stream_at_the_picker_lives_as_long_as_the_answer(bench: Envoy
     await wait_until(lambda: bench.picker.open_streams == 0, what="the stream ends")
 
 
-async def test_answers_that_servers_cut_are_counted_and_named_and_clients_that_leave_are_not(
+async def test_answers_that_servers_cut_are_counted_and_named(
     bench: EnvoyBench,
 ) -> None:
     cut = "http.gateway.downstream_rq_tx_reset"

@@ -29,7 +29,7 @@ async def requests(bench: EnvoyBench, count: int) -> None:
     assert [r.status for r in replies] == [200] * count
 
 
-async def test_a_dead_worker_is_left_out_before_the_first_request_and_used_after_its_return(
+async def test_a_dead_worker_is_left_out_until_its_return(
     tmp_path: Path,
 ) -> None:
     """Envoy's check must run often without traffic too. By default it then runs once a minute."""

@@ -74,7 +74,7 @@ async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.core
-async def test_a_picker_that_stops_on_sigterm_cuts_nothing_and_does_not_wait_for_answers(
+async def test_a_picker_that_stops_on_sigterm_cuts_nothing(
     tmp_path: Path,
 ) -> None:
     async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway, STREAMS) as answers:

@@ -117,7 +117,7 @@ async def in_force(gateway: Gateway, rule: str) -> bool:
 
 @pytest.mark.core
 @pytest.mark.parametrize("fault", [{"status": 429}, {"reset": True}], ids=["429", "reset"])
-async def test_one_failed_request_is_enough_where_requests_are_few_and_a_probe_finds_the_recovery(
+async def test_one_failure_is_enough_and_a_probe_finds_the_recovery(
     tmp_path: Path, fault: dict[str, Any]
 ) -> None:
     async with running_gateway(

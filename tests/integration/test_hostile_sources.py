@@ -70,7 +70,7 @@ async def counted(picker: PickerProcess, name: str, **labels: str) -> None:
     await wait_until(counts, what=f"{name} counts it")
 
 
-async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_the_picker_goes_on(
+async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed(
     tmp_path: Path,
 ) -> None:
     async with running_redis(tmp_path) as redis, running_backend("s0") as backend:

@@ -101,9 +101,7 @@ async def test_a_token_that_was_replaced_is_read_anew_and_the_request_sent_again
         await api.close()
 
 
-async def test_a_second_refusal_is_an_error_and_soon_after_it_no_credential_is_read_again(
-    server: TokenServer, kubeconfig: tuple[Kubernetes, Path]
-) -> None:
+async def test_a_second_refusal_is_an_error(server: TokenServer, kubeconfig: tuple[Kubernetes, Path]) -> None:
     settings, token = kubeconfig
     api = await Api.connect(settings)
     server.token = "nobody has this one"

@@ -207,7 +207,7 @@ async def too_many_requests(gateway: Gateway) -> AsyncIterator[None]:
             gate.open()
 
 
-async def test_every_alert_fires_by_its_cause_and_stops_after_it_and_every_panel_has_data(
+async def test_every_alert_fires_by_its_cause_and_every_panel_has_data(
     tmp_path: Path, helm: Helm, cluster: ControlPlane, namespace: str
 ) -> None:
     async with running_site(tmp_path, helm, cluster, namespace) as site, traffic(site.gateway):

@@ -48,7 +48,7 @@ async def policy_in_use(gateway: Gateway, *, policy: str, rule: str) -> None:
 
 
 @pytest.mark.core
-async def test_a_picker_whose_policy_is_refused_starts_on_the_default_says_so_and_takes_a_mended_one(
+async def test_a_picker_with_a_refused_policy_starts_on_the_default(
     tmp_path: Path,
 ) -> None:
     async with running_gateway(tmp_path, policy={"rule": "fastest"}) as gateway:

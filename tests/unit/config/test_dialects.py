@@ -46,9 +46,7 @@ def test_every_name_has_a_profile() -> None:
         ("gke", 8),
     ],
 )
-def test_a_gateway_gets_as_many_destinations_as_it_reads_and_an_unknown_gateway_gets_one(
-    tmp_path: Path, name: str, most: int
-) -> None:
+def test_a_gateway_gets_as_many_destinations_as_it_reads(tmp_path: Path, name: str, most: int) -> None:
     assert load_config(config(tmp_path, f"dialect: {name}")).caller.max_destinations == most
 
 

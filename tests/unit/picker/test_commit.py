@@ -231,7 +231,7 @@ def test_a_server_whose_counters_fell_has_a_cold_cache() -> None:
     check(picker)
 
 
-def test_the_answer_of_a_process_that_has_since_restarted_does_not_change_the_table() -> None:
+def test_the_answer_of_a_restarted_process_changes_no_table() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)

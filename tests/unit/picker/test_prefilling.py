@@ -87,7 +87,7 @@ def test_a_short_prompt_is_computed_where_it_is_answered() -> None:
     assert pick.set_headers == ()
 
 
-def test_an_idle_endpoint_computes_a_long_prompt_itself_since_moving_it_costs_more_than_it_gains() -> None:
+def test_an_idle_endpoint_computes_a_long_prompt_itself() -> None:
     pick = split().pick(ask(text("p", LONG)), now=1.0)
     assert pick.decision.prefill is None
 
@@ -153,7 +153,7 @@ def test_an_error_leaves_nothing_behind_at_either_endpoint(status: int) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["aborted", "failed"])
-def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either_endpoint(outcome: str) -> None:
+def test_a_request_that_ends_before_its_answer_leaves_nothing_behind(outcome: str) -> None:
     picker = split()
     pick = long_pick(picker)
     picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> N
     assert picker.table.match(pick.chain) == {pick.decision.prefill.name: len(pick.chain)}
 
 
-def test_an_error_counts_against_the_prefill_endpoint_and_not_against_the_answering_endpoint() -> None:
+def test_an_error_counts_against_the_prefill_endpoint() -> None:
     picker = split()
     for n in range(6):
         pick = long_pick(picker, f"p{n}", now=1.0 + n)
@@ -248,7 +248,7 @@ def test_a_prefill_endpoint_whose_scrapes_fail_is_not_asked() -> None:
     assert picker.pick(ask(text("p", LONG)), now=1.0).decision.prefill is None
 
 
-def test_listeners_hear_of_the_work_of_the_prefill_endpoint_from_its_start_to_its_end() -> None:
+def test_listeners_hear_of_the_work_of_the_prefill_endpoint() -> None:
     picker = split()
     heard: list[PickerEvent] = []
     picker.subscribe(heard.append)

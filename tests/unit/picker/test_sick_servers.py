@@ -103,7 +103,7 @@ def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> Non
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_server_whose_answers_begin_and_do_not_go_on_is_noticed_within_three_seconds(
+def test_answers_that_begin_and_do_not_go_on_are_noticed(
     rule: RuleName,
 ) -> None:
     traffic = Traffic(rule=rule, sick=begins, stuck=True, sick_from=10.0, sick_to=40.0).run(60.0)
@@ -111,7 +111,7 @@ def test_a_server_whose_answers_begin_and_do_not_go_on_is_noticed_within_three_s
     assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
 
 
-def test_a_server_whose_answers_stop_is_found_by_probes_if_no_other_server_has_work() -> None:
+def test_answers_that_stop_are_found_by_probes_without_other_work() -> None:
     traffic = Traffic(
         rule="least-cost", per_s=0.2, sick=begins, stuck=True, sick_from=0.0, sick_to=100.0
     ).run(130.0)

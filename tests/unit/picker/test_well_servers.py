@@ -64,7 +64,7 @@ def test_a_404_for_a_request_without_a_model_is_the_clients_fault() -> None:
     assert price(picker, "b") == 0.0
 
 
-def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients_fault() -> None:
+def test_a_404_for_a_missing_stored_response_is_the_clients_fault() -> None:
     def asks(body: bytes) -> PickRequest:
         return PickRequest("r", parse_request("/v1/responses", body), len(body), path_hash=1)
 
@@ -149,7 +149,7 @@ def test_health_checks_do_not_count_as_complete_answers_of_a_server_that_cuts() 
     assert picker.left_out(now=4.0)
 
 
-def test_sglang_counts_tokens_at_the_end_of_an_answer_so_long_answers_are_no_stall() -> None:
+def test_sglang_counts_tokens_late_so_long_answers_are_no_stall() -> None:
     picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)
 

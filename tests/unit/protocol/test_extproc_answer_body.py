@@ -129,9 +129,7 @@ ANSWER = ((":status", "200"), ("content-type", "application/json"), ("content-le
 
 
 @pytest.mark.parametrize("trailers", [False, True])
-def test_an_answer_that_passes_through_the_picker_has_the_name_that_the_client_sent(
-    *, trailers: bool
-) -> None:
+def test_an_answer_through_the_picker_has_the_name_the_client_sent(*, trailers: bool) -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()

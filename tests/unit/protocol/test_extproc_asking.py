@@ -133,7 +133,7 @@ def test_the_cost_of_a_request_is_not_sent_by_default(bench: Bench) -> None:
     assert answer.cost is None
 
 
-def test_a_body_that_would_take_too_long_is_routed_by_load_to_a_server_of_its_model(bench: Bench) -> None:
+def test_a_body_that_would_take_too_long_is_routed_by_load_and_model(bench: Bench) -> None:
     body = b'{"model":"sql","prompt":[' + b"[]," * 200_000 + b"[]]}"
     endpoints = [
         Endpoint(name=EndpointName("a"), address=A, model="chat"),

@@ -156,7 +156,7 @@ def test_single_late_requests_do_not_begin_an_overload() -> None:
     assert not overload.late(waited_s=0.03, now=20.0)
 
 
-def test_a_late_request_of_an_overload_is_routed_from_its_headers_and_holds_nothing() -> None:
+def test_a_late_request_of_an_overload_is_routed_from_its_headers() -> None:
     bench = Bench()
     streams = LiveStreams(bench.picker, settings=bench.settings, clock=lambda: 1.0)
     for n in range(20):

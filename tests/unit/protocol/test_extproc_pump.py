@@ -59,7 +59,7 @@ def loop() -> Iterator[SimulatedLoop]:
     made.close()
 
 
-def test_events_of_one_moment_are_answered_together_and_without_a_request_there_is_no_timer(
+def test_events_of_one_moment_are_answered_together(
     loop: SimulatedLoop,
 ) -> None:
     timer = Timer(loop, Held())
@@ -69,7 +69,7 @@ def test_events_of_one_moment_are_answered_together_and_without_a_request_there_
     assert timer.pumped_at == [1.002]
 
 
-def test_while_a_request_waits_the_gate_is_pumped_once_a_second_soon_after_events_and_when_it_is_due(
+def test_while_a_request_waits_the_gate_is_pumped(
     loop: SimulatedLoop,
 ) -> None:
     held = Held(ttl_seconds=3.5)

@@ -84,9 +84,7 @@ def test_headers_are_answered_at_once_if_the_data_plane_waits_for_the_answer(
 
 
 @pytest.mark.parametrize("modes", [EARLY, DUPLEX, GRPC])
-def test_headers_are_answered_after_the_body_if_the_data_plane_sends_the_body_anyway(
-    bench: Bench, modes: Modes
-) -> None:
+def test_headers_are_answered_after_a_body_that_comes_anyway(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
     assert run(stream, head(modes), RequestBody(BODY[:100])) == []
     assert slots(run(stream, RequestBody(BODY[100:], end_of_stream=True)))[0] is H

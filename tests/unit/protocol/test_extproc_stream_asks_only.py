@@ -28,7 +28,7 @@ LONG = json.dumps({"model": "m", "prompt": "tell me about foxes " * 4000}).encod
 BARE = RequestHeaders((("content-type", "application/json"),))
 
 
-def test_without_a_path_and_a_mode_the_pick_is_one_address_in_the_answer_to_the_headers(bench: Bench) -> None:
+def test_without_a_path_and_a_mode_the_pick_is_one_address(bench: Bench) -> None:
     actions = run(bench.stream(), BARE, RequestBody(BODY, end_of_stream=True))
     assert slots(actions) == [Slot.REQUEST_HEADERS], "the picker echoes no body, because nobody waits for it"
     (answer,) = routed(actions)
@@ -58,7 +58,7 @@ def test_a_stream_that_is_cut_after_the_pick_counts_as_aborted(bench: Bench) -> 
     assert bench.seen.over[0].decision.outcome == "aborted"
 
 
-def test_a_clean_close_before_the_answer_is_an_abort_if_the_data_plane_shows_answers(bench: Bench) -> None:
+def test_a_clean_close_before_a_shown_answer_is_an_abort(bench: Bench) -> None:
     """Envoy ends its side in this way when the client goes away."""
     stream = through(bench)
     stream.half_close(now=4.0)

@@ -108,7 +108,7 @@ def test_a_stream_may_end_once_nothing_more_is_due_to_the_data_plane(
     assert stream.can_detach is can_detach
 
 
-def test_a_sampled_stream_may_be_let_go_at_a_drain_because_the_data_plane_needs_no_more_answers() -> None:
+def test_a_sampled_stream_may_be_let_go_at_a_drain() -> None:
     bench = Bench(sampling=Sampling(share=1))
     stream = through(bench)
     (answer,) = run(stream, ResponseHeaders(OK))

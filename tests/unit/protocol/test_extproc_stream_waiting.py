@@ -61,7 +61,7 @@ def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL])
-def test_a_data_plane_that_buffers_is_asked_to_wait_and_gets_the_pick_with_the_body(modes: Modes) -> None:
+def test_a_data_plane_that_buffers_is_asked_to_wait(modes: Modes) -> None:
     held = Held(longest_delay_s=1000.0, ttl_seconds=900.0)
     _, answered = held.waits(modes)
     assert answered == (Delay(1000.0),)
@@ -132,7 +132,7 @@ def test_a_buffered_request_is_refused_before_the_data_plane_times_out() -> None
     assert isinstance(held.later[0], Refuse)
 
 
-def test_a_gateway_with_a_fixed_time_out_is_not_asked_and_its_request_is_refused_within_it() -> None:
+def test_a_request_of_a_gateway_with_a_fixed_time_out_is_refused_in_time() -> None:
     held = Held(longest_delay_s=0.0, given_delay_s=10.0, ttl_seconds=3000.0)
     _, answered = held.waits(BUFFERED)
     assert answered == ()
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_frees_its_place(how: str) -> None:
     assert held.bench.in_flight() == in_flight
 
 
-def test_a_client_that_leaves_just_after_its_request_was_pushed_out_gets_no_refusal() -> None:
+def test_a_client_that_leaves_as_it_is_pushed_out_gets_no_refusal() -> None:
     held = Held(in_all=WaitingSettings(max_requests=1), objectives={"low": -1})
     low, _ = held.waits(BUFFERED, ("x-llm-d-inference-objective", "low"))
     held.waits(BUFFERED)
@@ -215,7 +215,7 @@ def priority_of(
     return priority
 
 
-def test_the_cluster_decides_the_priority_before_the_policy_and_the_policy_before_the_body() -> None:
+def test_the_cluster_then_the_policy_then_the_body_decide_the_priority() -> None:
     without = {key: value for key, value in BY_ALL.items() if key != "models"}
     assert priority_of(PERSON, cluster={"person": 9}, flow=BY_ALL) == 9
     assert priority_of(PERSON, cluster={"other": 9}, flow=BY_ALL) == 7

@@ -36,7 +36,7 @@ def test_an_alias_names_its_target_and_other_models_stay() -> None:
     assert not Rewrites()
 
 
-def test_a_rule_without_models_takes_all_other_names_and_the_first_of_two_rules_counts() -> None:
+def test_a_rule_without_models_takes_all_other_names() -> None:
     rewrites = Rewrites(
         [
             Rewrite((), (RewriteTarget("fallback"),)),

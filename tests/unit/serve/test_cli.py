@@ -57,7 +57,7 @@ def test_a_check_needs_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("command", ["check", "envoy-config", "serve"])
-def test_a_configuration_that_cannot_be_used_ends_the_command_with_2_and_its_fault(
+def test_an_unusable_configuration_ends_the_command_with_its_fault(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yaml"

@@ -20,7 +20,7 @@ HEAD = "apiVersion: prefix-gateway.dev/v1alpha1, kind: PrefixRoutingPolicy, meta
 
 
 @pytest.mark.parametrize("field", ["endpointsFile", "policyFile"])
-def test_the_error_for_a_missing_file_names_its_field_and_the_folder_that_was_searched(
+def test_the_error_for_a_missing_file_names_field_and_folder(
     field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_a_refused_list_of_endpoints_also_ends_a_picker(listed: Path) -> None:
         load_inputs(Config(endpoints_file=str(listed)), tolerant=True)
 
 
-def test_without_files_the_default_policy_routes_and_the_cluster_has_the_endpoints(
+def test_without_files_the_default_policy_routes(
     tmp_path: Path,
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"

@@ -32,7 +32,7 @@ def _faults(how: str) -> int:
 
 
 @pytest.mark.skipif(not hasattr(CDLL(None), "mallopt"), reason="the allocator is not glibc's")
-def test_memory_of_large_prompts_is_reused_with_less_than_a_third_of_the_page_faults() -> None:
+def test_memory_of_large_prompts_is_reused() -> None:
     plain, tuned = _faults("plain"), _faults("tuned")
     assert tuned < plain / 3, (plain, tuned)  # kernels that use large folios have fewer faults to save
 

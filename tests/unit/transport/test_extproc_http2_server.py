@@ -29,7 +29,7 @@ def server_of(faults: list[str], *, max_peers: int = 10) -> Http2Server:
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_connection_that_arrives_while_the_server_stops_is_closed_without_an_error(
+async def test_a_connection_that_arrives_at_a_stop_is_closed_quietly(
     turns: int,
 ) -> None:
     faults: list[str] = []

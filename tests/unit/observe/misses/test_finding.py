@@ -166,7 +166,7 @@ def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
     return list(events[0].request.chain)
 
 
-def test_explaining_prompts_that_many_send_at_once_costs_little_more_than_their_picks() -> None:
+def test_explaining_costs_little_more_than_the_picks() -> None:
     """Each prompt is on its way to two servers before its misses are explained. Before, all chunks of all
     waiting prompts were compared with one another.
     """

@@ -48,7 +48,7 @@ def test_counts_are_halved_every_minute_and_cold_groups_are_dropped() -> None:
     assert groups == {1: 0.5, 3: 1.75}
 
 
-def test_no_more_than_64_servers_of_a_group_are_remembered_but_all_its_requests_count() -> None:
+def test_no_more_than_64_servers_of_a_group_are_remembered() -> None:
     heat = Heat()
     for n in range(100):
         note(heat, 1, server=f"s{n}")

@@ -44,7 +44,7 @@ class BoardPage:
         return dict(zip(COLUMNS, row, strict=True))
 
 
-def test_a_row_has_the_load_from_all_pickers_and_the_time_until_the_backlog_is_computed() -> None:
+def test_a_row_has_the_load_from_all_pickers() -> None:
     page = BoardPage(
         status_of_endpoint(
             in_flight=2,
@@ -70,7 +70,7 @@ def test_unknown_numbers_of_an_endpoint_are_none_and_its_backlog_is_0() -> None:
     assert (row["waiting"], row["kv"], row["mirror"], row["backlog_s"]) == (None, None, None, 0.0)
 
 
-def test_hit_rates_are_those_of_the_last_samples_and_the_spark_line_is_the_backlog() -> None:
+def test_hit_rates_are_those_of_the_last_samples() -> None:
     first = status_of_endpoint(prefix_queries_tokens=1000.0, prefix_hits_tokens=900.0, predicted_tokens=900)
     page = BoardPage(first)
     page.board.sample()

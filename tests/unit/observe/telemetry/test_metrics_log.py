@@ -13,7 +13,7 @@ from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.events import Refused
 
 
-def test_a_refusal_is_logged_with_its_request_id_and_its_level_depends_on_the_fault(
+def test_a_refusal_is_logged_with_its_request_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

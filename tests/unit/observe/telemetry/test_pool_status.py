@@ -56,7 +56,7 @@ def test_caches_that_are_full_of_running_requests_also_mean_saturation() -> None
     assert pool.saturation == pytest.approx(0.8)
 
 
-def test_servers_that_compute_prompts_most_of_the_time_are_saturated_before_requests_wait() -> None:
+def test_servers_that_compute_most_of_the_time_are_saturated() -> None:
     (pool,) = pools_of([server("a", computed=900), server("b", computed=300)], [], goal_s=2.0)
     assert (pool.busy, pool.saturation) == (0.6, 0.6)
 
@@ -66,7 +66,7 @@ def test_a_server_with_impossible_counters_does_not_raise_the_saturation() -> No
     assert (pool.busy, pool.saturation) == (0.25, 0.25)
 
 
-def test_servers_that_take_no_requests_are_not_counted_and_each_model_has_its_own_numbers() -> None:
+def test_servers_that_take_no_requests_are_not_counted() -> None:
     servers = [server("a", backlog=500), server("gone", ready=False), server("x", model="other", backlog=100)]
     pools = {pool.model: pool for pool in pools_of(servers, [flow_status(100, model="other")], goal_s=1.0)}
     assert {model: (pool.servers, pool.saturation) for model, pool in pools.items()} == {
@@ -79,7 +79,7 @@ def test_a_model_without_a_server_has_no_pool() -> None:
     assert pools_of([server("gone", ready=False)], [flow_status(100)], goal_s=1.0) == []
 
 
-def test_two_pools_of_one_model_have_their_own_numbers_and_share_the_waiting_requests() -> None:
+def test_two_pools_of_one_model_share_the_waiting_requests() -> None:
     servers = [
         server("a", pool="old", backlog=500),
         server("b", pool="new", rate=3000),

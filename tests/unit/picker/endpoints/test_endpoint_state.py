@@ -29,7 +29,7 @@ def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
 
 
 @pytest.mark.parametrize("said", [{}, {"running": 40}, {"waiting": 40}])
-def test_with_a_page_that_lacks_a_gauge_the_load_is_the_number_of_our_open_requests(
+def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(
     said: dict[str, int],
 ) -> None:
     state = a_state()
@@ -120,7 +120,7 @@ EVENTS = st.sampled_from(["book", "end", "detach", "scrape", "fail"])
 
 
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=60))
-def test_after_any_events_the_load_is_never_below_our_open_requests_and_all_are_released(
+def test_after_any_events_the_load_covers_our_open_requests(
     events: list[tuple[str, int]],
 ) -> None:
     state, held, now = a_state(), list[Booking](), 0.0

@@ -47,7 +47,7 @@ def test_when_every_scrape_fails_the_scrapes_are_doubted_and_all_stay() -> None:
     assert ready(fleet) == ["a", "b"]
 
 
-def test_a_models_only_server_that_is_down_is_not_replaced_by_servers_of_another_model() -> None:
+def test_a_models_only_server_that_is_down_is_not_replaced() -> None:
     fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="n"))
     fail_scrapes(fleet, "a")
     assert fleet.healthy(fleet.serving("m")) == []
@@ -101,7 +101,7 @@ def test_a_snapshot_does_not_change_after_it_was_made() -> None:
     assert (after.in_flight[0], after.waiting[0], after.kv_usage[0]) == (18, 9, 0.9)
 
 
-def test_unknown_and_stale_numbers_are_nan_and_the_load_is_then_the_known_open_requests() -> None:
+def test_unknown_and_stale_numbers_are_nan() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, c = fleet.states()
     pages.take_in(a, EndpointMetrics(scraped_at=0.0, running=7, waiting=2, kv_usage=0.5), now=0.0)
@@ -135,7 +135,7 @@ def test_a_snapshot_shows_which_endpoints_hold_the_adapter_or_have_a_free_slot()
     assert fleet.snapshot(range(3), model="m", adapter="", spec=SPEC, now=0.0).has_adapter is None
 
 
-def test_only_endpoints_at_the_allowed_addresses_are_candidates_and_ranks_share_an_address() -> None:
+def test_only_endpoints_at_the_allowed_addresses_are_candidates() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     allowed = {endpoint("c").address, endpoint("a").address, endpoint("z").address}
     assert fleet.candidates("m", subset=allowed) == [0, 2]
@@ -148,7 +148,7 @@ def test_only_endpoints_at_the_allowed_addresses_are_candidates_and_ranks_share_
     assert raised.value.reason == "subset_empty", "the data plane knows the ranks by their front"
 
 
-def test_endpoints_that_answer_are_candidates_and_prefill_endpoints_compute_prompts() -> None:
+def test_endpoints_that_answer_are_candidates() -> None:
     fleet = a_fleet(
         replace(endpoint("p"), role=Role.PREFILL),
         replace(endpoint("d"), role=Role.DECODE),

@@ -14,7 +14,7 @@ from epp.picker.endpoints.prefill_rate import ModelRate
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 
-def test_a_quarter_of_a_prompt_that_a_page_does_not_count_stays_undone_and_drains_from_then() -> None:
+def test_an_uncounted_quarter_of_a_prompt_stays_undone_and_drains() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
@@ -43,7 +43,7 @@ def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
     assert len(backlog.bookings) == 0
 
 
-def test_counters_replace_the_estimate_except_for_a_prompt_that_may_be_partly_done() -> None:
+def test_counters_replace_the_estimate_except_for_a_part() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 200, now=0.0)
@@ -101,7 +101,7 @@ def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
     assert undone_at(backlog, now=5.0) == 450
 
 
-def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_booking() -> None:
+def test_a_first_token_between_scrapes_ends_no_other_booking() -> None:
     backlog = Backlog(now=0.0)
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -110,7 +110,7 @@ def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_b
     assert undone_at(backlog, now=0.0) == 5000
 
 
-def test_the_first_token_of_a_request_that_ended_after_the_page_counts_for_the_next_page() -> None:
+def test_a_first_token_after_the_page_counts_for_the_next_page() -> None:
     backlog = Backlog(now=0.0)
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -128,7 +128,7 @@ def test_first_tokens_of_unknown_requests_do_not_end_later_bookings() -> None:
     assert undone_at(backlog, now=0.0) == 300
 
 
-def test_first_tokens_are_compared_with_the_tokens_that_waited_only_if_all_requests_are_known() -> None:
+def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
@@ -212,7 +212,7 @@ def test_a_first_token_ends_a_booking_however_many_tokens_were_expected() -> Non
     assert len(state.backlog.bookings) == 1
 
 
-def test_a_server_that_only_decodes_has_no_prompts_left_from_before_the_first_page() -> None:
+def test_a_server_that_only_decodes_has_no_prompts_left() -> None:
     """Bookings from before the first page end there, because no later growth can show their first tokens."""
     state = a_state()
     book(state, 4000, now=0.0)
@@ -227,7 +227,7 @@ def test_a_server_that_only_decodes_has_no_prompts_left_from_before_the_first_pa
     assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
 
 
-def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_busy_for_good() -> None:
+def test_requests_without_a_first_token_do_not_look_busy_for_good() -> None:
     state = a_state()
     pages.take_in(state, page(1.0, running=2, begun=10, finished=8), now=1.0)
     # the server is idle, since three requests were aborted in their prefill
@@ -280,7 +280,7 @@ def test_an_adapter_load_counts_between_the_two_pages_where_its_request_ended() 
     assert state.ended_loads == 0
 
 
-def test_computed_tokens_a_second_cover_the_last_minute_without_hits_and_end_with_the_process() -> None:
+def test_computed_tokens_a_second_cover_the_last_minute() -> None:
     state = a_state()
     for second in range(120):
         tokens = 1000.0 * min(second, 60)
@@ -295,9 +295,7 @@ def test_computed_tokens_a_second_cover_the_last_minute_without_hits_and_end_wit
     assert state.computed_per_s == 0.0
 
 
-def test_a_server_whose_first_tokens_take_longer_than_those_of_its_peers_is_slower_before_an_answer_ends() -> (
-    None
-):
+def test_a_server_with_later_first_tokens_is_slower_at_once() -> None:
     model = ModelRate(start=8000.0)
     endpoints = [Endpoint(EndpointName(n), Address("10.0.0.1", 8000 + i)) for i, n in enumerate("abc")]
     slow, *others = (EndpointState.new(endpoint, model_rate=model, now=0.0) for endpoint in endpoints)

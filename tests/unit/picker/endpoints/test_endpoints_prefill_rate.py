@@ -125,7 +125,7 @@ def test_the_rate_of_an_unused_server_returns_to_that_of_its_peers() -> None:
     assert server.learned.slowness == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_first_server_that_is_read_is_not_called_slow_because_the_policys_guess_was_high() -> None:
+def test_the_first_server_is_not_slow_because_the_guess_was_high() -> None:
     model = ModelRate(start=8000.0)
     first, unread = PrefillCounters(model, rate=800.0), PrefillRate(model)
     first.work(4000, 4000, 4000)
@@ -183,9 +183,7 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
 
 @pytest.mark.parametrize("rate", [1e-9, 1e9])
 @pytest.mark.parametrize("liar_first", [True, False])
-def test_a_server_with_false_counters_moves_the_rate_of_the_others_by_at_most_a_tenth(
-    *, rate: float, liar_first: bool
-) -> None:
+def test_false_counters_move_the_rate_of_others_by_at_most_a_tenth(*, rate: float, liar_first: bool) -> None:
     """Before, a server with one token in 30 years lowered the rate of all servers of its model to half a
     token a second.
     """
@@ -266,7 +264,7 @@ def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 
 
 
 @pytest.mark.parametrize("waiting_tokens", [0.0, 12_000.0])
-def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_slow(
+def test_times_to_first_tokens_show_early_which_server_is_slow(
     waiting_tokens: float,
 ) -> None:
     slow, fast, other = _answering([2000.0, 4000.0, 4000.0], seconds=20, waiting_tokens=waiting_tokens)
@@ -278,7 +276,7 @@ def test_before_any_answer_has_ended_times_to_first_tokens_show_which_server_is_
     )
 
 
-def test_a_long_wait_before_a_first_token_counts_at_most_as_much_as_the_prompt_itself() -> None:
+def test_a_long_wait_counts_at_most_as_much_as_the_prompt_itself() -> None:
     direct, waited = (
         _answering([2000.0, 4000.0, 4000.0], seconds=10, waiting_tokens=tokens)[0].slowness
         for tokens in (0.0, 400_000.0)

@@ -67,7 +67,7 @@ def test_no_server_is_left_out_if_all_fail_alike() -> None:
     assert [c.excluded for c in picker.pick(chat_request(), now=1.1).decision.candidates] == [""] * 4
 
 
-def test_a_server_that_is_kept_because_others_fail_more_gets_trials_and_comes_back() -> None:
+def test_a_server_kept_because_others_fail_more_comes_back() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(
         [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
@@ -181,7 +181,7 @@ def test_requests_that_break_with_a_removed_server_are_held_against_no_server() 
     assert min(chosen.values()) > 60
 
 
-def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_one() -> None:
+def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     picker = started("1")
     picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
     picker.set_endpoints(four("2"), now=1.0)
@@ -191,7 +191,7 @@ def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_o
     assert not picker.probes_due(now=1.2)
 
 
-def test_a_probe_of_the_old_process_does_not_change_the_failure_share_of_the_new_one() -> None:
+def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
     picker = started()
     failures = picker.fleet.failures
     state = picker.fleet.get(EndpointName("a"))

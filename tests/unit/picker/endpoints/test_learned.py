@@ -91,7 +91,7 @@ def test_any_kind_of_traffic_is_estimated_within_a_tenth_after_a_hundred_request
         max_size=50,
     )
 )
-def test_an_estimate_is_never_negative_or_absurdly_low_whatever_counts_are_reported(
+def test_an_estimate_is_never_negative_or_absurdly_low(
     pairs: list[tuple[int, float, int, float]],
 ) -> None:
     estimate = TokenEstimate(start=4.0)

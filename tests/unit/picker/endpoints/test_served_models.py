@@ -197,7 +197,7 @@ def with_endpoints(fleet: Fleet, *, existing: str, now: float, **pools: str) -> 
     fleet.check_integrity()
 
 
-def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_pool_is_gone() -> None:
+def test_a_model_whose_pool_has_no_server_now_is_not_ready() -> None:
     fleet = Fleet(SPEC)
     with_endpoints(fleet, existing="pq", now=0.0, p="a", q="b")
     take(fleet, a=listing("m", adapters=["sql"]), b=listing("n"))
@@ -213,7 +213,7 @@ def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_
         fleet.serving("m")
 
 
-def test_a_model_whose_server_left_a_pool_with_others_is_first_not_ready_and_then_unknown() -> None:
+def test_a_model_whose_server_left_is_not_ready_then_unknown() -> None:
     fleet = Fleet(SPEC)
     with_endpoints(fleet, existing="p", now=0.0, p="ab")
     take(fleet, a=listing("m"), b=listing("n"))
@@ -301,7 +301,7 @@ def test_the_union_has_every_model_once_by_name() -> None:
     }  # fmt: skip
 
 
-def test_the_servers_of_a_model_are_looked_up_on_request_and_kept_for_a_bounded_number() -> None:
+def test_the_servers_of_a_bounded_number_of_models_are_kept() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=None, c=None)
     for n in range(5000):
         assert names_that_serve(fleet, f"ghost {n}") == "bc"

@@ -42,7 +42,7 @@ def sent_to(state: EndpointState, tokens: int = 0) -> EndpointState:
     return state
 
 
-def test_a_server_with_open_requests_and_counters_that_stand_still_stalls_after_a_while() -> None:
+def test_open_requests_with_counters_that_stand_still_are_a_stall() -> None:
     watched, state = WatchedServers(), sent_to(a_state())
     assert [watched.page(state, 5.0, now=float(n)) for n in range(4)] == [
         "grew",  # nothing is known of the time before
@@ -70,12 +70,12 @@ def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
     assert seen.index("stalls") == 6, "0.8 * 2 s, and twice the 2 s that were left at the second page"
 
 
-def test_a_server_without_open_requests_is_idle_however_long_its_counters_stand_still() -> None:
+def test_a_server_without_open_requests_is_idle() -> None:
     watched, state = WatchedServers(), a_state()
     assert [watched.page(state, 5.0, now=float(n)) for n in range(6)] == ["grew"] + ["idle"] * 5
 
 
-def test_a_server_that_has_computed_everything_waits_for_a_slow_client_and_does_not_stall() -> None:
+def test_a_server_that_waits_for_a_slow_client_does_not_stall() -> None:
     watched, state = WatchedServers(), sent_to(a_state())
     for n, tokens in enumerate((0.0, 0.0, 9.0)):
         watched.page(state, tokens, now=float(n))

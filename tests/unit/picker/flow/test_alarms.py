@@ -16,7 +16,7 @@ class Prompt(Ask):
     """A prompt that a weak reference can name."""
 
 
-def test_a_request_that_becomes_late_while_it_waits_is_refused_when_that_is_certain() -> None:
+def test_a_request_that_becomes_late_is_refused_when_it_is_certain() -> None:
     gate = gateway(Flow(deadline_seconds=2.0))
     gate.offer(SECOND, now=0.0)
     gate.offer(Ask(900), now=0.0)

@@ -26,7 +26,7 @@ def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(setting
     assert gate.refused[0][0] is waiting[2]
 
 
-def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_the_tenant_furthest_over_its_share() -> None:
+def test_at_a_bound_the_lowest_priority_is_shed_first() -> None:
     gate = gateway(Flow(in_all=WaitingSettings(max_requests=4)))
     gate.offer(SECOND, now=0.0)
     low = gate.offer(SECOND, priority=-1, tenant="light", now=0.0)

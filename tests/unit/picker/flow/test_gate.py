@@ -75,7 +75,7 @@ ENDS = pytest.mark.parametrize("end", [drain, turn_off])
 
 
 @ENDS
-def test_a_long_queue_goes_in_order_and_in_portions_that_hold_the_process_only_for_a_moment(end: End) -> None:
+def test_a_long_queue_goes_in_order_and_in_portions(end: End) -> None:
     queue = WaitingRequests(MANY)
     end(queue)
     assert 0 < len(queue.went) < MANY / 3
@@ -102,7 +102,7 @@ def test_a_request_that_comes_meanwhile_does_not_wait(end: End) -> None:
     assert not queue.gate.on
 
 
-def test_flow_control_that_is_on_again_meanwhile_holds_new_requests_and_lets_the_others_go() -> None:
+def test_flow_control_that_is_on_again_holds_new_requests() -> None:
     queue = WaitingRequests(MANY)
     on = queue.picker.policy
     turn_off(queue)

@@ -56,7 +56,7 @@ def test_a_model_without_servers_has_no_backlog() -> None:
     assert queue.least_wait_s(now=0.0) == 0.0
 
 
-def test_other_servers_are_considered_only_if_the_chosen_one_would_miss_the_deadline() -> None:
+def test_other_servers_are_considered_only_for_a_missed_deadline() -> None:
     picker = busy_picker(busy=2)
     picker.pick(ask(text("third", 80_000)), now=0.0)
     picker.pick(ask(text("fourth")), now=0.0)

@@ -7,7 +7,7 @@ from epp.picker.flow.shares import OTHERS_LABEL, Shares
 from tests.unit.picker.flow.a_fleet import SECOND, gateway
 
 
-def test_a_request_that_goes_is_charged_to_its_tenant_and_reported_to_other_pickers() -> None:
+def test_a_request_that_goes_is_charged_to_its_tenant() -> None:
     gate = gateway()
     gate.flow.take_charges()
     gate.offer(SECOND, priority=3, tenant="t", now=0.0)

@@ -30,7 +30,7 @@ def test_a_configured_secret_is_never_replaced_and_only_its_digest_is_shown() ->
     assert given.key not in given.shown()
 
 
-def test_the_seed_of_hashes_depends_on_the_secret_and_the_fingerprint_does_not_reveal_it() -> None:
+def test_the_seed_of_hashes_depends_on_the_secret() -> None:
     schedule = ChunkSchedule()
     seeds = {
         Roots(schedule, secret=s.key).seed(model="m") for s in (ONE, OTHER, derived(b"file"), HashSecret())

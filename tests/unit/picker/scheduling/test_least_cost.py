@@ -86,7 +86,7 @@ def test_a_faster_server_wins_at_equal_work() -> None:
     ]
 
 
-def test_long_prompts_avoid_servers_whose_answers_they_would_stall_and_short_prompts_do_not() -> None:
+def test_long_prompts_avoid_servers_whose_answers_they_would_stall() -> None:
     rule = rule_of("least-cost")
     seen = [SeenEndpoint("waits", backlog=3000.0), SeenEndpoint("writes", in_flight=10)]
     assert order(rule, seen, prompt=8000)[0] == "waits"
@@ -112,7 +112,7 @@ def one_in(others: int, *ago_s: float) -> LeastCost:
     return rule
 
 
-def test_a_copy_has_a_lower_stall_price_if_the_holder_cannot_take_all_requests_for_the_prefix() -> None:
+def test_a_copy_has_a_lower_stall_price_if_its_holder_is_busy() -> None:
     def first(rule: LeastCost, *, backlog: float = 9000.0) -> str:
         idle = [SeenEndpoint(f"idle{n}", backlog=99_000.0) for n in range(2)]
         seen = [SeenEndpoint("holder", 8000, backlog, 40), SeenEndpoint("other", in_flight=10), *idle]
@@ -141,7 +141,7 @@ def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular(
     assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
 
 
-def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreported() -> None:
+def test_picks_without_the_prefix_spread_if_many_are_unreported() -> None:
     seen = [SeenEndpoint(f"s{n}", in_flight=n) for n in range(100)]
     known = Counter(first(seen, seed=seed, unreported_picks=2.0) for seed in range(300))
     assert known == {0: 300}
@@ -152,7 +152,7 @@ def test_picks_spread_over_servers_without_the_prefix_if_many_picks_are_unreport
     )
 
 
-def test_a_single_holder_gets_its_requests_and_several_share_them_if_many_picks_are_unreported() -> None:
+def test_holders_share_their_requests_if_many_picks_are_unreported() -> None:
     others = [SeenEndpoint(f"s{n}") for n in range(99)]
     one = [*others, SeenEndpoint("h", cached=900, in_flight=1)]
     assert {first(one, seed=seed, unreported_picks=500.0) for seed in range(50)} == {99}
@@ -193,7 +193,7 @@ def test_servers_with_longer_queues_than_all_unreported_requests_are_never_drawn
 # -- adapters ------------------------------------------------------------------------------------------------
 
 
-def test_an_adapters_requests_stay_at_its_server_until_a_load_is_cheaper_than_the_queue() -> None:
+def test_an_adapters_requests_stay_until_a_load_is_cheaper() -> None:
     rule = rule_of("least-cost")
 
     def first(backlog: float) -> str:
@@ -234,7 +234,7 @@ def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_
     return demand.between(prefix, now - most_s, now - least_s) if prefix in demand else None
 
 
-def test_requests_for_a_prefix_and_all_requests_since_the_first_of_them_are_counted() -> None:
+def test_requests_for_a_prefix_and_all_since_are_counted() -> None:
     demand = Demand()
     assert came(demand, 7, now=1.0) is None
     demand.asked(7, now=1.0)

@@ -55,7 +55,7 @@ def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
     assert transfer_s(2000, SETTINGS) == 0.5 + 2.0
 
 
-def test_the_price_elsewhere_has_no_stalled_answers_but_the_transfer_of_the_missing_tokens() -> None:
+def test_the_price_elsewhere_has_the_transfer_of_missing_tokens() -> None:
     idle = [SeenEndpoint("p", backlog=500.0, in_flight=50, cached=1000)]
     found = computed(SeenEndpoint("d", in_flight=40, cached=2000), prefillers(idle), idle)
     assert found is not None
@@ -83,7 +83,7 @@ def test_a_prompt_stays_if_little_of_it_is_uncached_or_if_moving_it_costs_more(
     assert computed(here, prefillers(idle), idle) is None
 
 
-def test_endpoints_that_fail_or_are_over_a_load_threshold_compute_nothing_except_as_a_trial() -> None:
+def test_endpoints_that_fail_compute_nothing_except_as_a_trial() -> None:
     three = [SeenEndpoint("p"), SeenEndpoint("q", backlog=900.0), SeenEndpoint("r", backlog=500.0)]
     spec = replace(SPEC, load=LoadSettings(max_undone_tokens=800))
     failing = replace(prefillers(three), failing=np.array([True, False, False]))

@@ -12,7 +12,7 @@ from tests.unit.picker.scheduling.snapshots import SeenEndpoint, snapshot
 FOUR = [SeenEndpoint(name, backlog=100.0 * n, in_flight=n) for n, name in enumerate("dbca")]
 
 
-def test_a_roster_has_the_alphabetical_rank_and_the_data_planes_address_of_each_slot() -> None:
+def test_a_roster_has_rank_and_address_of_each_slot() -> None:
     front = Address("10.1.1.1", 80)
     roster = Roster(
         [

@@ -59,7 +59,7 @@ def test_headers_that_servers_obey_are_removed_before_any_filter_runs() -> None:
     assert removed == {DESTINATION, *SERVER_HEADERS}
 
 
-def test_filters_of_the_operator_come_first_and_the_router_last_also_for_websockets() -> None:
+def test_filters_of_the_operator_come_first_and_the_router_last() -> None:
     config = a_config(extra_http_filters=({"name": "keys"},))
     assert list(filters(config)) == ["keys", EXT_PROC, "envoy.filters.http.custom_response", LAST]
     (websocket,) = manager(config)["upgrade_configs"]
@@ -86,7 +86,7 @@ def test_the_settings_for_an_unreachable_picker_are_passed_to_ext_proc(fail_open
     assert (ext_proc["message_timeout"], ext_proc["max_message_timeout"]) == ("0.5s", "7s")
 
 
-def test_cut_answers_are_always_reported_and_readable_log_lines_only_if_configured() -> None:
+def test_cut_answers_are_always_reported() -> None:
     names = [log["name"] for log in manager(a_config(access_log=False))["access_log"]]
     assert names == ["envoy.access_loggers.http_grpc"]
     grpc, line = manager(a_config())["access_log"]
@@ -101,7 +101,7 @@ def test_spans_are_made_only_if_a_collector_is_named() -> None:
     assert sampler["typed_config"]["sampling_percentage"] == {"numerator": 5_000, "denominator": "MILLION"}
 
 
-def test_a_body_that_is_too_large_is_refused_by_the_route_so_that_answers_have_no_bound() -> None:
+def test_bodies_are_bounded_by_the_route_and_answers_are_not() -> None:
     config = a_config(max_body_bytes=70_000)
     assert routes(config)[-1]["request_body_buffer_limit"] == 70_000
     assert "per_connection_buffer_limit_bytes" not in gateway(config)

@@ -12,7 +12,7 @@ from tests.unit.serve.envoy.configs import a_config
 HTTP = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
-def test_a_worker_that_hangs_is_left_out_within_3_5_s_even_before_the_first_request() -> None:
+def test_a_worker_that_hangs_is_left_out_within_3_5_s() -> None:
     (check,) = clusters.picker(a_config())["health_checks"]
     times = {name: float(str(value).rstrip("s")) for name, value in check.items() if str(value).endswith("s")}
     assert check["unhealthy_threshold"] == 2

@@ -61,7 +61,7 @@ def test_envoy_and_the_picker_give_the_same_code_for_the_same_fault() -> None:
     assert errors()[413]["code"] == BodyTooLargeError.reason
 
 
-def test_a_request_without_room_for_our_headers_is_told_that_its_own_are_too_large() -> None:
+def test_a_request_without_room_for_our_headers_gets_431() -> None:
     (mapper,) = [each for each in MAPPERS if each.get("status_code")]
     assert mapper["status_code"] == 431
     assert mapper["body_format_override"]["json_format"]["error"] == errors()[431]

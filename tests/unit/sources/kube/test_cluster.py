@@ -151,7 +151,7 @@ async def test_endpoints_policy_priorities_and_names_come_from_the_cluster(tmp_p
     assert server.wrote == [], "this process does not write"
 
 
-async def test_an_api_group_that_the_cluster_lacks_is_reported_and_everything_else_is_read(
+async def test_an_api_group_that_the_cluster_lacks_is_reported(
     tmp_path: Path,
 ) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[])

@@ -55,7 +55,7 @@ def test_fields_of_the_same_type_have_their_own_descriptions(schema: Mapping[str
     assert "tenant" in told["perTenant"]
 
 
-def test_maps_and_lists_state_the_type_of_their_values_because_the_api_server_would_drop_them(
+def test_maps_and_lists_state_the_type_of_their_values(
     schema: Mapping[str, Any],
 ) -> None:
     flow = dict(ours(schema))[".spec.flow"]["properties"]

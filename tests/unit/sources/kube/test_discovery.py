@@ -62,7 +62,7 @@ def test_a_pod_that_cannot_serve_is_no_endpoint(other: object) -> None:
     assert shown(discovery(pod("a", "10.0.0.1"), other)) == ["a:8000 10.0.0.1:8000"]
 
 
-def test_a_pod_on_a_silent_node_stays_if_its_kubelet_last_reported_all_its_parts_ready() -> None:
+def test_a_ready_pod_on_a_silent_node_stays() -> None:
     """The node controller takes Ready away and leaves the rest of the status as it was."""
     lost = pod("a", "10.0.0.1", ready=False, parts={"ContainersReady": True, "example.com/gate": True})
     assert shown(discovery(lost)) == ["a:8000 10.0.0.1:8000"]

@@ -49,7 +49,7 @@ def test_an_object_without_metadata_is_refused() -> None:
         msgspec.json.decode(b"{}", type=Pool)
 
 
-def test_a_status_is_written_with_the_names_of_kubernetes_and_without_unknown_fields() -> None:
+def test_a_status_is_written_with_the_names_of_kubernetes() -> None:
     status = PolicyStatus(
         observed_generation=3,
         ready_endpoints=0,

@@ -230,7 +230,7 @@ def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
     assert policies.judge().acting.metadata.name == "q"
 
 
-def test_one_policy_routes_for_all_pools_of_a_picker_and_the_status_of_another_says_why() -> None:
+def test_one_policy_routes_for_all_pools_of_a_picker() -> None:
     first = policy("p", target="a", rule="affinity", created=OLD)
     second = policy("q", target="b", rule="random", created=NEW)
     policies = JudgedPolicies(first, second, policy("r", target="c"), pools=["a", "b"])

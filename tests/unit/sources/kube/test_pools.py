@@ -123,7 +123,7 @@ def two_pools() -> WatchedServer:
     return server
 
 
-async def test_each_pool_has_its_own_selector_and_ports_and_all_endpoints_come_in_one_list() -> None:
+async def test_each_pool_has_its_own_selector_and_ports() -> None:
     async with following_pools(two_pools(), "a", "b") as found:
         assert await found.next() == ["x:8000 a", "y:9000 b"]
         assert found.told == [["x:8000 a", "y:9000 b"]], "never one pool without the other"
@@ -168,7 +168,7 @@ async def test_no_list_is_sent_while_one_pool_cannot_be_read() -> None:
         assert found.followed == {"pool": True, "pods": True}
 
 
-async def test_old_pods_stay_until_those_of_a_new_selector_are_listed_and_other_pools_go_on() -> None:
+async def test_old_pods_stay_until_those_of_a_new_selector_are_listed() -> None:
     server = two_pools()
     server.refused.add("model=b2")
     server.pods["model=b2"] = [pod("z", "10.0.0.3")]

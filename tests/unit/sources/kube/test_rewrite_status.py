@@ -30,7 +30,7 @@ def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
     assert statuses(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
 
 
-def test_with_several_pools_a_status_is_about_its_own_pool_and_a_rule_for_all_names_is_invalid() -> None:
+def test_with_several_pools_a_status_is_about_its_own_pool() -> None:
     found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
     found.replace(
         [rewrite("a", rule("gpt")), rewrite("x", rule("old"), pool="b"), rewrite("all", rule(), pool="b")]
@@ -75,7 +75,7 @@ def test_an_object_without_rules_is_reported_as_invalid() -> None:
     assert statuses(rewrites_of(rewrite("a"))) == {"a": "Invalid: spec.rules is empty"}
 
 
-def test_the_status_of_the_younger_of_two_objects_for_one_name_says_which_object_has_it() -> None:
+def test_the_status_of_the_younger_object_names_the_older() -> None:
     both = rewrites_of(
         rewrite("a", rule("gpt"), rule()), rewrite("b", rule("gpt", "new"), rule()), rewrite("c", rule("x"))
     )
@@ -88,7 +88,7 @@ def test_the_status_of_the_younger_of_two_objects_for_one_name_says_which_object
     )
 
 
-def test_a_repeated_name_in_one_object_is_no_conflict_and_the_newer_group_goes_first() -> None:
+def test_a_repeated_name_in_one_object_is_no_conflict() -> None:
     twice = rewrites_of(rewrite("a", rule("gpt", target="one"), rule("gpt", target="two")))
     assert statuses(twice)["a"].startswith("Accepted")
     older = rewrites_of(rewrite("b", rule("gpt")), group=OLDER)

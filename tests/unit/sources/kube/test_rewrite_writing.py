@@ -52,7 +52,7 @@ def condition(status: str, reason: str, **more: Any) -> Condition:
     return Condition(type="Accepted", status=status, reason=reason, **more)
 
 
-async def test_the_holder_writes_a_missing_condition_once_and_keeps_the_conditions_of_others() -> None:
+async def test_the_holder_writes_a_missing_condition_once() -> None:
     other = Condition(type="Seen", status="True", reason="R", last_transition_time="before")
     wrote = await look(
         StatusServer(), rewrites_of(rewrite("a", rule("gpt"), conditions=(other,))), 1.0, 2.0, 30.0
@@ -84,7 +84,7 @@ async def test_a_write_that_fails_is_tried_again_after_a_while(answers: int) -> 
     assert len(wrote) == 2
 
 
-async def test_an_object_for_a_pool_without_a_picker_is_marked_after_a_while_and_judged_ones_stay() -> None:
+async def test_an_object_for_a_pool_without_a_picker_is_marked() -> None:
     pending = condition("Unknown", "Pending")
     judged = condition("True", "Accepted", observed_generation=1)
     left = condition("True", "Accepted", observed_generation=1, message="for the pool that it had before")

@@ -45,7 +45,7 @@ def target_of(rewrites: Rewrites, model: str, *, request_id: str = "r") -> str:
     return rewrites.target(inference, session="", request_id=request_id)
 
 
-def test_the_oldest_object_of_the_pool_counts_and_an_exact_name_goes_before_the_catch_all_rule() -> None:
+def test_the_oldest_object_counts_and_an_exact_name_goes_first() -> None:
     found = rewrites_of(
         dated_rewrite("b", weighted_rule("gpt", younger=None), created="2026-01-02T00:00:00Z"),
         dated_rewrite("c", weighted_rule(fallback=None), created="2025-01-01T00:00:00Z"),
@@ -116,7 +116,7 @@ def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     assert written == {group: ["patch"] for group in PATHS}
 
 
-def test_names_that_no_request_can_have_and_the_newest_of_too_many_names_are_left_out() -> None:
+def test_names_that_no_request_can_have_are_left_out() -> None:
     """Each name is an entry of an index that every change builds again, and of the answer to `GET
     /v1/models`.
     """

@@ -105,7 +105,7 @@ def reflector() -> Reflector[PolicyObject]:
     return Reflector(None, source, sink=None, on_change=lambda: None, on_state=lambda *_: None, rng=Random(1))  # type: ignore[arg-type]
 
 
-async def test_fields_that_a_newer_spec_does_not_set_are_removed_from_the_last_accepted_spec() -> None:
+async def test_fields_that_a_newer_spec_lacks_are_removed() -> None:
     server = Merging(an_object(rule="random", flow={"mode": "Hold", "objectives": {"a": 1}}))
     await server.look_for_30_s()
     server.policy |= an_object(generation=2, status=server.policy["status"])
@@ -136,7 +136,7 @@ async def test_a_status_of_another_pool_with_a_field_of_another_type_is_left_alo
     assert server.policy["status"] == status
 
 
-def test_the_last_accepted_spec_routes_even_if_another_field_of_the_status_has_another_type() -> None:
+def test_the_last_accepted_spec_routes_beside_unreadable_fields() -> None:
     accepted = {"targetRef": {"name": "vllm"}, "rule": "affinity"}
     status = {"saturation": 0.5, "lastAccepted": {"generation": 1, "spec": accepted}}
     refused = an_object(generation=2, status=status, rule="nonsense")

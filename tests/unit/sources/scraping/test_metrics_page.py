@@ -206,7 +206,7 @@ def test_a_page_of_sglang_gives_the_same_fields() -> None:
     assert got.prefix_queries is None
 
 
-def test_tensor_parallel_ranks_of_sglang_do_not_count_twice_but_data_parallel_ranks_do() -> None:
+def test_tensor_parallel_ranks_of_sglang_do_not_count_twice() -> None:
     page = (
         b'sglang:num_running_reqs{dp_rank="0",tp_rank="0"} 4\n'
         b'sglang:num_running_reqs{dp_rank="0",tp_rank="1"} 4\n'

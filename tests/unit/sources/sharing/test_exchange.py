@@ -66,7 +66,7 @@ def test_a_request_that_failed_leaves_nothing_behind(*, together: bool) -> None:
     assert other.matched(text("p"), now=11.0) == {}
 
 
-def test_a_server_that_fails_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
+def test_a_server_that_fails_one_picker_is_left_out_by_all() -> None:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)
     chosen, served = endpoints()[0].name, endpoints()[0].address
@@ -112,7 +112,7 @@ def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> Non
     assert not other.send(now=1.2), "the picker does not report it again"
 
 
-def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
+def test_a_server_that_hangs_for_one_picker_is_left_out_by_all() -> None:
     policy = policy_of(PolicySpec(rule="round-robin"))
     one, other = Replica(1, policy=policy), Replica(2, policy=policy)
     meet([one, other], now=0.0)

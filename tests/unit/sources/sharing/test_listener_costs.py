@@ -53,7 +53,7 @@ def told_one_long_chain(replica: Replica) -> None:
     replica.exchange.receive(peer_batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), now=1.0)
 
 
-def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_budget() -> None:
+def test_a_small_batch_of_long_chains_is_applied_in_portions() -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
     small = peer_batch(replica, 2, [HeldChain(0, 0, LAST, b"")] * 60)
@@ -96,7 +96,7 @@ def test_a_batch_that_is_applied_only_partly_leaves_no_bookings(how: str) -> Non
     replica.check()
 
 
-def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bounded() -> None:
+def test_longer_chains_are_known_by_their_beginning() -> None:
     replica = Replica(1)
     long = array("Q", range(1, 3 * MOST_CHUNKS))
     replica.exchange.receive(peer_batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(long))]), now=1.0)

@@ -31,7 +31,7 @@ def test_the_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() 
     assert other.matched(text("q"), now=16.0)
 
 
-def test_a_picker_that_missed_a_batch_releases_requests_that_may_have_ended_and_gets_full_news() -> None:
+def test_a_picker_that_missed_a_batch_gets_full_news() -> None:
     one, other = Replica(1, on=endpoints("a")), Replica(2, on=endpoints("a"))
     meet([one, other], now=0.0)
     turn = text("p", 40_000)
@@ -81,7 +81,7 @@ def test_news_of_another_process_of_the_same_name_is_ignored() -> None:
     assert other.exchange.listener.counts.stale == 1
 
 
-def test_a_restart_that_one_picker_sees_in_counters_clears_the_tables_of_the_others_once() -> None:
+def test_a_restart_that_one_picker_sees_clears_all_tables_once() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)

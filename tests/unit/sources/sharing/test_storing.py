@@ -93,7 +93,7 @@ def test_entries_of_a_server_that_restarted_unseen_are_dropped() -> None:
     other.check()
 
 
-def test_entries_of_a_server_that_lost_its_cache_after_the_table_was_stored_are_dropped() -> None:
+def test_entries_of_a_server_that_lost_its_cache_are_dropped() -> None:
     data = stored_table(a_used_replica().exchange)
     other = Replica(2, on=endpoints("abc"))
     other.picker.set_endpoints(endpoints("abc", incarnation="2"), now=499.5)

@@ -103,7 +103,7 @@ async def test_the_modes_are_stated_once_and_the_subset_hint_is_sent() -> None:
     assert served[f"{DESTINATION}-served"] == "10.0.0.1:80"
 
 
-async def test_a_data_plane_that_only_asks_sends_no_pseudo_header_and_reads_until_the_end() -> None:
+async def test_a_data_plane_that_only_asks_reads_until_the_end() -> None:
     seen: list[str] = []
 
     def script(request: Any) -> list[Any]:

@@ -156,7 +156,7 @@ def test_a_reply_that_fits_no_window_is_left_to_the_owner() -> None:
     assert bodies(side.sent(), 1) == grpc(b"x" * 15) + grpc(b"later")[:3]
 
 
-def test_replies_to_very_many_small_frames_of_one_read_leave_the_rest_for_the_next_turn() -> None:
+def test_replies_to_very_many_frames_leave_the_rest_for_later() -> None:
     side = answering()
     side.connection.reply(1, echo)
     events = side.connection.receive(data(1, grpc(b"a")) * 3_000, now=1.0, limit=16)
