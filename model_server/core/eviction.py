@@ -7,7 +7,9 @@
   only among sequences that end in the same step;
 - `lfu`: evicts the block with the fewest uses first, then by last use, then the longest prefix first. A block
   is used at least as often as the blocks that continue it, so a chain is still evicted from its tail. Old
-  uses count as much as new ones, forever.
+  uses count as much as new ones, forever;
+- `lfu-ageing`: as `lfu`, but old uses fade (LFU with dynamic ageing). A freed block counts its uses plus the
+  count of the block that was evicted last. So a favourite that is no longer used is passed by newer blocks.
 
 A block that leaves the middle of a heap leaves a stale entry behind. The entry is dropped when it comes to
 the top. A heap is rebuilt when its stale entries outnumber the others. Invariant (`check_integrity`): each
@@ -26,7 +28,7 @@ from typing import Literal, get_args
 from model_server.core.blocks import Block
 from model_server.core.free_queue import FreeOrder, LinkedQueue
 
-EvictionName = Literal["lru", "last-touch", "lfu"]
+EvictionName = Literal["lru", "last-touch", "lfu", "lfu-ageing"]
 EVICTION_NAMES: tuple[EvictionName, ...] = get_args(EvictionName)
 
 _SLACK_ENTRIES = 64
@@ -42,6 +44,8 @@ def make_order(eviction: EvictionName) -> FreeOrder:
             return LastTouchThenLongest()
         case "lfu":
             return LeastFrequentlyUsed()
+        case "lfu-ageing":
+            return LeastFrequentlyUsed(ageing=True)
         case _:  # The name comes from a command line or a file, so the type does not guarantee it.
             raise ValueError(
                 f"unknown eviction policy {eviction!r}; choose one of {', '.join(EVICTION_NAMES)}"
@@ -119,9 +123,11 @@ class LastTouchThenLongest:
 
 
 class LeastFrequentlyUsed:
-    """One heap of (uses, last use, -prefix, age, block)."""
+    """One heap of (count, last use, -prefix, age, block). The count is uses, plus `_floor` with ageing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ageing: bool = False) -> None:
+        self._ageing = ageing
+        self._floor = 0
         self._heap: list[tuple[int, int, int, int, Block]] = []
         self._age_of: dict[Block, int] = {}
         self._ages = count()
@@ -135,7 +141,9 @@ class LeastFrequentlyUsed:
     def append(self, block: Block) -> None:
         assert block not in self._age_of, "the block is in the pool already"
         age = self._age_of[block] = next(self._ages)
-        heapq.heappush(self._heap, (block.uses, block.last_use, -block.prefix_blocks, age, block))
+        heapq.heappush(
+            self._heap, (self._floor + block.uses, block.last_use, -block.prefix_blocks, age, block)
+        )
 
     def remove(self, block: Block) -> None:
         del self._age_of[block]
@@ -146,9 +154,11 @@ class LeastFrequentlyUsed:
     def pop_first(self) -> Block:
         assert self._age_of, "no free block is left"
         while True:
-            *_, age, block = heapq.heappop(self._heap)
+            uses, *_, age, block = heapq.heappop(self._heap)
             if self._age_of.get(block) == age:
                 del self._age_of[block]
+                if self._ageing:
+                    self._floor = uses
                 return block
 
     def check_integrity(self) -> None:

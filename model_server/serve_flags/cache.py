@@ -96,7 +96,8 @@ def _add_policy(group: Group) -> None:
         "--eviction",
         EVICTION_NAMES,
         "which unused block is evicted first. lru: the block that was freed first; last-touch: as lru, but of the blocks that were last "
-        "used in the same step, the block with the longest prefix; lfu: the block that was used least often",
+        "used in the same step, the block with the longest prefix; lfu: the block that was used least often; "
+        "lfu-ageing: as lfu, but old uses fade",
     )
     accepted(group, "--free-queue", "linked")
     switch(

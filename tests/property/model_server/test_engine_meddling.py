@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
+from model_server.core.eviction import EVICTION_NAMES
 from model_server.core.request import NO_TOKEN, Adapter, Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits
 from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
@@ -23,7 +24,7 @@ BLOCK = 4
 options = st.builds(
     CacheOptions,
     hash_algorithm=st.just("xxh3"),
-    eviction=st.sampled_from(["lru", "last-touch", "lfu"]),
+    eviction=st.sampled_from(EVICTION_NAMES),
     max_unused_blocks=st.sampled_from([None, 0, 2]),
     preallocated_blocks=st.integers(0, 2),
     partial_blocks=st.booleans(),

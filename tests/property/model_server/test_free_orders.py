@@ -36,21 +36,35 @@ SORTED: dict[EvictionName, Key] = {
     "lru": lambda _block, age: (age,),
     "last-touch": lambda block, age: (block.last_use, -block.prefix_blocks, age),
     "lfu": lambda block, age: (block.uses, block.last_use, -block.prefix_blocks, age),
+    "lfu-ageing": lambda block, age: (block.uses, block.last_use, -block.prefix_blocks, age),
 }
 
 
 @dataclass
 class SortedReference:
     key: Key
+    ageing: bool = False
     ages: dict[Block, int] = field(default_factory=dict)
+    floors: dict[Block, int] = field(default_factory=dict)
+    floor: int = 0
     next_age: int = 0
 
     def append(self, block: Block) -> None:
         self.ages[block] = self.next_age
+        self.floors[block] = self.floor
         self.next_age += 1
 
+    def evicted(self, block: Block) -> None:
+        del self.ages[block]
+        if self.ageing:
+            self.floor = self.floors[block] + block.uses
+
     def in_order(self) -> list[Block]:
-        return sorted(self.ages, key=lambda block: self.key(block, self.ages[block]))
+        return sorted(self.ages, key=self.rank)
+
+    def rank(self, block: Block) -> tuple[int, ...]:
+        first, *rest = self.key(block, self.ages[block])
+        return (first + self.floors[block], *rest)
 
 
 def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int, int, int, int]]) -> None:
@@ -70,7 +84,7 @@ def run(order: FreeOrder, reference: SortedReference, steps: list[tuple[str, int
         elif what == "pop" and inside:
             block = order.pop_first()
             assert block is reference.in_order()[0]
-            del reference.ages[block]
+            reference.evicted(block)
         assert list(order) == reference.in_order()
         assert len(order) == len(reference.ages)
         order.check_integrity()
@@ -85,16 +99,16 @@ def test_001_4_both_queues_give_the_same_order(
     run(queue(), SortedReference(SORTED["lru"]), steps)
 
 
-@pytest.mark.parametrize("name", ["last-touch", "lfu"])
+@pytest.mark.parametrize("name", ["last-touch", "lfu", "lfu-ageing"])
 @given(steps=operations)
 @settings(deadline=None, max_examples=150)
 def test_000_4_evicted_blocks_are_those_of_a_sorted_list(
     name: EvictionName, steps: list[tuple[str, int, int, int, int]]
 ) -> None:
-    run(make_order(name), SortedReference(SORTED[name]), steps)
+    run(make_order(name), SortedReference(SORTED[name], ageing=name == "lfu-ageing"), steps)
 
 
-@pytest.mark.parametrize("name", ["last-touch", "lfu"])
+@pytest.mark.parametrize("name", ["last-touch", "lfu", "lfu-ageing"])
 def test_stale_entries_after_hits_do_not_pile_up(name: EvictionName) -> None:
     order, block, other = make_order(name), Block(BlockId(0)), Block(BlockId(1))
     order.append(other)
@@ -151,7 +165,7 @@ def test_only_last_touch_evicts_the_longest_of_sequences_that_end_in_one_step_fi
     assert orders == {"lru": [1, 0, 5, 4, 3, 2], "last-touch": [5, 4, 1, 3, 0, 2]}
 
 
-def test_only_lfu_keeps_a_frequently_used_block_rather_than_a_recently_used_block() -> None:
+def test_only_lfu_keeps_a_frequent_block_rather_than_a_recent_one() -> None:
     survivors = {}
     for name in EVICTION_NAMES:
         pool = BlockPool(2, order=make_order(name))
@@ -168,7 +182,27 @@ def test_only_lfu_keeps_a_frequently_used_block_rather_than_a_recently_used_bloc
         pool.end_step()
         pool.take(1)
         survivors[name] = "often" if pool.find(BlockHash(b"often")) else "late"
-    assert survivors == {"lru": "late", "last-touch": "late", "lfu": "often"}
+    assert survivors == {"lru": "late", "last-touch": "late", "lfu": "often", "lfu-ageing": "often"}
+
+
+def test_000_8_only_without_ageing_an_old_favourite_stays_forever() -> None:
+    found = {}
+    orders: tuple[EvictionName, ...] = ("lfu", "lfu-ageing")
+    for name in orders:
+        pool = BlockPool(2, order=make_order(name))
+        favourite = pool.take(1)
+        pool.cache(favourite[0], BlockHash(b"favourite"), prefix_blocks=1)
+        for _ in range(9):
+            pool.hold(favourite)
+            pool.release(favourite)
+        pool.release(favourite)
+        for number in range(40):
+            pool.end_step()
+            block = pool.take(1)
+            pool.cache(block[0], BlockHash(bytes([number])), prefix_blocks=1)
+            pool.release(block)
+        found[name] = pool.find(BlockHash(b"favourite")) is not None
+    assert found == {"lfu": True, "lfu-ageing": False}
 
 
 def test_unknown_orders_are_refused() -> None:

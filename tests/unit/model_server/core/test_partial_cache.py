@@ -11,6 +11,7 @@ import pytest
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
+from model_server.core.eviction import EVICTION_NAMES
 from model_server.core.hashing import make_hasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.partial_cache import PartialKVCacheManager
@@ -250,7 +251,7 @@ def test_answers_read_through_shared_and_copied_blocks_equal_those_of_requests_a
     model = PagedModel(block_size_tokens=4)
     options = CacheOptions(
         partial_blocks=partial,
-        eviction=rng.choice(["lru", "last-touch", "lfu"]),
+        eviction=rng.choice(EVICTION_NAMES),
         preallocated_blocks=rng.randrange(3),
         max_unused_blocks=rng.choice([None, 0, 3]),
         hash_algorithm=rng.choice(["sha256", "xxh3", "direct"]),

@@ -69,8 +69,9 @@ def test_000_3_a_larger_pool_of_unused_blocks_never_finds_less() -> None:
     assert rates[-1] > 0.7
 
 
-def test_000_8_lfu_saves_more_than_lru_and_last_touch_saves_the_same_as_lru() -> None:
-    [[_, lru, last_touch, lfu]] = policies_on_one_trace(num_requests=1000, pools=(400,))
-    print(f"\n000-8: prefill tokens saved: lru {lru:.3f}, last-touch {last_touch:.3f}, lfu {lfu:.3f}")
+def test_000_8_lfu_saves_more_than_lru_and_last_touch_the_same_as_lru() -> None:
+    [[_, lru, last_touch, lfu, ageing]] = policies_on_one_trace(num_requests=1000, pools=(400,))
+    print(f"\n000-8: prefill tokens saved: {lru:.3f}, {last_touch:.3f}, {lfu:.3f}, {ageing:.3f}")
+    assert lru < ageing < lfu, "of lasting favourites ageing forgets some"
     assert abs(lru - last_touch) < 0.01  # the orders differ only for ends in the same step
-    assert lfu > lru  # a few prompts come often and many come once, which is where counting uses helps
+    assert lfu > lru + 0.05  # a few prompts come often and many come once, which is where counting uses helps
