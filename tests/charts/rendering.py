@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import yaml
 
+from tests.cluster_env.images import with_images
+
 REPOSITORY: Final = Path(__file__).parents[2]
 GATEWAY: Final = REPOSITORY / "deploy" / "helm" / "prefix-gateway"
 MODEL_SERVER: Final = REPOSITORY / "deploy" / "helm" / "model-server"
@@ -196,7 +198,7 @@ class Helm:
     def run(self, *arguments: str | Path, stdin: str | None = None) -> str:
         """Return what helm prints. Raise HelmError if helm fails."""
         done = subprocess.run(
-            [str(self.binary), *map(str, arguments)],
+            [str(self.binary), *map(str, with_images(arguments))],
             input=stdin,
             capture_output=True,
             text=True,

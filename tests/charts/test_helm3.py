@@ -15,6 +15,7 @@ import pytest
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, Helm, ValueSet
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.images import with_images
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -69,7 +70,7 @@ def test_an_upgrade_leaves_the_count_of_servers_to_their_autoscaler(
         environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
         environment |= {f"HELM_{name}_HOME": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
         done = subprocess.run(
-            [binary, *map(str, words), "--namespace", namespace],
+            [binary, *map(str, with_images(words)), "--namespace", namespace],
             check=False,
             capture_output=True,
             text=True,

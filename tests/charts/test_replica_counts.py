@@ -14,6 +14,7 @@ import pytest
 from tests.charts.rendering import GATEWAY, MODEL_SERVER
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.images import with_images
 from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -46,7 +47,7 @@ class Release:
         settings = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}
         settings |= {f"HELM_{each}_HOME": str(self.home / each) for each in ("CACHE", "CONFIG", "DATA")}
         done = subprocess.run(
-            [binary, *map(str, words), "--namespace", self.namespace],
+            [binary, *map(str, with_images(words)), "--namespace", self.namespace],
             check=False,
             capture_output=True,
             text=True,

@@ -178,6 +178,7 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
             },
             "inferencePools: a route of provider envoy-gateway",
         ),
+        ({"image": {"repository": ""}}, "write --set image.repository=registry.example.com/team/picker"),
         ({"networkPolicy": {"monitoring": []}}, "write [{namespaceSelector: {}}] for every pod"),
         ({"config": {"envoy": {"blockedPaths": []}}}, "write config.blockedPaths"),
         ({"config": {"envoy": {"numRetres": 1}}}, "'numRetres' not allowed"),
@@ -224,6 +225,10 @@ def test_the_gateway_refuses_values_and_names_the_field(
         ),
         ({"extraEnv": {"A": "b"}}, "/extraEnv"),
         ({"initContainers": [{"name": "fetch"}]}, "/initContainers"),
+        (
+            {"engine": "simulated", "simulated": {"image": {"repository": ""}}},
+            "write --set simulated.image.repository=registry.example.com/team/model-server",
+        ),
     ],
 )
 def test_the_model_servers_refuse_values_and_name_the_field(

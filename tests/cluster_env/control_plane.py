@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 
 from bench.demo.tether import tethered
 from tests.cluster_env.environment import ClusterTools
+from tests.cluster_env.images import with_images
 from tests.harness.ports import free_ports
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"
@@ -155,10 +156,10 @@ class ControlPlane:
         return self._command([self.tools.kubectl, *arguments], stdin=stdin, fails=True)
 
     def helm(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        return self._command([self.tools.helm, *arguments], stdin=stdin, fails=False)
+        return self._command([self.tools.helm, *with_images(arguments)], stdin=stdin, fails=False)
 
     def helm_fails(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        return self._command([self.tools.helm, *arguments], stdin=stdin, fails=True)
+        return self._command([self.tools.helm, *with_images(arguments)], stdin=stdin, fails=True)
 
     def get(self, *arguments: str) -> Any:
         """Return the parsed output of `kubectl get ... -o json`."""

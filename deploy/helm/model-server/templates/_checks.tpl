@@ -3,6 +3,9 @@ Refuses profiles with which routing would go wrong without an error. `model-serv
 the reasons), and a test compares the two. Rules about one field alone are in values.schema.json.
 */}}
 {{- define "server.check" -}}
+{{- if and (or (eq .Values.engine "simulated") .Values.loraSync.enabled) (not .Values.simulated.image.repository) }}
+{{- fail "simulated.image.repository: no image is published; build and push one with `make images push REGISTRY=registry.example.com/team`, and write --set simulated.image.repository=registry.example.com/team/model-server" }}
+{{- end }}
 {{- $profile := .Values.profile }}
 {{- $names := $profile.servedNames | default (list $profile.model) }}
 {{- $pools := include "server.pools" . | fromYamlArray }}

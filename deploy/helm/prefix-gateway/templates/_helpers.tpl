@@ -185,6 +185,9 @@ rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it
 {{- range splitList "." $path }}{{ $at = ternary (get (default dict $at) .) nil (and (kindIs "map" $at) (hasKey (default dict $at) .)) }}{{ end }}
 {{- if not (kindIs "invalid" $at) }}{{ fail (printf "%s: was removed; %s" $path $instead) }}{{ end }}
 {{- end }}
+{{- if not .Values.image.repository }}
+{{- fail "image.repository: no image is published; build and push one with `make images push REGISTRY=registry.example.com/team`, and write --set image.repository=registry.example.com/team/picker" }}
+{{- end }}
 {{- range $field := list "endpointsFile" "policyFile" }}
 {{- if hasKey $config $field }}
 {{- fail (printf "config.%s: the chart's pods take endpoints from `pool` and the policy from `policy`; remove it" $field) }}
