@@ -26,6 +26,9 @@ class Listen(Strict, frozen=True):
     socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0666"
     """Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict
     access by the permissions of the directory."""
+    health_address: str = ""
+    """`ip:port` of gRPC health without TLS, for probes that know no certificates. Empty: health is answered
+    at `address` only. Needs the transport http2 and one worker."""
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
         """Return the address at which each worker listens. A single worker listens at `address` itself."""

@@ -203,6 +203,10 @@ class Config(Strict, frozen=True):
         }
         if not envoy.status:
             del texts["envoy.status"]
+        if listen.health_address:
+            texts["listen.healthAddress"] = listen.health_address
+            if listen.transport != "http2" or self.workers > 1:
+                raise ConfigError("listen.healthAddress: needs listen.transport: http2 and workers: 1")
         if listen.address.startswith("unix:"):
             del texts["listen.address"]
             if not listen.address.startswith("unix:/"):

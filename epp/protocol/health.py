@@ -15,7 +15,9 @@ from epp.protocol.conversation import SERVICE
 
 LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"
-_FOLLOW_READINESS: Final = ("", READINESS, SERVICE)
+INFERENCE_EXTENSION: Final = "inference-extension"
+"""The name in the probes of gateway-api-inference-extension's own manifests."""
+_FOLLOW_READINESS: Final = ("", READINESS, INFERENCE_EXTENSION, SERVICE)
 SERVICES: Final = (LIVENESS, *_FOLLOW_READINESS)
 
 # HealthCheckResponse.ServingStatus of grpc.health.v1.

@@ -30,6 +30,8 @@ from epp.transport.peer import Call, Service
 _HEALTH: Final = "grpc.health.v1.Health"
 _MOST_QUESTION_BYTES: Final = 1024
 """The most bytes of a question about health. It names a service."""
+_MOST_PROBERS: Final = 64
+"""The most connections to the port for probes."""
 
 
 class Http2Transport:
@@ -46,26 +48,48 @@ class Http2Transport:
             on_fault=streams.fault,
             after_writing=streams.picker.tidy,
         )
+        self._probed = self._for_probes() if listen.health_address else None
 
     async def start(self) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
         tls = self._listen.tls
         certificates = None if tls is None else Certificates(tls, ssl_context)
         sock = bound(self._listen)
+        if self._probed is not None:
+            self._probed.start(bound(Listen(address=self._listen.health_address)))
         self.server.start(sock, context=None if certificates is None else certificates.current)
         return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
         await self.server.stop(grace_s)
+        if self._probed is not None:
+            await self._probed.stop(0)
 
     def check_integrity(self) -> None:
         self.server.check_integrity()
 
+    def _for_probes(self) -> Http2Server:
+        return Http2Server(
+            self._health_services(),
+            limits=Limits(max_message_bytes=_MOST_QUESTION_BYTES),
+            max_held_bytes=_MOST_PROBERS * _MOST_QUESTION_BYTES,
+            max_peers=_MOST_PROBERS,
+            clock=self._streams.clock,
+            on_fault=self._streams.fault,
+            after_writing=lambda **_: None,
+        )
+
     def _services(self) -> Mapping[str, Service]:
-        streams, health = self._streams, self._health
+        streams = self._streams
         return {
             f"/{SERVICE}/Process": partial(Conversation, streams),
             f"/{access_log.SERVICE}/{access_log.METHOD}": lambda call: _AccessLogCall(call, streams),
+            **self._health_services(),
+        }
+
+    def _health_services(self) -> Mapping[str, Service]:
+        health = self._health
+        return {
             f"/{_HEALTH}/Check": lambda call: _Check(call, health),
             f"/{_HEALTH}/Watch": lambda call: _Watch(call, health),
         }

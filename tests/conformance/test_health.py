@@ -23,7 +23,7 @@ from tests.harness.processes import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("both_transports")]
 
 STATUS = health_pb2.HealthCheckResponse
-READINESS = ["", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"]
+READINESS = ["", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"]
 NAMES = ["liveness", *READINESS]
 
 

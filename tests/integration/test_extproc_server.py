@@ -29,6 +29,7 @@ from epp.config.tls import Tls
 from epp.picker.picker import Picker
 from epp.protocol.stream_settings import StreamSettings
 from epp.transport.server import ExtProcServer
+from tests.harness.ports import free_ports
 from tests.harness.seen import Seen
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -134,6 +135,21 @@ def response_headers(status: bytes = b"200") -> Any:
 async def health_of(channel: grpc.aio.Channel, service: str) -> int:
     stub = health_pb2_grpc.HealthStub(channel)
     return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+async def test_probes_without_certificates_have_a_port_of_their_own() -> None:
+    (port,) = free_ports(1)
+    listen = Listen(address="127.0.0.1:0", health_address=f"127.0.0.1:{port}")
+    async with (
+        serving_picker(listen=listen) as rig,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        names = ("inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor", "")
+        assert [await health_of(channel, name) for name in names] == [SERVING] * 3
+        await rig.server.set_ready(ready=False)
+        assert [await health_of(channel, name) for name in names] == [NOT_SERVING] * 3
+        with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
+            await Exchange(channel).ask(headers())
 
 
 async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(

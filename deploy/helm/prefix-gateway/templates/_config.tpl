@@ -53,7 +53,11 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- if .Values.gateway.tls.requireClientCertificate }}
 {{- $_ := set $tls "clientCaFile" "/etc/prefix-gateway/tls/ca.crt" }}
 {{- end }}
-{{- $_ := set $base "listen" (dict "address" (printf "%s:%s" $bind (include "gateway.extProcPort" .)) "tls" $tls) }}
+{{- $listen := dict "address" (printf "%s:%s" $bind (include "gateway.extProcPort" .)) "tls" $tls }}
+{{- if eq (dig "listen" "transport" "http2" .Values.config) "http2" }}
+{{- $_ := set $listen "healthAddress" (printf "%s:9003" $bind) }}
+{{- end }}
+{{- $_ := set $base "listen" $listen }}
 {{- with .Values.gateway.provider }}
 {{- $_ := set $base "dialect" . }}
 {{- end }}

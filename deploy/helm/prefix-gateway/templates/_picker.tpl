@@ -21,6 +21,7 @@
   ports:
     {{- if not $own }}
     - {name: grpc, containerPort: {{ include "gateway.extProcPort" . }}}
+    - {name: grpc-health, containerPort: 9003}
     {{- end }}
     {{- range $n := until (int (dig "workers" 1 .Values.config)) }}
     - {name: {{ include "gateway.metricsPortName" $n }}, containerPort: {{ add 9090 $n }}}
