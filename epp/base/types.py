@@ -202,14 +202,14 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     unread: str = ""
     """Why the body was not read, as a short label. The request is then routed by load. Empty: it was read, or
     there is none."""
-    shaping: bytes = b""
-    """The fields of the body that change how the server renders the prompt (template arguments and the like),
-    as a JSON object. Empty in nearly every request. Only exact mode reads it."""
+    shaped: bool = False
+    """Whether fields of the body change how the server renders the prompt (template arguments and the like).
+    Only exact mode asks: it does not follow such a prompt."""
 
     @property
     def held_bytes(self) -> int:
         """The memory that the request takes while the picker keeps it."""
-        return len(self.prompt) + len(self.shaping)
+        return len(self.prompt)
 
 
 class PromptSize(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.request.canonical import NO_RAW
+from epp.request.canonical import NO_RAW, present
 
 MOST_PRIORITY: Final = 1000
 """The largest priority that a policy may name and that other pickers accept."""
@@ -110,18 +110,13 @@ class Shaping:
     """Fields that change how the server renders the prompt, besides changes at its end."""
 
     def __init__(self, *names: str) -> None:
-        self._names = names
         self._values = attrgetter(*names)
         self._none = (NO_RAW,) * len(names)
 
-    def sent(self, body: AnyBody) -> bytes:
-        """Return these fields of the body, unchanged, as a JSON object. Empty for nearly every request."""
+    def sent(self, body: AnyBody) -> bool:
+        """Return whether the body has one of these fields. Nearly no request has."""
         values = self._values(body)
-        if values == self._none:
-            return b""
-        return msgspec.json.encode(
-            {name: raw for name, raw in zip(self._names, values, strict=True) if raw is not NO_RAW}
-        )
+        return values != self._none and any(map(present, values))
 
 
 SHAPING_COMPLETIONS: Final = Shaping("add_special_tokens", "truncate_prompt_tokens")

@@ -222,7 +222,7 @@ def _parse_chat(body: Body) -> InferenceRequest:
         names=names,
         prompts=Prompts(b"".join(sections)),
         max_tokens=_limit(limit, name=name),
-        shaping=SHAPING_CHAT.sent(chat),
+        shaped=SHAPING_CHAT.sent(chat),
     )
 
 
@@ -284,7 +284,7 @@ def _parse_completions(body: Body) -> InferenceRequest:
         names=names,
         prompts=_required(prompts, where="prompt"),
         max_tokens=max_tokens,
-        shaping=SHAPING_COMPLETIONS.sent(asked),
+        shaped=SHAPING_COMPLETIONS.sent(asked),
     )
 
 
@@ -331,7 +331,7 @@ def _request(
     names: _Names,
     prompts: Prompts,
     max_tokens: int | None = None,
-    shaping: bytes = b"",
+    shaped: bool = False,
 ) -> InferenceRequest:
     options = body.stream_options
     return InferenceRequest(
@@ -345,7 +345,7 @@ def _request(
         stream=body.stream is True,
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
-        shaping=shaping,
+        shaped=shaped,
         priority=priority_in(body.priority),
     )
 

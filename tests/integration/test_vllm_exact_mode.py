@@ -114,14 +114,10 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
             (CHAT, {"messages": messages("adapter"), "model": tiny_model.ADAPTERS[0]}),
             (COMPLETIONS, {"prompt": prose("completion", words=300)}),
             (COMPLETIONS, {"prompt": [random.Random(3).randrange(50, 4000) for _ in range(200)]}),
-            (CHAT, {"messages": messages("quick"), "chat_template_kwargs": {"enable_thinking": False}}),
-            (CHAT, {"messages": messages("effort"), "reasoning_effort": "none"}),
-            (CHAT, {"messages": messages("special"), "add_special_tokens": True}),
-            (COMPLETIONS, {"prompt": prose("bare", words=300), "add_special_tokens": False}),
         ]
         for path, fields in asked:
             await here.ask(path, only=first, **fields)
-        # These chunks do not say what comes before them.
+        # The request renders its prompt in its own way.
         await here.ask(CHAT, only=first, messages=messages("deep"), chat_template_kwargs={"thinking": True})
         await here.until(lambda: here.prompts("matched") == len(asked))
         await here.until(lambda: "arguments" in here.service.status.models[""].prompts)
@@ -158,19 +154,17 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [{}, {"thinking": True}, {"enable_thinking": False, "unknown": 1}])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_tokens_of_a_conversation_are_vllms(
     vllm_servers: tuple[VllmServer, VllmServer],
     vllm_environment: VllmEnvironment,
     conversation: list[dict[str, Any]],
-    arguments: dict[str, Any],
 ) -> None:
-    asked = {"model": MODEL_NAME, "messages": conversation, "chat_template_kwargs": arguments}
+    asked = {"model": MODEL_NAME, "messages": conversation}
     theirs = vllm_servers[0].post("/tokenize", asked)
     assert theirs.status == 200, theirs.body
     body = json.dumps({"model": MODEL_NAME, "messages": conversation}).encode()
     read = read_conversation(parse_request(CHAT, body).prompt)
     language = FolderLanguage(vllm_environment.model_folder / tiny_model.MODEL)
-    ours = language.tokens(language.render(read.messages, tools=None, arguments=arguments), special=False)
+    ours = language.tokens(language.render(read.messages, tools=None), special=False)
     assert list(ours.ids) == theirs.json()["tokens"]

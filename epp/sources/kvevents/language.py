@@ -103,13 +103,7 @@ class FolderLanguage:
                 raise UnmappedError(f"the tokenizer refuses the text: {error}", reason="template") from error
             raise
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
         if self._render is None:
             raise UnmappedError("the model has no chat template", reason="template")
         try:
@@ -118,11 +112,6 @@ class FolderLanguage:
                     "documents": None,
                     **self._special,
                     **self._arguments,
-                    **{
-                        name: value
-                        for name, value in (arguments or {}).items()
-                        if value not in (None, "auto")
-                    },
                     "messages": [self._message(message) for message in messages],
                     "tools": [_tool(tool) for tool in tools] if tools else None,
                     "add_generation_prompt": True,

@@ -25,7 +25,7 @@ from epp.request.client_names import is_digest
 from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.chunks import MappedPrompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.template_input import Text, UnmappedError, read_conversation, read_shaping
+from epp.sources.kvevents.template_input import Text, UnmappedError, read_conversation
 
 _TOKEN_ID_BYTES: Final = 4
 _MOST_CHARS: Final = 2**20
@@ -51,16 +51,8 @@ class Language(Protocol):
         """
         ...
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the conversation as the model reads it, ready for its answer. arguments: the request's own
-        arguments for the template. Raises UnmappedError.
-        """
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
+        """Return the conversation as the model reads it, ready for its answer. Raises UnmappedError."""
         ...
 
 
@@ -90,18 +82,15 @@ def map_prompt(
         )
     else:
         ends = aligned_blocks(ends_bytes, rendered, block_tokens=block_tokens, blocks=len(blocks))
-    if not ends:
-        raise UnmappedError(
-            "the template arguments of the request change the prompt from the start", reason="arguments"
-        )
-    return MappedPrompt(routed.chain[: len(ends)], ends_bytes[: len(ends)], blocks, ends)
+    return MappedPrompt(routed.chain, ends_bytes, blocks, ends)
 
 
 def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], Rendered | None]:
     """Return the prompt's token ids, and the text that they come from unless the prompt came as token ids.
     Raises UnmappedError.
     """
-    shaping = read_shaping(inference.shaping)
+    if inference.shaped:
+        raise UnmappedError("the request changes how its prompt is rendered", reason="arguments")
     if inference.token_ids:
         return _unpacked(inference.prompt), None
     if language is None:
@@ -111,32 +100,18 @@ def _read(inference: InferenceRequest, language: Language | None) -> tuple[Seque
     size = len(inference.prompt)
     if inference.kind is ApiKind.COMPLETIONS:
         text = _short(inference.prompt.decode())
-        tokens = language.tokens(text, special=shaping.special_tokens is not False)
-        return tokens.ids, Rendered(text, tokens.ends, (Text(0, text, size),), size, len(text))
+        tokens = language.tokens(text, special=True)
+        return tokens.ids, Rendered(text, tokens.ends, (Text(0, text, size),), size)
     chat = read_conversation(inference.prompt)
-    text = _short(language.render(chat.messages, tools=chat.tools, arguments=shaping.arguments))
-    plain = language.render(chat.messages, tools=chat.tools) if shaping.arguments else text
-    tokens = language.tokens(text, special=shaping.special_tokens is True)
-    return tokens.ids, Rendered(text, tokens.ends, chat.texts, size, _alike(plain, text))
+    text = _short(language.render(chat.messages, tools=chat.tools))
+    tokens = language.tokens(text, special=False)
+    return tokens.ids, Rendered(text, tokens.ends, chat.texts, size)
 
 
 def _short(text: str) -> str:
     if len(text) > _MOST_CHARS:
         raise UnmappedError(f"a text of {len(text)} characters", reason="content")
     return text
-
-
-def _alike(one: str, other: str) -> int:
-    if one == other:
-        return len(one)
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _unpacked(prompt: bytes) -> Sequence[int]:
@@ -170,25 +145,18 @@ class Rendered:
     """Where each token ends in `text`, in characters, in ascending order."""
     texts: Sequence[Text]
     prompt_bytes: int
-    plain_chars: int
-    """Number of leading characters that are the same without the request's own arguments, which the chunks do
-    not contain. The blocks of later chunks are not computed."""
 
 
 def aligned_blocks(
     ends_bytes: Sequence[int], rendered: Rendered, *, block_tokens: int, blocks: int
 ) -> list[int]:
-    """Return the number of blocks complete at the end of each chunk, for a prompt of text and the chunks that
-    end within `plain_chars`.
-    """
+    """Return the number of blocks complete at the end of each chunk, for a prompt of text."""
     anchors = _anchors(rendered.prompt_bytes, rendered.text, rendered.texts)
     found, at = [], 0
     for end in ends_bytes:
         while anchors[at + 1].text.end < end:
             at += 1
         chars = anchors[at + 1].place(end, after=anchors[at])
-        if chars > rendered.plain_chars:
-            break
         found.append(min(bisect_right(rendered.token_ends, chars) // block_tokens, blocks))
     return found
 

@@ -1,18 +1,15 @@
-"""Reads the parts of a request that the server's chat template gets: the conversation, from the canonical
-prompt, and the request's own fields for the template.
+"""Reads the conversation that the server's chat template gets, from the canonical prompt.
 
 `epp.request.canonical` wrote the prompt. It contains everything that a template reads of the messages, except
 media (which are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each
-text keeps its position in the prompt, from which `mapping` finds positions in the rendered text. The fields
-are not part of the prompt, so two requests with the same chunks may have different fields. vLLM defines their
-meaning.
+text keeps its position in the prompt, from which `mapping` finds positions in the rendered text.
 
 Pure. Callers: `mapping`, `language`, tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,18 +18,6 @@ from epp.request.canonical import BODY, FIELD, OPAQUE, PART, SECTION
 
 _TOOLS: Final = FIELD + b"tools"
 _CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_call"}
-_UNSET: Final = (None, "auto")
-_OWN_MEANING: Final = frozenset(
-    {"chat_template", "tokenize", "messages", "conversation", "tools", "padding", "truncation", "max_length"}
-    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
-)
-"""Template arguments to which the server gives a meaning of its own, or with which the server refuses the
-request.
-"""
-_AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
-"""Template arguments that change only the part after the last text, which no chunk holds. The server takes
-these values from the request's fields of the same names.
-"""
 
 
 class UnmappedError(Exception):
@@ -107,42 +92,3 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
         start = end + len(PART)
     message["content"] = contents[0] if len(contents) == 1 else contents
     return message
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateShaping:
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    special_tokens: bool | None = None
-    """Whether the tokenizer adds its own tokens around the text. None: the usual default."""
-
-
-_NONE: Final = TemplateShaping()
-
-
-def read_shaping(sent: bytes) -> TemplateShaping:
-    """Return the fields of `InferenceRequest.shaping`. Raises UnmappedError."""
-    if not sent:
-        return _NONE
-    try:
-        fields = decode(sent)
-    except ValueError as error:
-        raise UnmappedError(
-            f"the request has fields that cannot be read ({error})", reason="arguments"
-        ) from error
-    if fields.get("chat_template") is not None:
-        raise UnmappedError("the request has a chat template of its own", reason="arguments")
-    if fields.get("truncate_prompt_tokens") is not None:
-        raise UnmappedError("the request has its prompt truncated", reason="arguments")
-    arguments = fields.get("chat_template_kwargs") or {}
-    if not isinstance(arguments, dict) or arguments.keys() & _OWN_MEANING:
-        raise UnmappedError(
-            "the request has template arguments that only the server sets", reason="arguments"
-        )
-    arguments = {name: value for name, value in arguments.items() if name not in _AT_THE_END}
-    effort = fields.get("reasoning_effort")
-    if effort is not None and "enable_thinking" not in arguments:
-        arguments["enable_thinking"] = effort != "none"
-    own = {"documents": fields.get("documents"), "reasoning_effort": effort}
-    arguments |= {name: value for name, value in own.items() if value not in _UNSET}
-    special = fields.get("add_special_tokens")
-    return TemplateShaping(arguments, special if isinstance(special, bool) else None)

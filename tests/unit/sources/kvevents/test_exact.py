@@ -334,7 +334,6 @@ class Brittle:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Any] | None,
-        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         return "never asked"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,12 +13,9 @@ from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.template_input import Text, UnmappedError, read_conversation
-from tests.unit.sources.kvevents.a_language import write_language
+from epp.sources.kvevents.template_input import Text, UnmappedError
 from tests.unit.sources.kvevents.routed import (
     SCHEDULE,
-    TALK,
-    THINKS_LAST,
     message,
     routed_chat,
     routed_to_path,
@@ -90,7 +86,7 @@ def test_letters_of_several_bytes_are_counted_once_for_any_number_of_chunks() ->
     try:
         ends = aligned_blocks(
             range(7, size, 7),
-            Rendered(text, range(1, len(text) + 1), (Text(0, text, size),), size, len(text)),
+            Rendered(text, range(1, len(text) + 1), (Text(0, text, size),), size),
             block_tokens=1,
             blocks=10**6,
         )
@@ -134,38 +130,8 @@ def test_prompts_that_cannot_be_mapped_have_a_reason(
 
 def test_a_text_that_the_template_dropped_does_not_shift_later_texts() -> None:
     texts = (Text(2, "gone", 6), Text(8, "here it is", 18))
-    ends = aligned_blocks(
-        [18], Rendered("<u>here it is", range(1, 14), texts, 18, 13), block_tokens=1, blocks=99
-    )
+    ends = aligned_blocks([18], Rendered("<u>here it is", range(1, 14), texts, 18), block_tokens=1, blocks=99)
     assert ends == [13]
-
-
-def test_arguments_that_change_the_end_leave_the_chunks_with_their_blocks(tmp_path: Path) -> None:
-    language = FolderLanguage(write_language(tmp_path, template=TALK + THINKS_LAST))
-    text = message("user", "the quick brown fox " * 20)
-    plain, plain_ends = blocks_at(routed_chat(text), language)
-    blocks, ends = blocks_at(routed_chat(text, chat_template_kwargs={"enable_thinking": False}), language)
-    assert ends == plain_ends
-    assert blocks[: ends[-1]] == plain[: ends[-1]]
-    assert len(blocks) > len(plain)
-    assert blocks_at(routed_chat(text, reasoning_effort="none"), language) == (blocks, ends)
-    assert blocks_at(routed_chat(text, chat_template_kwargs={"unknown": 1}), language) == (plain, plain_ends)
-
-
-def test_only_the_chunks_before_the_part_that_arguments_change_are_mapped(tmp_path: Path) -> None:
-    hint = "{% if thinking and loop.last %}think hard {% endif %}"
-    template = TALK.replace("<|{{", hint + "<|{{")
-    language = FolderLanguage(write_language(tmp_path, template=template))
-    talk = routed_chat(message("user", "the quick brown fox " * 10), message("user", "jumps over " * 20))
-    told = routed_chat(
-        *read_conversation(talk.inference.prompt).messages, chat_template_kwargs={"thinking": True}
-    )
-    plain, plain_ends = blocks_at(talk, language)
-    blocks, ends = blocks_at(told, language)
-    assert 0 < len(ends) < len(plain_ends)
-    assert list(ends) == list(plain_ends[: len(ends)])
-    assert blocks[: ends[-1]] == plain[: ends[-1]]
-    assert blocks[-1] not in plain
 
 
 @pytest.mark.parametrize(
@@ -174,29 +140,17 @@ def test_only_the_chunks_before_the_part_that_arguments_change_are_mapped(tmp_pa
         {"chat_template_kwargs": {"thinking": True}},
         {"documents": [{"text": "read this first"}]},
         {"chat_template": "{{ messages }}"},
-        {"chat_template_kwargs": {"tools": []}},
-        {"chat_template_kwargs": 7},
+        {"reasoning_effort": "low"},
         {"truncate_prompt_tokens": 8},
+        {"add_special_tokens": True},
     ],
 )
-def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
-    tmp_path: Path, fields: dict[str, Any]
+def test_prompts_that_the_request_renders_in_its_own_way_are_refused(
+    language: FolderLanguage, fields: dict[str, Any]
 ) -> None:
-    language = FolderLanguage(write_language(tmp_path, template=THINKS_FIRST + TALK))
     with pytest.raises(UnmappedError) as caught:
         blocks_at(routed_chat(message("user", "the quick brown fox " * 20), **fields), language)
     assert caught.value.reason == "arguments"
-
-
-def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) -> None:
-    def ids(prompt: RoutedPrompt) -> int:
-        return len(blocks_at(prompt, language, block_tokens=1)[0])
-
-    text = "the quick brown fox " * 5
-    plain = ids(routed_to_path("/v1/completions", prompt=text))
-    assert ids(routed_to_path("/v1/completions", prompt=text, add_special_tokens=False)) == plain - 1
-    talk = ids(routed_chat(message("user", text)))
-    assert ids(routed_chat(message("user", text), add_special_tokens=True)) == talk + 1
 
 
 def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:
@@ -209,7 +163,7 @@ def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() 
         texts.append(Text(dropped, "here", dropped + 4))
         (end,) = aligned_blocks(
             [dropped + 4],
-            Rendered("-" * 36 + "here" + "-" * (size - 40), range(1, size + 1), texts, size, size),
+            Rendered("-" * 36 + "here" + "-" * (size - 40), range(1, size + 1), texts, size),
             block_tokens=1,
             blocks=size,
         )
