@@ -156,6 +156,7 @@ class Decision(Struct, gc=False, kw_only=True):
     headers_s: float | None = None
     """Time from the pick to the headers of the answer."""
     status: int | None = None
+    """The status of the answer, or the code of the error that its body tells, if the picker has read it."""
     outcome: str = ""
     """ended, aborted, failed or detached (its stream was let go on purpose before the answer ended). Empty
     until then."""

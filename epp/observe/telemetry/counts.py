@@ -168,8 +168,9 @@ class ServerCounts:
     )
     answers: ByLabel = counter(
         "epp_answers_total",
-        "Answers that have begun, by the endpoint that served and the class of the status: 2xx, 3xx, 4xx, "
-        "404, 429 or 5xx. The count starts again from 0 when an endpoint leaves and comes back.",
+        "Answers that have begun, by the endpoint that served and the class of the status line: 2xx, 3xx, "
+        "4xx, 404, 429 or 5xx. An error that a body tells after a 200 counts as 2xx here; the decision has "
+        "its code, and epp_endpoint_failure_share rises. The count starts again from 0 when an endpoint leaves and comes back.",
         "class",
         default_factory=_by_label,
     )
