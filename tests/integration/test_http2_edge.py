@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -18,7 +18,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from epp.config.listening import Listen
 from epp.transport import closing, http2_server
 from epp.transport import peer as peer_module
-from epp.transport.http2.frames import Code, Kind, frame
+from epp.transport.http2.frames import Code, Kind, Setting, frame
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import (
     block,
@@ -28,6 +28,7 @@ from tests.harness.http2_frames import (
     hello,
     ping,
     reset,
+    settings,
     split,
     window_update,
 )
@@ -290,6 +291,32 @@ async def test_a_data_plane_goes_before_many_polite_health_checks() -> None:
         async with asyncio.timeout(60):
             while any(peer.connection.pending or peer.inbox for peer in others):  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0)
+
+
+async def test_others_do_not_wait_while_3000_windows_open_by_a_byte() -> None:
+    async with serving_picker() as rig:
+        never_overloaded(rig)
+        server = rig.server.transport.server  # type: ignore[attr-defined]
+        peers_of = [peer_module.Peer(server) for _ in range(2)]
+        for peer in peers_of:
+            peer.connection_made(Pipe())
+        many, one = peers_of
+        first = message(request_headers(0).SerializeToString())
+        many.data_received(hello(window=0) + b"".join(headers(n) + data(n, first) for n in range(1, 6001, 2)))
+        await until(lambda: rig.server.streams == 3000 and not many.connection.pending)
+        unsent = many.connection.unsent
+        many.data_received(settings([(Setting.INITIAL_WINDOW_SIZE, 1)]))
+        one.data_received(hello() + headers(1) + data(1, first))
+        await until(lambda: rig.server.streams > 3000)
+        assert many.connection.pending, "most windows are not open yet"
+        assert many.connection.unsent > unsent - 3000
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until the condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - the conditions are in the product
+            await asyncio.sleep(0)
 
 
 async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
