@@ -18,7 +18,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from epp.config.listening import Listen
 from epp.transport import closing, http2_server
 from epp.transport import peer as peer_module
-from epp.transport.http2.frames import Code, Kind, Setting, frame
+from epp.transport.http2.frames import Code, Kind, Setting, frame, settings
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import (
     block,
@@ -28,7 +28,6 @@ from tests.harness.http2_frames import (
     hello,
     ping,
     reset,
-    settings,
     split,
     window_update,
 )
