@@ -18,19 +18,22 @@ from collections.abc import Iterable, Sequence
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from bench.bench_pick import FLEETS, SIZES, picker_of_pods
 from bench.dataplane.load import Prompts
+from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.protocol.asking import request_names
 from epp.protocol.codec import decode, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.stream import HttpStream
 from epp.protocol.stream_settings import StreamContext, StreamSettings
 
+FLEETS = (4, 100, 1000, 5000)
+SIZES = (1_000, 40_000, 400_000)
 _ROUNDS = 60
 _REQUESTS = 20
 """The number of requests in a round. A round of one request would measure the clock."""
@@ -54,6 +57,31 @@ _RESPONSE = (
     ("date", "Mon, 01 Jan 2029 00:00:00 GMT"),
     ("server", "envoy"),
 )
+
+
+def picker_of_pods(fleet: int) -> Picker:
+    """Return a picker that has read one page from each server."""
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    names = [EndpointName(f"pod-{i}") for i in range(fleet)]
+    picker.set_endpoints(
+        [
+            Endpoint(name, Address(f"10.0.{i // 250}.{i % 250 + 1}", 8000), model="m")
+            for i, name in enumerate(names)
+        ],
+        now=0.0,
+    )
+    page = EndpointMetrics(
+        scraped_at=0.0,
+        running=3,
+        waiting=0,
+        kv_usage=0.0,
+        capacity_tokens=400_000,
+        block_size=16,
+        prompt_tokens=0.0,
+    )
+    for name in names:
+        picker.observe(name, page, now=0.0)
+    return picker
 
 
 class _Path:

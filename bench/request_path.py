@@ -29,8 +29,7 @@ from typing import Any, Final
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from bench.bench_path import answer_of, messages_of
-from bench.bench_pick import picker_of_pods
+from bench.bench_path import answer_of, messages_of, picker_of_pods
 from bench.dataplane.load import Prompts
 from epp.config.listening import Listen
 from epp.observe.telemetry.decisions import DecisionRing

@@ -17,9 +17,9 @@ _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of epp": (30_000, 41_200),
     "lines of model_server": (12_500, 15_950),
-    "lines of bench": (13_000, 14_400),
+    "lines of bench": (13_000, 14_330),
     "lines of tests": (68_000, 84_400),
-    "lines of docs": (5_500, 6_600),
+    "lines of docs": (5_500, 6_450),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
     "constants of scheduling, endpoints, server_caches": (40, 102),
