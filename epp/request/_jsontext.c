@@ -8,6 +8,9 @@
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "epp runs on little-endian machines only"
+#endif
 
 typedef unsigned char byte;
 
@@ -34,9 +37,6 @@ count_plain(const byte *at)
 {
     unsigned long long w, quote, slash, odd;
     memcpy(&w, at, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    w = __builtin_bswap64(w);
-#endif
     quote = w ^ EACH('"');
     slash = w ^ EACH('\\');
     /* The high bit marks a byte that is not plain. It is set in w itself, or by a borrow if the byte is under 0x20, a quote

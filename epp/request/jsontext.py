@@ -19,7 +19,6 @@ Pure. Called by `parse`, `canonical` and `prompts`.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import Final
 
@@ -85,21 +84,13 @@ def token_bytes(value: Raw) -> bytes:
     OverflowError if it is no such array.
     """
     packed = ids_of(value)
-    if packed is None:
-        return _little_endian(array("I", _DECODE_IDS.decode(value)))
-    return packed if sys.byteorder == "little" else _little_endian(array("I", packed))
+    return array("I", _DECODE_IDS.decode(value)).tobytes() if packed is None else packed
 
 
 def first_byte(value: Raw) -> int:
     """Return the first byte of a JSON value, which shows its kind. 0: there is none."""
     view = memoryview(value)
     return view[0] if view else 0
-
-
-def _little_endian(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
 
 
 # -- what reading a body costs ---------------------------------------------------------------------------

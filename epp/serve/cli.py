@@ -292,9 +292,8 @@ def _check(config: Config) -> int:
 
 
 def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) -> int:
-    process.choose_grpc()
     process.raise_file_limit()
-    from epp.serve import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
+    from epp.serve import app  # noqa: PLC0415 - it imports everything, which other commands need not wait for
     from epp.serve.inputs import load_inputs  # noqa: PLC0415 - as above
 
     if worker is None and config.workers > 1:

@@ -1,15 +1,13 @@
-"""Sets up the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a
-large table.
+"""Sets up the interpreter and the allocator for a process that reads large prompts and keeps a large table.
 
-`cli` calls `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened, and
-`tune` when a worker is built and before it serves.
+`cli` calls `raise_file_limit` before a socket is opened, and `tune` when a worker is built and before it
+serves.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import resource
 import signal
 from typing import Final
@@ -29,19 +27,6 @@ _PR_SET_PDEATHSIG: Final = 1
 """From Linux's prctl.h."""
 
 _GC_THRESHOLDS: Final = (1_000, 200, 100)
-
-GRPC_EXPERIMENTS: Final = "-event_engine_listener"
-
-
-def choose_grpc() -> None:
-    """Choose gRPC's older listener, unless the environment says otherwise.
-
-    The newer listener passes the bytes of a socket from thread to thread before Python's loop gets them. The
-    older one reads the socket in the thread that waits for it. This saves 8 context switches and a fifth of
-    the CPU of a bare stream. gRPC reads its environment when it is imported. If gRPC no longer knows the
-    name, it logs this and goes on.
-    """
-    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
 
 
 def tune() -> None:

@@ -38,18 +38,12 @@ read64(const byte *at)
 {
     u64 value;
     memcpy(&value, at, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
     return value;
 }
 
 static inline void
 write64(byte *at, u64 value)
 {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    value = __builtin_bswap64(value);
-#endif
     memcpy(at, &value, 8);
 }
 

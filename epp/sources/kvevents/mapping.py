@@ -11,7 +11,6 @@ Pure: the model's tokenizer and template are behind the `Language` protocol. Cal
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_right
 from codecs import getincrementaldecoder
@@ -92,7 +91,7 @@ def _read(inference: InferenceRequest, language: Language | None) -> tuple[Seque
     if inference.shaped:
         raise UnmappedError("the request changes how its prompt is rendered", reason="arguments")
     if inference.token_ids:
-        return _unpacked(inference.prompt), None
+        return array("I", inference.prompt).tolist(), None
     if language is None:
         raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
     if inference.opaque or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
@@ -112,13 +111,6 @@ def _short(text: str) -> str:
     if len(text) > _MOST_CHARS:
         raise UnmappedError(f"a text of {len(text)} characters", reason="content")
     return text
-
-
-def _unpacked(prompt: bytes) -> Sequence[int]:
-    ids = array("I", prompt)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return ids.tolist()
 
 
 # -- where chunks end ---------------------------------------------------------------------------------------
