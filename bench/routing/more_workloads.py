@@ -73,7 +73,6 @@ def fan_out(rng: random.Random, count: int, *, width: int = 8) -> list[Timed]:
                 request_id=n,
                 segments=prompt,
                 answer=Segment(own_id(n) + 1, length(rng, mean=300, sigma=0.6, least=16, most=1500)),
-                first_user_segment=1,
             )
             made.append(Timed(0.0 if n > first else width * rng.expovariate(1), request))
     return made[:count]

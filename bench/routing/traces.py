@@ -57,7 +57,6 @@ def _request(call: Call, number: int) -> SimRequest:
         request_id=number,
         segments=tuple(segments),
         answer=Segment(workloads.OWN_IDS + number, call.output_tokens),
-        first_user_segment=min(1, len(segments) - 1),
     )
 
 
@@ -80,7 +79,6 @@ def _azure(calls: Sequence[Call], rng: random.Random, count: int) -> list[Timed]
                 request_id=number,
                 segments=(*segments, Segment(own, prompt)),
                 answer=Segment(own + 1, call.output_tokens),
-                first_user_segment=len(segments),
             )
         )
     return _timed([call.at_s for call in calls[:count]], requests)

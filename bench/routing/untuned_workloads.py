@@ -43,9 +43,7 @@ def forks(rng: random.Random, count: int) -> list[Timed]:
             n = len(made)
             step = Segment(own_id(n), length(rng, mean=300, sigma=0.8, least=16, most=3000))
             answer = Segment(own_id(n) + 1, length(rng, mean=400, sigma=0.6, least=32, most=1500))
-            request = SimRequest(
-                request_id=n, segments=(*base, step), answer=answer, first_user_segment=2, session=""
-            )
+            request = SimRequest(request_id=n, segments=(*base, step), answer=answer, session="")
             made.append(Timed(0.0 if branch else width * rng.expovariate(1), request))
             grown.append((*base, step, answer))
     return made[:count]

@@ -81,7 +81,6 @@ def made_request(
         segments=(*shared, Segment(own_id(number), own_tokens)),
         answer=Segment(own_id(number) + 1, answer_tokens),
         adapter=adapter,
-        first_user_segment=len(shared),
     )
 
 
@@ -117,7 +116,6 @@ def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) 
             request_id=n,
             segments=(*shared, own),
             answer=Segment(own_id(n) + 1, length(rng, mean=1000, sigma=0.2, least=300, most=2000)),
-            first_user_segment=1,
         )
         made.append(Timed(rng.expovariate(1), request))
     return made
@@ -177,9 +175,7 @@ def conversations(rng: random.Random, count: int) -> list[Timed]:
         answer = Segment(own_id(n) + 1, length(rng, mean=340, sigma=0.6, least=8, most=1500))
         if sum(s.num_tokens for s in base) > 60_000:
             base = (first,)
-        request = SimRequest(
-            request_id=n, segments=(*base, own), answer=answer, first_user_segment=1, session=""
-        )
+        request = SimRequest(request_id=n, segments=(*base, own), answer=answer, session="")
         grown.append((*base, own, answer))
         made.append(Timed(rng.expovariate(1), request))
     return made
@@ -343,7 +339,6 @@ class ClosedLoop:
             segments=(*user.segments, Segment(own_id(number), turn.added_tokens)),
             answer=Segment(own_id(number) + 1, turn.answer_tokens),
             session=user.session,
-            first_user_segment=1,
         )
         self._open[number] = user
         return [(now + turn.think_s / self._speed, request)]

@@ -20,8 +20,6 @@ class SimRequest:
     tenant: str = ""
     priority: int = 0
     """The priority. A request with a larger number goes first, if the router knows priorities."""
-    first_user_segment: int = 0
-    """The index of the segment where the first user message starts. The system prompt is before it."""
 
     @property
     def num_prompt_tokens(self) -> int:
