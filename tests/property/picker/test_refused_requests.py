@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -285,5 +286,5 @@ def plain(value: Any, *around: object) -> object:
     return [(name, plain(getattr(value, name), value, *around)) for name in names or vars(value)]
 
 
-TestRefusals = RefusalMachine.TestCase
+TestRefusals = pytest.mark.slow(RefusalMachine.TestCase)
 TestRefusals.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

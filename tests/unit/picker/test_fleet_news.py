@@ -7,6 +7,8 @@ from __future__ import annotations
 import gc
 import sys
 
+import pytest
+
 from epp.base.types import EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
@@ -56,6 +58,7 @@ def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
     assert chosen == {A, B, C, D}
 
 
+@pytest.mark.slow
 def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
@@ -78,6 +81,7 @@ def test_what_was_learned_of_a_served_model_is_kept_while_other_names_come_and_g
     assert picker.learned("m") is learned
 
 
+@pytest.mark.slow
 def test_queues_of_models_that_no_server_has_any_more_are_forgotten() -> None:
     """Each queue has its own time series."""
     picker = a_picker(PolicySpec(flow=Flow(mode="Hold")), on=endpoints("a"))

@@ -89,6 +89,7 @@ def test_long_values_that_a_client_sends_are_not_kept_in_full(
     assert _held_bytes() - before < _REQUESTS * _KEPT_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["", "u"], ids=["from a file", "pods"])
 def test_names_of_endpoints_that_left_leave_nothing(process: str) -> None:
     bench, rounds = Bench(), itertools.count()

@@ -52,12 +52,14 @@ def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) 
     assert (refused > 0) == (flow == "refuse")
 
 
+@pytest.mark.slow
 def test_with_a_deadline_more_requests_are_served_in_time_under_overload() -> None:
     off, on = run("off", 2.0)[1], run("refuse", 2.0)[1]
     assert on.good > off.good + 0.2
     assert on.ttft_p90_s < off.ttft_p90_s
 
 
+@pytest.mark.slow
 def test_under_overload_requests_with_a_higher_priority_wait_less() -> None:
     _, row = run("queue", 2.0, mix="interactive")
     assert set(row.by_class) == {f"priority {INTERACTIVE}"}
@@ -83,6 +85,7 @@ def test_max_min_gives_the_unused_share_of_a_small_tenant_to_the_others() -> Non
     assert max_min({"a": 1.0, "b": 2.0}, 10.0) == {"a": 1.0, "b": 2.0}
 
 
+@pytest.mark.slow
 def test_flow_control_changes_nothing_if_a_server_is_always_free() -> None:
     off, on = (outcome_of(place(0.05), SETTINGS[name]) for name in ("off", "queue"))
     assert [r.arrived_s for r in on.records] == [r.arrived_s for r in off.records]

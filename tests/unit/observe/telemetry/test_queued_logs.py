@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+import pytest
+
 from epp.observe.telemetry.logs import QueuedHandler, Repeats
 
 
@@ -99,6 +101,7 @@ for n in range(5000):
 """
 
 
+@pytest.mark.slow
 def test_a_process_with_an_unread_standard_error_ends_with_its_own_status() -> None:
     with subprocess.Popen([sys.executable, "-c", STALLED], stderr=subprocess.PIPE) as process:
         assert process.wait(60) == 0

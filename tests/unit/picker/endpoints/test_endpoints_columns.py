@@ -165,6 +165,7 @@ def test_endpoints_that_answer_are_candidates() -> None:
 EVENTS = st.sampled_from(["book", "end", "page", "fail", "adapter", "restart", "leave"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
 def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[str, int]]) -> None:
     fleet, now = a_fleet(*map(endpoint, "abcd")), 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ LISTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(LISTS)
 def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, int, str]]]) -> None:
     fleet, known = Fleet(SPEC), dict[EndpointName, Endpoint]()

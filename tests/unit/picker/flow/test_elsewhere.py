@@ -63,6 +63,7 @@ class Pool:
         return had
 
 
+@pytest.mark.slow
 def test_a_bound_holds_for_all_pickers_together_within_a_tenth() -> None:
     pool, rng = Pool(Flow(in_all=WaitingSettings(max_requests=100))), random.Random(1)
     most = 0
@@ -75,6 +76,7 @@ def test_a_bound_holds_for_all_pickers_together_within_a_tenth() -> None:
     assert 90 <= pool.waiting().total() <= 110
 
 
+@pytest.mark.slow
 def test_a_tenants_bound_holds_for_all_pickers_together() -> None:
     pool = Pool(Flow(per_tenant=WaitingSettings(max_requests=200)))
     while pool.now < 5:
@@ -149,6 +151,7 @@ rows = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(reports=st.lists(st.tuples(st.sampled_from([b"x", b"y"]), rows | st.none()), max_size=30))
 def test_the_sums_equal_the_rows_for_any_reports(reports: list[tuple[bytes, Row | None]]) -> None:
     elsewhere = Elsewhere()

@@ -4,13 +4,12 @@ moment.
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from envoy_data_plane.envoy.config.endpoint.v3 import ClusterLoadAssignment
-from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +22,13 @@ def endpoint_at(text: str, *, name: str = "") -> Endpoint:
 
 
 def addresses_in(text: bytes) -> list[tuple[str, int]]:
-    (packed,) = DiscoveryResponse.from_json(text).resources
+    endpoint, discovery = (  # seconds to import
+        importlib.import_module(f"envoy_data_plane.envoy.{name}.v3")
+        for name in ("config.endpoint", "service.discovery")
+    )
+    (packed,) = discovery.DiscoveryResponse.from_json(text).resources
     assignment = packed.unpack()
-    assert isinstance(assignment, ClusterLoadAssignment)
+    assert isinstance(assignment, endpoint.ClusterLoadAssignment)
     assert assignment.cluster_name == "model-servers"
     found = []
     for locality in assignment.endpoints:

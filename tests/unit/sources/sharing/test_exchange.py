@@ -28,6 +28,7 @@ def test_a_pick_is_known_to_the_others_with_its_work() -> None:
     assert other.pick(text("p"), now=10.2).decision.chosen == chosen
 
 
+@pytest.mark.slow
 def test_the_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> None:
     """Others send fifty requests a second, and a request is known a tenth of a second later. So five are
     not known yet.

@@ -198,6 +198,7 @@ def waiting_answers(streams: int) -> CallerSide:
     return side
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", ["of each stream", "of the connection"])
 def test_answers_that_a_window_lets_go_are_sent_in_portions(window: str) -> None:
     if window == "of each stream":
