@@ -44,24 +44,3 @@ def table(heading: str) -> Mapping[str, list[str]]:
             found[name] = cells
     assert set(found) == set(SHAPES)
     return found
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_table_of_faults_says_what_is_tested(name: str) -> None:
-    refused, dead, killed = table("the picker refuses (503, 429)")[name]
-    shape = SHAPES[name]
-    assert (refused == "the client gets the refusal") == shape.shows_refusals
-    assert (dead == "the next endpoint of the list serves") == shape.reads_list
-    assert killed.startswith(
-        "running answers are cut, new requests fail" if shape.duplex else "running answers go on"
-    )
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_table_of_models_says_what_is_tested(name: str) -> None:
-    unknown, listed, alias, prefiller = table("unknown model")[name]
-    bare = SHAPES[name].bare
-    assert (unknown == "404") == (not bare)
-    assert listed.startswith("one server" if bare else "all models")
-    assert alias == ("stays as the client sent it" if bare else "is replaced")
-    assert prefiller.startswith("never set" if bare else "the picker sets it")
