@@ -9,7 +9,7 @@ target in every picker. Only one rule applies to a request; a target is not look
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -60,9 +60,9 @@ class Rewrites:
         return bool(self._exact or self._others)
 
     @property
-    def aliases(self) -> Sequence[str]:
-        """Return the names that clients may use although no server has them."""
-        return list(self._exact)
+    def aliases(self) -> Mapping[str, frozenset[str]]:
+        """Return the names that clients may use although no server has them, each with its targets."""
+        return {name: frozenset(target.model for target in targets) for name, targets in self._exact.items()}
 
     def target(self, inference: InferenceRequest, *, session: str, request_id: str) -> str:
         """Return the model to ask for. It is the request's own model if no rule applies."""

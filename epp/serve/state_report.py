@@ -127,6 +127,7 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
         endpoints,
         tried.picks if tried else 0,
         tried.agreed if tried else 0,
+        picker.fleet.listed_names(),
         gate.saturation(now=now),
     )
 

@@ -7,7 +7,7 @@ A usual request runs no code of this module. It reads the results by what `Fleet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -44,7 +44,7 @@ class Fleet(FleetView):
         """Pools that have servers."""
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
-        self._aliases: Sequence[ModelCard] = ()
+        self._aliases: Mapping[str, frozenset[str]] = {}
 
     def apply(self, spec: PolicySpec) -> None:
         """Use another policy from now on."""
@@ -155,9 +155,9 @@ class Fleet(FleetView):
             everyone=self._columns.roster.everyone,
         )
 
-    def set_aliases(self, aliases: Sequence[str]) -> None:
-        """Set the names that clients may use although no server lists them."""
-        self._aliases = [ModelCard(name, owned_by="prefix-gateway") for name in aliases]
+    def set_aliases(self, aliases: Mapping[str, frozenset[str]]) -> None:
+        """Set the names that clients may use although no server lists them, each with its targets."""
+        self._aliases = aliases
         self._unions.clear()
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
@@ -177,8 +177,21 @@ class Fleet(FleetView):
             ]
             if len(self._unions) >= _KEPT_UNIONS:
                 self._unions.clear()
-            self._unions[subset] = union(lists, more=self._aliases) if lists else None
+            self._unions[subset] = union(lists, more=self._answered_aliases()) if lists else None
         return self._unions[subset]
+
+    def listed_names(self) -> frozenset[str] | None:
+        """Return every name that a server lists. None: not every server has given its list."""
+        lists = [state.listed for state in self._in_slots]
+        whole = [each.names for each in lists if each is not None and each.whole]
+        return frozenset().union(*whole) if whole and len(whole) == len(lists) else None
+
+    def _answered_aliases(self) -> Iterator[ModelCard]:
+        """Yield the aliases for which some server has a target, as far as the lists are known."""
+        names = self.listed_names()
+        for alias, targets in self._aliases.items():
+            if names is None or not names.isdisjoint(targets):
+                yield ModelCard(alias, owned_by="prefix-gateway")
 
     @property
     def unlisted(self) -> int:

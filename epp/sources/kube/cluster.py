@@ -221,16 +221,19 @@ class Cluster:
             self._hooks.lease_held(lease_holder.holds())
             if not pools.settled or self._dirty.is_set():
                 continue  # nothing is written before everything is known
+            live = self._hooks.live()
             await writer.look(
                 self._outcome,
                 says=self._policies.observed(),
                 of_other_pools=self._policies.of_other_pools(),
-                live=self._hooks.live(),
+                live=live,
                 pool_uids=pools.uids,
                 holds=lease_holder.holds,
                 now=time.monotonic(),
             )
-            await rewrites.look(existing=pools.existing, holds=lease_holder.holds, now=time.monotonic())
+            await rewrites.look(
+                existing=pools.existing, served=live.models, holds=lease_holder.holds, now=time.monotonic()
+            )
 
 
 def _time() -> str:

@@ -34,6 +34,8 @@ class Live:
     tried_picks: int = 0
     """Picks that a policy in DryRun has scored too. In `tried_agreed` of them it chose the same endpoint."""
     tried_agreed: int = 0
+    models: frozenset[str] | None = None
+    """Every model that a server lists. None: not every server has given its list."""
     saturation: float | None = None
     """The largest saturation of any base model. None: flow control is off."""
 

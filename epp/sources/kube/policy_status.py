@@ -122,8 +122,8 @@ def _replacing(old: Any, new: Any) -> Any:
 class Unclaimed:
     """Finds objects for other pools that no picker judges within `_PATIENCE_S`."""
 
-    _PATIENCE_S: Final = 20.0
-    """The holder of that pool's Lease may be changing."""
+    _PATIENCE_S: Final = 3.0
+    """A picker that serves the pool is faster. One that comes later replaces what is written here."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}

@@ -26,14 +26,22 @@ Key = tuple[str, str]
 """API group and name of an object."""
 
 
-def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, PolicyResult]:
-    """Return the result for each object of the picker's pools. existing: the pools that exist."""
+def judge(
+    newer_first: Sequence[ModelRewrites], *, existing: Collection[str], served: frozenset[str] | None
+) -> Mapping[Key, PolicyResult]:
+    """Return the result for each object of the picker's pools.
+
+    existing: the pools that exist. served: every model that a server lists. None: the lists are not known.
+    """
     owners: dict[str, RewriteClaim] = {}
     results = {}
     for rewrites in newer_first:
         for claim in rewrites.claims():
             taken = _taken(claim, owners)
             results[claim.group, claim.name] = _result(claim, taken, pool_exists=claim.pool in existing)
+            missing = {t.model for rule in claim.rules for t in rule.targets} - (served or set())
+            if served is not None and missing and results[claim.group, claim.name].so:
+                results[claim.group, claim.name] = PolicyResult(False, "ModelNotServed", _unserved(missing))
     return results
 
 
@@ -66,6 +74,11 @@ def _result(claim: RewriteClaim, taken: Mapping[str, RewriteClaim], *, pool_exis
     if not pool_exists:
         return PolicyResult(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
     return PolicyResult(True, _ACCEPTED, "its rules are in use")
+
+
+def _unserved(models: Collection[str]) -> str:
+    named = ", ".join(model[:100] for model in sorted(models)[:_NAMED])
+    return f"no server lists {named}, so requests that go there get 404"
 
 
 def accepted(result: PolicyResult, claim: RewriteClaim, *, time_text: str) -> Condition:

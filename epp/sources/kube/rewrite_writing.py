@@ -36,17 +36,25 @@ class RewriteWriter:
         self._namespace = namespace
         self._time_text = time_text
         self._results: Mapping[Key, PolicyResult] = {}
-        self._judged_at: tuple[tuple[int, ...], frozenset[str]] | None = None
+        self._judged_at: tuple[object, ...] = ()
         self._unclaimed = Unclaimed()
         self._tried: dict[tuple[str, str], float] = {}
         """When the status of an object was last sent, by its uid and version."""
         self._complaint = ""
 
-    async def look(self, *, existing: Collection[str], holds: Callable[[], bool], now: float) -> None:
+    async def look(
+        self,
+        *,
+        existing: Collection[str],
+        served: frozenset[str] | None,
+        holds: Callable[[], bool],
+        now: float,
+    ) -> None:
         """existing: the pools that exist.
+        served: every model that a server lists. None: the lists are not known.
         holds: whether the Lease is held. Called before each write.
         """
-        due = [*self._due(existing=existing), *self._due_unclaimed(now=now)]
+        due = [*self._due(existing=existing, served=served), *self._due_unclaimed(now=now)]
         versions = {(claim.uid, claim.resource_version) for _, claim, _ in due}
         self._tried = {key: at for key, at in self._tried.items() if key in versions and now - at < _AGAIN_S}
         fresh = (each for each in due if (each[1].uid, each[1].resource_version) not in self._tried)
@@ -56,11 +64,13 @@ class RewriteWriter:
             self._tried[claim.uid, claim.resource_version] = now
             await self._write(rewrites, claim, wanted)
 
-    def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, RewriteClaim, Condition]]:
+    def _due(
+        self, *, existing: Collection[str], served: frozenset[str] | None
+    ) -> Iterator[tuple[ModelRewrites, RewriteClaim, Condition]]:
         """Yield the objects of our pools whose status differs from their result."""
-        state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
+        state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing), served)
         if state != self._judged_at:
-            self._judged_at, self._results = state, judge(self._sets, existing=existing)
+            self._judged_at, self._results = state, judge(self._sets, existing=existing, served=served)
         for rewrites in self._sets:
             for claim in rewrites.claims():
                 wanted = accepted(self._results[claim.group, claim.name], claim, time_text=self._time_text())

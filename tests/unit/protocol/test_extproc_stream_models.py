@@ -168,3 +168,12 @@ def test_a_prefix_belongs_to_the_target_and_aliases_are_listed() -> None:
     listed = bench.picker.model_list()
     assert listed is not None
     assert [card["id"] for card in json.loads(listed)["data"]] == ["m", "the-target"]
+
+
+def test_an_alias_of_a_model_that_nobody_serves_is_not_listed() -> None:
+    bench = Bench()
+    listed_by(bench, "another", "another", "another")
+    rewriting(bench)
+    listed = bench.picker.model_list()
+    assert listed is not None
+    assert [card["id"] for card in json.loads(listed)["data"]] == ["another"]

@@ -32,7 +32,7 @@ def test_an_alias_names_its_target_and_other_models_stay() -> None:
         "llama"
     ] * 3
     assert target(rewrites, chat_of_turns("a", model="mistral")) == "mistral"
-    assert rewrites.aliases == ["gpt", "old"]
+    assert list(rewrites.aliases) == ["gpt", "old"]
     assert not Rewrites()
 
 

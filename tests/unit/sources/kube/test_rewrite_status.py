@@ -17,9 +17,11 @@ from tests.unit.sources.kube.objects import rewrite, rewrites_of, rule
 OLDER = "inference.networking.x-k8s.io"
 
 
-def statuses(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str, str]:
+def statuses(
+    *sets: ModelRewrites, existing: Sequence[str] = ("vllm",), served: frozenset[str] | None = None
+) -> dict[str, str]:
     """Return reason and message by name."""
-    words = judge(sets, existing=existing)
+    words = judge(sets, existing=existing, served=served)
     assert all(word.so == (word.reason == "Accepted") for word in words.values())
     return {name: f"{word.reason}: {word.message}" for (_, name), word in words.items()}
 
@@ -28,6 +30,14 @@ def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
     sound = rewrites_of(rewrite("a", rule("gpt"), rule()))
     assert statuses(sound) == {"a": "Accepted: its rules are in use"}
     assert statuses(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
+
+
+def test_a_rewrite_to_a_model_that_nobody_serves_is_not_in_use() -> None:
+    found = rewrites_of(rewrite("a", rule("gpt", target="gone")), rewrite("b", rule("old", target="here")))
+    words = statuses(found, served=frozenset({"here"}))
+    assert words["a"] == "ModelNotServed: no server lists gone, so requests that go there get 404"
+    assert words["b"].startswith("Accepted")
+    assert statuses(found, served=None)["a"].startswith("Accepted"), "the lists are not known yet"
 
 
 def test_with_several_pools_a_status_is_about_its_own_pool() -> None:

@@ -44,7 +44,7 @@ async def look(
     """Let the writer look at these times. Return its requests."""
     writer = RewriteWriter(server, [found], namespace="ns", time_text=lambda: "T")
     for now in times:
-        await writer.look(existing=["vllm"], holds=lambda: holds, now=now)
+        await writer.look(existing=["vllm"], served=None, holds=lambda: holds, now=now)
     return server.wrote
 
 
@@ -93,8 +93,8 @@ async def test_an_object_for_a_pool_without_a_picker_is_marked() -> None:
         rewrite("theirs", rule("gpt"), pool="other", conditions=(judged,)),
         rewrite("moved", rule("gpt"), pool="other", generation=2, conditions=(left,)),
     )
-    assert await look(StatusServer(), found, 1.0, 15.0) == []
-    wrote = await look(StatusServer(), found, 1.0, 22.0)
+    assert await look(StatusServer(), found, 1.0, 3.0) == []
+    wrote = await look(StatusServer(), found, 1.0, 4.5)
     assert [where for where, _ in wrote] == [
         f"PATCH inferencemodelrewrites/{name}/status" for name in ("typo", "moved")
     ]

@@ -192,9 +192,9 @@ async def test_the_status_of_a_policy_that_no_picker_follows_says_so() -> None:
         )
 
     await look_at(1.0)
-    await look_at(19.0)
+    await look_at(3.0)
     assert bodies == []
-    await look_at(22.0)
+    await look_at(4.5)
     ((path, body),) = bodies
     assert path == "prefixroutingpolicies/moved/status"
     assert body["metadata"] == {"uid": "uid-of-moved", "resourceVersion": "2"}, (
