@@ -218,13 +218,6 @@ class Fatal(Struct, frozen=True, eq=False, gc=False):
     strikes: int
 
 
-class Parsed(Struct, frozen=True, eq=False, gc=False):
-    """A stream has read the body of a request."""
-
-    seconds: float
-    size_bytes: int
-
-
 class Refused(Struct, frozen=True, eq=False, gc=False):
     """A stream has answered a request itself, with an error."""
 
@@ -240,7 +233,7 @@ class ProtocolFault(Struct, frozen=True, eq=False, gc=False):
     reason: str
 
 
-StreamEvent = Parsed | Refused | ProtocolFault
+StreamEvent = Refused | ProtocolFault
 """The events that streams report through the picker, since the picker cannot know of them."""
 
 PickerEvent = (

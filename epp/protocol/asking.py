@@ -27,7 +27,7 @@ from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.picker.decision import PickRequest
-from epp.picker.events import Parsed, Pick, Refused
+from epp.picker.events import Pick, Refused
 from epp.picker.gate import NO_CLAIM, Claim
 from epp.protocol.bodies import pieces
 from epp.protocol.header_names import (
@@ -220,7 +220,6 @@ class Asking:
             rewrites = context.picker.rewrites
             if rewrites is not None and inference.model and self._can_change_body(modes):
                 asked_model, inference = inference.model, self._renamed(inference, body, head, rewrites)
-            context.picker.report(Parsed(context.timer() - started, len(body)))
         prescribed: tuple[Address, ...] = ()
         if settings.conformance_headers and head.prescribed:
             prescribed = read_prescribed(head.prescribed, context.picker.endpoints())

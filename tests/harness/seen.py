@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from epp.base.errors import PickError
-from epp.picker.events import Answered, Began, Ended, Parsed, Pick, PickerEvent, ProtocolFault, Refused
+from epp.picker.events import Answered, Began, Ended, Pick, PickerEvent, ProtocolFault, Refused
 from epp.picker.picker import Picker
 
 
@@ -16,7 +16,6 @@ class Seen:
     mismatches: list[bool] = field(default_factory=list)
     refusals: list[tuple[str, PickError]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    parsed_bytes: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, picker: Picker) -> Seen:
@@ -32,10 +31,6 @@ class Seen:
             self.mismatches.append(event.mismatch)
         elif isinstance(event, Ended):
             self.over.append(event.request)
-        elif isinstance(event, Parsed):
-            assert event.seconds >= 0
-            assert event.size_bytes > 0
-            self.parsed_bytes.append(event.size_bytes)
         elif isinstance(event, Refused):
             self.refusals.append((event.request_id, event.error))
         elif isinstance(event, ProtocolFault):

@@ -59,13 +59,9 @@ class RequestCounts:
     )
     pick_seconds: Distribution = histogram(
         "epp_pick_seconds",
-        "Time to choose an endpoint, from the parsed request to the answer.",
+        "Time to read the body of a request and to choose an endpoint.",
         default_factory=_fine,
     )
-    parse_seconds: Distribution = histogram(
-        "epp_parse_seconds", "Time to read a request body.", default_factory=_fine
-    )
-    parsed_bytes: int = counter("epp_parsed_bytes_total", "Bytes of request bodies read.", default=0)
     flow_waited: Distribution = histogram(
         "epp_flow_waited_seconds",
         "How long flow control held requests before it let them go. Requests that were not held do not "

@@ -31,7 +31,6 @@ from epp.picker.events import (
     Began,
     Cut,
     Ended,
-    Parsed,
     Pick,
     PickerEvent,
     PrefillJob,
@@ -75,9 +74,6 @@ class Metrics:
             self._answered(event.request.decision, mismatch=event.mismatch)
         elif isinstance(event, Ended):
             self._ended(event.request.decision)
-        elif isinstance(event, Parsed):
-            observe(self._requests.parse_seconds, event.seconds)
-            self._requests.parsed_bytes += event.size_bytes
         elif isinstance(event, Refused):
             self._refused(event.request_id, event.error)
         elif isinstance(event, Cut):

@@ -12,7 +12,6 @@ from epp.picker.events import (
     Began,
     Ended,
     Moved,
-    Parsed,
     PickerEvent,
     ProtocolFault,
     Proved,
@@ -38,7 +37,7 @@ def a_request() -> PickRequest:
 
 
 def time_of(event: PickerEvent) -> float:
-    assert not isinstance(event, Parsed | Refused | ProtocolFault), "events of a stream have no time"
+    assert not isinstance(event, Refused | ProtocolFault), "events of a stream have no time"
     return event.at
 
 
@@ -89,7 +88,6 @@ def test_a_request_that_is_let_go_ends_once() -> None:
 def test_events_of_streams_reach_the_same_listeners() -> None:
     picker, events = heard_picker()
     told: list[StreamEvent] = [
-        Parsed(0.1, 5),
         Refused("r", NoEndpointError("none", reason="no_endpoints")),
         ProtocolFault("odd"),
     ]

@@ -19,7 +19,7 @@ from epp.observe.telemetry.picker_state import (
     SharingStatus,
 )
 from epp.picker.decision import Prefill
-from epp.picker.events import Parsed, ProtocolFault, Proved, Refused
+from epp.picker.events import ProtocolFault, Proved, Refused
 from epp.picker.flow.status import FlowStatus
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.picker.prefix_index.table import NOTHING
@@ -88,9 +88,8 @@ def shown() -> Shown:
     return Shown()
 
 
-def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
+def test_a_request_is_counted_from_its_pick_to_its_end(shown: Shown) -> None:
     made = pick()
-    shown.metrics.on_event(Parsed(0.00003, 4000))
     shown.metrics.on_event(began(made, began_s=1.0))
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
@@ -102,7 +101,6 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     assert shown.value("epp_in_flight") == 0
     assert shown.samples("epp_requests_total") == {("chat", "aborted"): 1}
     assert (shown.value("epp_prompt_tokens_total"), shown.value("epp_matched_tokens_total")) == (1000, 600)
-    assert shown.value("epp_parsed_bytes_total") == 4000
     assert shown.value("epp_pick_seconds_sum") == pytest.approx(0.0002)
     assert shown.value("epp_served_mismatch_total") == 0
     assert shown.samples("epp_picks_total") == {("a", "prefix"): 1}
@@ -118,8 +116,8 @@ def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown
 
 
 def test_short_times_fall_into_fine_buckets(shown: Shown) -> None:
-    shown.metrics.on_event(Parsed(0.00003, 1))
-    buckets = shown.samples("epp_parse_seconds_bucket")
+    shown.metrics.on_event(began(pick(), began_s=1.00017))
+    buckets = shown.samples("epp_pick_seconds_bucket")
     assert buckets["1e-05",] == buckets["2e-05",] == 0
     assert buckets["5e-05",] == 1
 
