@@ -20,7 +20,7 @@ _VIEWS = (
 
 async def main() -> None:
     for name, count, width, height, dark in _VIEWS:
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             async with live_page(count) as scene, browser(Path(directory)) as page:
                 await page.open(scene.url, width=width, height=height, dark=dark)
                 await page.until("document.querySelectorAll('#requests summary').length")
