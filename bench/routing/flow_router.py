@@ -11,7 +11,7 @@ from bench.routing.picker_router import PickerRouter
 from epp.base.errors import PickError
 from epp.config.policy import Policy
 from epp.picker.events import Pick
-from epp.picker.gate import Claim, Gate
+from epp.picker.gate import FlowClaim, Gate
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
 
@@ -53,7 +53,7 @@ class FlowRouter(PickerRouter):
             sent = None if isinstance(fate, PickError) else self._begun(request, fate, picker, now=at)
             self._decided.append((request.request_id, sent))
 
-        claim = Claim(objective=str(request.priority), tenant=request.tenant)
+        claim = FlowClaim(objective=str(request.priority), tenant=request.tenant)
         try:
             fate = gate.offer(
                 asked, claim, decided, size_bytes=asked.body_bytes, longest_s=float("inf"), now=now

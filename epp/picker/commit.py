@@ -36,7 +36,7 @@ from epp.picker.guesses import Guesses
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Helper, Prefilling
 from epp.picker.scheduling.schedule import Choice
-from epp.picker.scheduling.snapshot import SchedulingRequest, Sent, Snapshot
+from epp.picker.scheduling.snapshot import SchedulingRequest, SentPick, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 
@@ -136,10 +136,10 @@ class Commits:
         helper: Helper | None = None,
         now: float,
     ) -> Pick:
-        """Book the work, and send the event to the listeners. prefix: see `Sent`.
+        """Book the work, and send the event to the listeners. prefix: see `SentPick`.
         helper: the server that computes the prompt. None: the chosen server computes it.
         """
-        sent = Sent(state.endpoint.name, now, prefix, request.session)
+        sent = SentPick(state.endpoint.name, now, prefix, request.session)
         for rule in self._guesses.rules:
             rule.committed(sent)
         if helper is not None:
@@ -267,7 +267,7 @@ class Commits:
         *,
         request: PickRequest,
         prompt: Prompt,
-        sent: Sent,
+        sent: SentPick,
         now: float,
     ) -> Pick:
         """Book the work on the chosen endpoint."""

@@ -25,7 +25,7 @@ from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.picker.phases import OVER, Phase
 from epp.picker.prefix_index.guesses import GuessedEntries
 from epp.picker.prefix_index.table import PrefixTable, Recorded
-from epp.picker.scheduling.snapshot import Sent
+from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt
 
 
@@ -79,7 +79,7 @@ class Pick(Struct, eq=False, gc=False):
     streams: bool
     prompt: Prompt
     guess: Guess
-    sent: Sent
+    sent: SentPick
     """What the rules remember of the request."""
     asks: bool
     """Whether the request has a body. A good answer to a request without one, such as `GET /health`, does not

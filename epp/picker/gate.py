@@ -42,7 +42,7 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 }
 
 
-class Claim(Struct, frozen=True, gc=False):
+class FlowClaim(Struct, frozen=True, gc=False):
     """What the headers and the path of a request say to flow control."""
 
     objective: str = ""
@@ -52,7 +52,7 @@ class Claim(Struct, frozen=True, gc=False):
     ttft_s: float | None = None
 
 
-NO_CLAIM: Final = Claim()
+NO_CLAIM: Final = FlowClaim()
 
 
 class Gate:
@@ -97,7 +97,7 @@ class Gate:
     def offer(
         self,
         request: PickRequest,
-        claim: Claim,
+        claim: FlowClaim,
         decided: Answer,
         *,
         size_bytes: int,
@@ -250,7 +250,7 @@ class Gate:
         forget_models(self._queues, present)
         forget_models(self._reported, present)
 
-    def _priority(self, spec: Flow, claim: Claim, request: PickRequest, queue: ModelQueue) -> int:
+    def _priority(self, spec: Flow, claim: FlowClaim, request: PickRequest, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective
         in the header (by the cluster's list, then by the policy's), the model, the path, the body.
         """

@@ -18,7 +18,7 @@ from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
 from epp.picker.flow.control import Decided, FlowControl
 from epp.picker.flow.elsewhere import FlowKey
-from epp.picker.flow.queues import OTHERS, Load
+from epp.picker.flow.queues import OTHERS, QueueLoad
 from epp.picker.flow.request import Forecast, QueueItem
 from epp.picker.flow.shares import OTHERS_LABEL
 from epp.picker.flow.status import FlowStatus, WaitingTenant
@@ -102,7 +102,7 @@ class ModelQueue:
         return self._picker.consider(waiting.request, prompt=waiting.prompt, now=now)
 
 
-def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
+def _longest(loads: Mapping[FlowKey, QueueLoad]) -> Sequence[WaitingTenant]:
     """Return the tenants with the most waiting tokens."""
     longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
     return [

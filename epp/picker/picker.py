@@ -26,7 +26,7 @@ from epp.picker.fleet_news import FleetNews
 from epp.picker.hurried import choose_hurriedly
 from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
 from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snapshot
@@ -285,11 +285,13 @@ class Picker(FleetNews):
         """The flow control whose headers are read, for itself or for a recording."""
 
 
-def _candidates(choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec) -> Shown:
+def _candidates(
+    choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec
+) -> ShownCandidates:
     """Return the candidates as people see them. If there are many candidates, only those with the best scores
     are kept.
     """
     best = int(cached_tokens.item(cached_tokens.argmax()))
     if len(snapshot.slots) > MOST:
         choice, snapshot, cached_tokens = only_ranked(choice, snapshot, cached_tokens)
-    return Shown(choice, snapshot, cached_tokens, spec, best)
+    return ShownCandidates(choice, snapshot, cached_tokens, spec, best)

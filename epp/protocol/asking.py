@@ -28,7 +28,7 @@ from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.picker.decision import PickRequest
 from epp.picker.events import Pick, Refused
-from epp.picker.gate import NO_CLAIM, Claim
+from epp.picker.gate import NO_CLAIM, FlowClaim
 from epp.protocol.bodies import pieces
 from epp.protocol.header_names import (
     DESTINATION,
@@ -108,7 +108,7 @@ class RequestHead(Struct, eq=False, gc=False):
     prescribed: str
     trace: str = ""
     """A trace context, not yet checked. It is read only if tracing is on."""
-    claim: Claim = NO_CLAIM
+    claim: FlowClaim = NO_CLAIM
 
     def forget(self) -> None:
         """Forget the facts that only the pick needs. The stream may stay open for long, and clients choose

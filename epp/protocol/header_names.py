@@ -14,7 +14,7 @@ from typing import Final
 
 from epp.base.types import SERVER_HEADERS, Address, Endpoint
 from epp.config.flow import Flow
-from epp.picker.gate import Claim
+from epp.picker.gate import FlowClaim
 from epp.request.client_names import MAX_TENANT_CHARS, bounded_name
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
@@ -38,14 +38,14 @@ RESERVED: Final = (DESTINATION, *SERVER_HEADERS)
 """Request headers that only the picker may set."""
 
 
-def read_claim(found: Mapping[str, str], flow: Flow) -> Claim:
+def read_claim(found: Mapping[str, str], flow: Flow) -> FlowClaim:
     """Return what the headers claim about a request's place in a queue. Headers that cannot be read count as
     absent.
     """
     claims = flow.claims
     milliseconds = found.get(TTFT_MS, "").strip() if "Deadline" in claims else ""
     readable = milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 9
-    return Claim(
+    return FlowClaim(
         objective=next((bounded_name(found[name].strip()) for name in OBJECTIVES if name in found), "")
         if "Objective" in claims
         else "",

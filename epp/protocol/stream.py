@@ -48,7 +48,7 @@ from epp.protocol.http_events import (
 )
 from epp.protocol.refusals import model_list
 from epp.protocol.stream_settings import StreamContext
-from epp.protocol.waiting import Waiting, offer
+from epp.protocol.waiting import WaitingStream, offer
 
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
 """Go on without a destination. A destination that the client made up is removed."""
@@ -94,7 +94,7 @@ class HttpStream:
         """The pieces of a body whose headers are not answered yet."""
         self._request_ended = False
         """Whether no more pieces of the request's body come."""
-        self._waiting: Waiting | None = None
+        self._waiting: WaitingStream | None = None
         """Set while flow control holds the request."""
         self._answer_body: AnswerBody | None = None
         """Set while the answer's body is read as it streams by."""

@@ -5,7 +5,7 @@ headers. With BUFFERED, the picker asks the data plane for more time once, or th
 time-out of the data plane. In the other modes no request waits, because the data plane would go on without
 the picker, or would stop reading.
 
-Pure. `stream` owns a `Waiting` for as long as its request waits.
+Pure. `stream` owns a `WaitingStream` for as long as its request waits.
 
 A waiting request keeps its canonical prompt in memory. With full duplex it also keeps the body that the
 picker sends on.
@@ -27,7 +27,7 @@ from epp.protocol.http_events import Action, Delay, Modes, Slot
 from epp.protocol.stream_settings import StreamSettings
 
 
-class Waiting:
+class WaitingStream:
     """A request that waits until `gate` decides, or until it leaves."""
 
     __slots__ = ("_gate", "_held", "after", "delays", "slot")
@@ -56,7 +56,7 @@ def offer(
     slot: Slot,
     modes: Modes,
     now: float,
-) -> Pick | Waiting:
+) -> Pick | WaitingStream:
     """Ask flow control. Return a pick if the request goes at once. Raises PickError if the request is
     refused.
 
@@ -80,7 +80,7 @@ def offer(
     if isinstance(offered, Pick):
         return offered
     asks_for_more = settings.longest_delay_s > 0 and longest_s < inf
-    return Waiting(gate, offered, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ())
+    return WaitingStream(gate, offered, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ())
 
 
 def _longest_s(slot: Slot, request: PickRequest, modes: Modes, settings: StreamSettings) -> float:

@@ -17,7 +17,7 @@ from typing import Final
 from epp.transport.accepting import Acceptor
 from epp.transport.http2.limits import HeldBytes, Limits
 from epp.transport.peer import Peer, Service
-from epp.transport.turns import Source, Turns
+from epp.transport.turns import AddressTurns, Turns
 
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
@@ -51,7 +51,7 @@ class Http2Server:
         self.held = HeldBytes(max_held_bytes)
         self.max_peers = max_peers
         self.peers: set[Peer] = set()
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, AddressTurns] = {}
         self.now = clock
         self.fault = on_fault
         self.after_writing = after_writing
@@ -96,9 +96,9 @@ class Http2Server:
                 while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
                     await asyncio.sleep(0.01)
 
-    def came(self, peer: Peer, address: str) -> Source:
+    def came(self, peer: Peer, address: str) -> AddressTurns:
         """Count a new connection from that address."""
-        source = self._sources.setdefault(address, Source(address))
+        source = self._sources.setdefault(address, AddressTurns(address))
         source.guests.add(peer)
         self.peers.add(peer)
         return source
@@ -126,7 +126,9 @@ class Http2Server:
         elif len(self.peers) + arriving < self.max_peers:
             return True
         else:
-            source = max(self._sources.values(), key=lambda source: len(source.idle), default=Source(""))
+            source = max(
+                self._sources.values(), key=lambda source: len(source.idle), default=AddressTurns("")
+            )
         if source.idle:
             next(iter(source.idle)).give_way()
             return True

@@ -27,7 +27,7 @@ from epp.transport.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
 from epp.transport.http2.headers import Request
 from epp.transport.http2.inbox import Inbox
 from epp.transport.http2.limits import HeldBytes, Limits
-from epp.transport.turns import AT_ONCE_S, Source, Turns
+from epp.transport.turns import AT_ONCE_S, AddressTurns, Turns
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Surroundings(Protocol):
     def now(self) -> float: ...
     def fault(self, reason: str) -> None: ...
     def after_writing(self, *, now: float) -> None: ...
-    def came(self, peer: Peer, address: str) -> Source: ...
+    def came(self, peer: Peer, address: str) -> AddressTurns: ...
     def left(self, peer: Peer) -> None: ...
     def too_much_unsent(self) -> None: ...
 
@@ -102,7 +102,7 @@ class Peer(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         """None before and after the connection."""
         self._handlers: dict[int, Handler] = {}
-        self.source = Source("")
+        self.source = AddressTurns("")
         self.urgent = False
         self.used_s = 0.0
         self.in_turn = False

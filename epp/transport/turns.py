@@ -34,7 +34,7 @@ class Guest(Protocol):
     """Whether the connection has had ext_proc calls."""
     used_s: float
     """The time of its turns, by their price, and not less than the time at which its last turn began."""
-    source: Source
+    source: AddressTurns
 
     def go_on(self) -> None:
         """Take a turn."""
@@ -44,7 +44,7 @@ class Guest(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class AddressTurns:
     """The connections that come from one address."""
 
     address: str

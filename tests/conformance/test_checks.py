@@ -14,7 +14,7 @@ import pytest
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance.__main__ import run
 from epp.tools.conformance.report import CheckResult, junit, table
-from epp.tools.conformance.target import Target
+from epp.tools.conformance.target import PickerUnderTest
 from tests.conformance.picker import ALIAS, own_picker, picker_of_models
 
 OWN_ENVOY_AWAY = {"edsFile": ""}
@@ -41,7 +41,7 @@ def outcomes(results: list[CheckResult], outcome: str) -> list[str]:
 async def test_our_picker_passes_every_row_in_every_dialect(tmp_path: Path, name: DialectName) -> None:
     async with picker_of_models(tmp_path, dialect=name, envoy=OWN_ENVOY_AWAY) as picker:
         results = await run(
-            Target(
+            PickerUnderTest(
                 channel=picker.channel,
                 dialect=name,
                 endpoints=picker.endpoints,

@@ -22,7 +22,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.picker.decision import Candidate, PickRequest
 from epp.picker.events import Pick
-from epp.picker.gate import Claim, Gate
+from epp.picker.gate import FlowClaim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
@@ -146,7 +146,7 @@ class World:
     def do_offer(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`offer r1 prompt=... objective=interactive tenant=t ttft=1.5`: ask flow control first."""
         name, ttft = names[0], options.pop("ttft", "")
-        claim = Claim(
+        claim = FlowClaim(
             objective=options.pop("objective", ""),
             tenant=options.pop("tenant", ""),
             ttft_s=float(ttft) if ttft else None,

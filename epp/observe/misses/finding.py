@@ -26,7 +26,7 @@ from epp.observe.misses.seen import Seen, SentPrompt
 from epp.picker.events import Began, Ended, Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.candidates import ShownCandidates
 
 _MOST_WAITING: Final = 1000
 _MOST_ASKED: Final = 10_000
@@ -108,7 +108,7 @@ class Misses:
             now=proved.at,
         )
         missed = decision.prompt_tokens - decision.matched_tokens
-        if not isinstance(decision.candidates, Shown) or decision.unread:
+        if not isinstance(decision.candidates, ShownCandidates) or decision.unread:
             bucket.miss(causes.UNREAD, missed)
             return
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)

@@ -22,7 +22,7 @@ _LEAST: Final = 0.5
 
 
 @dataclass(slots=True)
-class Group:
+class HotPrefix:
     chain: Sequence[ChunkHash]
     requests: float = 0.0
     prompt_tokens: float = 0.0
@@ -32,7 +32,7 @@ class Group:
 
 class Heat:
     def __init__(self) -> None:
-        self._groups: dict[ChunkHash, Group] = {}
+        self._groups: dict[ChunkHash, HotPrefix] = {}
         self._halved_at = 0.0
 
     def note(
@@ -53,14 +53,14 @@ class Heat:
         if group is None:
             if len(self._groups) >= _MOST:
                 self._drop_coldest()
-            group = self._groups[head[-1]] = Group(head)
+            group = self._groups[head[-1]] = HotPrefix(head)
         group.requests += 1
         group.prompt_tokens += prompt_tokens
         group.matched_tokens += matched_tokens
         if server in group.sent or len(group.sent) < _MOST_SERVERS:
             group.sent[server] = group.sent.get(server, 0.0) + 1
 
-    def hottest(self, count: int) -> list[Group]:
+    def hottest(self, count: int) -> list[HotPrefix]:
         return sorted(self._groups.values(), key=lambda group: -group.requests)[:count]
 
     def _drop_coldest(self) -> None:

@@ -24,7 +24,7 @@ from epp.base.types import Address, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.adapters import loaded_adapters
 from epp.picker.endpoints.endpoint_state import Answers, EndpointState
-from epp.picker.endpoints.failures import Failures
+from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.endpoints.served_models import AwayModels, Named, Serving
 from epp.picker.endpoints.unreported import Unreported
@@ -263,7 +263,7 @@ class FleetView:
         self._away = AwayModels()
         self.answers = Answers()
         """The times when requests were sent and when their answers began, as the picker reports them."""
-        self.failures = Failures(spec.failures, self.answers)
+        self.failures = FailingServers(spec.failures, self.answers)
         """The servers that fail. The picker reports answers here, and people see the result."""
         self.unreported = Unreported()
         """The picks of other pickers that are not known here yet, as the listener's reports suggest."""

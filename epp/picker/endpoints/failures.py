@@ -71,7 +71,7 @@ _PAGE_AGE_S: Final = 0.1
 """A page may have been written this long before it was read."""
 
 
-class Failures:
+class FailingServers:
     """Keeps the marks of servers that fail, and says which servers are left out, tried or probed."""
 
     def __init__(self, settings: Settings, answers: Answers) -> None:

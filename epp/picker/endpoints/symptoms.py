@@ -1,4 +1,4 @@
-"""Finds symptoms of a sick server that its answers do not show. `Failures` decides what follows.
+"""Finds symptoms of a sick server that its answers do not show. `FailingServers` decides what follows.
 
 - `suspects`: the first bytes of answers are overdue.
 - `Stalls`: answers begin and do not go on, as far as the server's own counters tell.

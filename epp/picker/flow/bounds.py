@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Generic
 
 from epp.picker.flow.elsewhere import Elsewhere
-from epp.picker.flow.queues import NOTHING, Load, Queues
+from epp.picker.flow.queues import NOTHING, QueueLoad, Queues
 from epp.picker.flow.request import QueueItem, T
 
 _MAX_SHED = 64
@@ -54,7 +54,7 @@ class Bounds(Generic[T]):
                 victims.append(victim)
         return victims
 
-    def over(self, priority: int | None, tenant: str | None, *, others: Load = NOTHING) -> bool:
+    def over(self, priority: int | None, tenant: str | None, *, others: QueueLoad = NOTHING) -> bool:
         """Return whether the requests in this scope, with those at other pickers, exceed their bound."""
         settings = self._queues.settings
         bound = settings.per_tenant

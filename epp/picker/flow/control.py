@@ -29,7 +29,7 @@ from epp.picker.flow.answer_lengths import AnswerLengths
 from epp.picker.flow.bounds import Bounds
 from epp.picker.flow.elsewhere import Elsewhere, FlowKey, Row
 from epp.picker.flow.pace import Pace
-from epp.picker.flow.queues import Band, Load, Queues, TenantFlow
+from epp.picker.flow.queues import Band, QueueLoad, Queues, TenantFlow
 from epp.picker.flow.request import Forecast, Forecaster, QueueItem, Refusal, RefusedFor, T
 from epp.picker.flow.shares import Shares
 
@@ -204,7 +204,7 @@ class FlowControl(Generic[T]):
         """Return the tokens let go since the last call (`Shares.take_unreported`)."""
         return self._shares.take_unreported()
 
-    def loads(self) -> Mapping[FlowKey, Load]:
+    def loads(self) -> Mapping[FlowKey, QueueLoad]:
         """Return the requests that wait at this picker. Callers must not change the loads."""
         return self._queues.by_tenant
 
@@ -224,7 +224,7 @@ class FlowControl(Generic[T]):
 
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def waiting(self) -> Mapping[int, Load]:
+    def waiting(self) -> Mapping[int, QueueLoad]:
         """Return the waiting requests, by priority. Callers must not change the loads."""
         return self._queues.by_priority
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from epp.picker.flow.queues import Load, Loads
+from epp.picker.flow.queues import Loads, QueueLoad
 
 _MOST_ROWS = 4096
 """The most rows that are kept of one other picker. Further rows are not counted."""
@@ -44,7 +44,7 @@ class Reported:
         self._sent: dict[FlowKey, tuple[int, int, int]] = {}
 
     def rows(
-        self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
+        self, waiting: Mapping[FlowKey, QueueLoad], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
         """Return the rows that other pickers do not know yet. `charges` are the tokens let go since the last
         call. `anew` says that the other pickers know nothing.
@@ -58,7 +58,7 @@ class Reported:
 class Elsewhere(Loads):
     def __init__(self) -> None:
         super().__init__()
-        self._by_picker: dict[bytes, dict[FlowKey, Load]] = {}
+        self._by_picker: dict[bytes, dict[FlowKey, QueueLoad]] = {}
 
     def waits_above(self, priority: int) -> bool:
         """Return whether a request of a higher priority waits at another picker."""
@@ -72,7 +72,7 @@ class Elsewhere(Loads):
         if before is not None:
             self.count(*key, -before.requests, -before.size_bytes, -before.tokens)
         if row.requests > 0 and len(rows) < _MOST_ROWS:
-            rows[key] = Load(row.requests, row.size_bytes, row.tokens)
+            rows[key] = QueueLoad(row.requests, row.size_bytes, row.tokens)
             self.count(*key, row.requests, row.size_bytes, row.tokens)
 
     def forget(self, picker: bytes) -> None:

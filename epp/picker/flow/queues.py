@@ -33,7 +33,7 @@ _MOST_PRIORITIES = 16
 _BY_KEY = attrgetter("key")
 
 
-class Load:
+class QueueLoad:
     """The numbers of requests, bytes and tokens that wait."""
 
     __slots__ = ("requests", "size_bytes", "tokens")
@@ -52,9 +52,9 @@ class Load:
         return self.requests, self.size_bytes, self.tokens
 
 
-ByTenant = Mapping[tuple[int, str], Load]
+ByTenant = Mapping[tuple[int, str], QueueLoad]
 """Loads by priority and tenant."""
-NOTHING = Load()
+NOTHING = QueueLoad()
 """Callers must not change this value."""
 
 
@@ -62,11 +62,11 @@ class Loads:
     """The waiting requests, counted in all, for each priority, and for each tenant of a priority."""
 
     def __init__(self) -> None:
-        self.in_all = Load()
-        self.by_priority: dict[int, Load] = {}
-        self.by_tenant: dict[tuple[int, str], Load] = {}
+        self.in_all = QueueLoad()
+        self.by_priority: dict[int, QueueLoad] = {}
+        self.by_tenant: dict[tuple[int, str], QueueLoad] = {}
 
-    def of(self, priority: int | None, tenant: str | None) -> Load:
+    def of(self, priority: int | None, tenant: str | None) -> QueueLoad:
         """Return one load. tenant None: of all tenants. priority None: in all."""
         if priority is None:
             return self.in_all
@@ -81,9 +81,9 @@ class Loads:
     def count(self, priority: int, tenant: str, requests: int, size_bytes: int, tokens: int) -> None:
         """Count requests that wait from now on, or do not wait any more if the numbers are negative."""
         self.in_all.add(requests, size_bytes, tokens)
-        of_priority = self.by_priority.setdefault(priority, Load())
+        of_priority = self.by_priority.setdefault(priority, QueueLoad())
         of_priority.add(requests, size_bytes, tokens)
-        of_tenant = self.by_tenant.setdefault((priority, tenant), Load())
+        of_tenant = self.by_tenant.setdefault((priority, tenant), QueueLoad())
         of_tenant.add(requests, size_bytes, tokens)
         if not of_priority.requests:
             del self.by_priority[priority]
@@ -101,7 +101,7 @@ class TenantFlow(Generic[T]):
         self.tenant = tenant
         self.items: list[QueueItem[T]] = []
         """Sorted by `key`."""
-        self.load = Load()
+        self.load = QueueLoad()
         self.tag = band.floor
 
     @property
@@ -279,7 +279,7 @@ class Queues(Loads, Generic[T]):
             del self._bands[priority]
 
     def check_integrity(self) -> None:
-        counted: dict[object, Load] = {}
+        counted: dict[object, QueueLoad] = {}
         for priority, band in self._bands.items():
             for tenant, flow in band.flows.items():
                 assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
@@ -288,8 +288,8 @@ class Queues(Loads, Generic[T]):
                     assert (item.waits, item.priority, item.tenant) == (True, priority, tenant)
                     assert flow.tag >= 0
                     for scope in (None, item.priority, (item.priority, tenant)):
-                        counted.setdefault(scope, Load()).add(1, item.size_bytes, item.tokens)
-        kept: list[tuple[object, Load]] = [
+                        counted.setdefault(scope, QueueLoad()).add(1, item.size_bytes, item.tokens)
+        kept: list[tuple[object, QueueLoad]] = [
             (None, self.in_all),
             *self.by_priority.items(),
             *self.by_tenant.items(),

@@ -20,7 +20,7 @@ on the stall price of a further copy of a prefix.
 """
 
 
-class Shown(Struct, eq=False, gc=False):
+class ShownCandidates(Struct, eq=False, gc=False):
     """The best candidates, best first: a sequence that is formatted at its first reading, since people read
     few decisions.
     """

@@ -22,7 +22,7 @@ from msgspec import Struct
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import Floats, Sent
+from epp.picker.scheduling.snapshot import Floats, SentPick
 
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
@@ -97,10 +97,10 @@ class LeastCost(Rule):
         self.demand = Demand()
         """When each prefix was last asked for."""
 
-    def committed(self, sent: Sent) -> None:
+    def committed(self, sent: SentPick) -> None:
         self.demand.asked(sent.prefix, now=sent.at)
 
-    def ended(self, sent: Sent, *, computed: bool) -> None:
+    def ended(self, sent: SentPick, *, computed: bool) -> None:
         if computed:
             self.demand.served(sent.prefix)
         else:

@@ -126,7 +126,7 @@ class Session(Rule):
         return Ranked(fewest(distance, None), "session")
 
 
-class PrefixHash(Rule):
+class PrefixHashRule(Rule):
     """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
 
     Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
@@ -173,7 +173,7 @@ def _some(weighed: Weighed, rng: random.Random) -> list[int]:
 RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
     "least-cost": LeastCost,
     "affinity": Affinity,
-    "prefix-hash": PrefixHash,
+    "prefix-hash": PrefixHashRule,
     "session": Session,
     "least-load": LeastLoad,
     "power-of-two": PowerOfTwo,

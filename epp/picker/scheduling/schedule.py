@@ -25,7 +25,15 @@ from msgspec import Struct
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, LoadSettings
-from epp.picker.scheduling.snapshot import Bools, CacheRoom, Floats, Ints, SchedulingRequest, Sent, Snapshot
+from epp.picker.scheduling.snapshot import (
+    Bools,
+    CacheRoom,
+    Floats,
+    Ints,
+    SchedulingRequest,
+    SentPick,
+    Snapshot,
+)
 
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
@@ -74,10 +82,10 @@ class Rule(ABC):
         the caller may ask twice for one request.
         """
 
-    def committed(self, sent: Sent) -> None:  # noqa: B027 - most rules have no memory
+    def committed(self, sent: SentPick) -> None:  # noqa: B027 - most rules have no memory
         """Take in that a request was sent, by this rule or without one. Rules with a memory remember it."""
 
-    def ended(self, sent: Sent, *, computed: bool) -> None:  # noqa: B027 - as above
+    def ended(self, sent: SentPick, *, computed: bool) -> None:  # noqa: B027 - as above
         """Take in that a server has computed the prompt of a request, or that none will."""
 
 

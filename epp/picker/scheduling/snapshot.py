@@ -81,7 +81,7 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     The rule still runs, but its order is not used."""
 
 
-class Sent(Struct, frozen=True, eq=False, gc=False):
+class SentPick(Struct, frozen=True, eq=False, gc=False):
     """A request that was sent to a server, as far as a rule may remember it."""
 
     server: EndpointName

@@ -42,7 +42,7 @@ class ScrapeAge:
 
 
 @dataclass(slots=True)
-class _Target:
+class _ScrapedServer:
     """One endpoint being scraped. Its task is None until the scraper runs."""
 
     endpoint: Endpoint
@@ -87,7 +87,7 @@ class Scraper:
         self._clock = clock
         self._keep = keep
         self._rng = rng
-        self._targets: dict[EndpointName, _Target] = {}
+        self._targets: dict[EndpointName, _ScrapedServer] = {}
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -118,7 +118,7 @@ class Scraper:
             del self._targets[name]
         for name, endpoint in wanted.items():
             if name not in self._targets:
-                target = self._targets[name] = _Target(endpoint)
+                target = self._targets[name] = _ScrapedServer(endpoint)
                 self._start(target)
         self.check_integrity()
 
@@ -135,13 +135,13 @@ class Scraper:
             assert name == target.endpoint.name
             assert (target.task is not None) == (self._group is not None)
 
-    def _start(self, target: _Target) -> None:
+    def _start(self, target: _ScrapedServer) -> None:
         if self._group is not None:
             target.task = self._group.create_task(
                 self._keep("scrape", lambda: self._follow(target)), name=f"scrape of {target.endpoint.name}"
             )
 
-    async def _follow(self, target: _Target) -> None:
+    async def _follow(self, target: _ScrapedServer) -> None:
         """Scrape one endpoint for ever, by the current settings."""
         try:
             await asyncio.sleep(self._rng.random() * self._settings().interval_seconds)
@@ -154,7 +154,7 @@ class Scraper:
         finally:
             target.close()
 
-    async def _scrape(self, target: _Target) -> EndpointMetrics | str:
+    async def _scrape(self, target: _ScrapedServer) -> EndpointMetrics | str:
         settings = self._settings()
         try:
             async with asyncio.timeout(settings.timeout_seconds):
@@ -167,7 +167,7 @@ class Scraper:
         except (OSError, ValueError) as error:
             return in_words(error)
 
-    def _report(self, target: _Target, result: EndpointMetrics | str) -> None:
+    def _report(self, target: _ScrapedServer, result: EndpointMetrics | str) -> None:
         metrics, error = (None, result) if isinstance(result, str) else (result, "")
         name, address = target.endpoint.name, target.endpoint.address
         if error and not target.error:

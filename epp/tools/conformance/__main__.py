@@ -22,7 +22,7 @@ from epp.base.types import Address
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance.checks import CHECKS, Check, NotAskedError
 from epp.tools.conformance.report import CheckResult, junit, table
-from epp.tools.conformance.target import Target
+from epp.tools.conformance.target import PickerUnderTest
 
 _LONGEST_CHECK_S: Final = 60.0
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--endpoints: name at least two")
     names: list[DialectName] = [name for name in DIALECTS if args.dialect in (name, "all")]  # type: ignore[misc]  # its keys
     target_of = partial(
-        Target,
+        PickerUnderTest,
         endpoints=endpoints,
         model=args.model or "m",
         knows_models=bool(args.model),
@@ -119,7 +119,7 @@ def _addresses(parser: argparse.ArgumentParser, flag: str, text: str) -> list[st
 
 
 async def _run(
-    args: argparse.Namespace, names: Sequence[DialectName], target_of: Callable[..., Target]
+    args: argparse.Namespace, names: Sequence[DialectName], target_of: Callable[..., PickerUnderTest]
 ) -> list[CheckResult]:
     results = []
     async with _channel(args) as channel:
@@ -128,12 +128,12 @@ async def _run(
     return results
 
 
-async def run(target: Target) -> list[CheckResult]:
+async def run(target: PickerUnderTest) -> list[CheckResult]:
     """Run every check, one after the other. The order of the checks does not matter."""
     return sorted([await _checked(check, target) for check in CHECKS], key=lambda result: result.row)
 
 
-async def _checked(check: Check, target: Target) -> CheckResult:
+async def _checked(check: Check, target: PickerUnderTest) -> CheckResult:
     began_at = time.monotonic()
     detail, failed = "", True
     try:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2
 from epp.base.types import Address
 from epp.tools.conformance import dataplane
 from epp.tools.conformance.dataplane import DESTINATION, MAX_PIECE_BYTES, Immediate
-from epp.tools.conformance.target import SENDS_SUBSETS, Target
+from epp.tools.conformance.target import SENDS_SUBSETS, PickerUnderTest
 
 NOWHERE: Final = "203.0.113.7:8000"
 _CHAT: Final = "/v1/chat/completions"
@@ -36,10 +36,10 @@ class NotAskedError(Exception):
 class Check:
     row: int
     claim: str
-    run: Callable[[Target], Awaitable[None]]
+    run: Callable[[PickerUnderTest], Awaitable[None]]
 
 
-async def _a_request_is_routed(target: Target) -> None:
+async def _a_request_is_routed(target: PickerUnderTest) -> None:
     for body in (_completion(target), None):
         routed = await target.route(body, method="POST" if body else "GET")
         assert set(routed.destinations) <= set(target.endpoints), (
@@ -47,7 +47,7 @@ async def _a_request_is_routed(target: Target) -> None:
         )
 
 
-async def _the_body_comes_back(target: Target) -> None:
+async def _the_body_comes_back(target: PickerUnderTest) -> None:
     _needs_duplex(target)
     body = _completion(target, "back again " * 30_000)
     pieces = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
@@ -59,7 +59,7 @@ async def _the_body_comes_back(target: Target) -> None:
     assert routed.request.order[0] == "headers", f"the answers came as {routed.request.order}"
 
 
-async def _trailers_are_answered_last(target: Target) -> None:
+async def _trailers_are_answered_last(target: PickerUnderTest) -> None:
     _needs_duplex(target)
     routed = await target.route(_completion(target), trailers=True)
     order = routed.request.order
@@ -69,7 +69,7 @@ async def _trailers_are_answered_last(target: Target) -> None:
     )
 
 
-async def _the_subset_binds(target: Target) -> None:
+async def _the_subset_binds(target: PickerUnderTest) -> None:
     _needs_subsets(target)
     for allowed in (target.endpoints[:1], target.endpoints[1:]):
         for hint in (list(allowed), ",".join(allowed)):
@@ -80,7 +80,7 @@ async def _the_subset_binds(target: Target) -> None:
                 )
 
 
-async def _the_port_counts(target: Target) -> None:
+async def _the_port_counts(target: PickerUnderTest) -> None:
     _needs_subsets(target)
     host = target.endpoints[0].rpartition(":")[0]
     _not_asked("port 1 is one of the endpoints", where=f"{host}:1" in target.endpoints)
@@ -88,14 +88,14 @@ async def _the_port_counts(target: Target) -> None:
     assert refused.status == 503, f"a port where nobody listens was answered with {refused.status}"
 
 
-async def _nobody_eligible_is_503(target: Target) -> None:
+async def _nobody_eligible_is_503(target: PickerUnderTest) -> None:
     _needs_subsets(target)
     for body in (_completion(target), None):
         refused = (await target.route(body, subset=[NOWHERE])).refused
         assert refused.status == 503, f"no endpoint was eligible, and the status was {refused.status}"
 
 
-async def _header_and_metadata_are_equal(target: Target) -> None:
+async def _header_and_metadata_are_equal(target: PickerUnderTest) -> None:
     _not_asked("this gateway reads no metadata", where=target.mode.bare)
     routed = await target.route(_completion(target))
     assert routed.metadata_destination == routed.destination, (
@@ -103,7 +103,7 @@ async def _header_and_metadata_are_equal(target: Target) -> None:
     )
 
 
-async def _as_many_destinations_as_are_read(target: Target) -> None:
+async def _as_many_destinations_as_are_read(target: PickerUnderTest) -> None:
     named = (await target.route(_completion(target))).destinations
     assert len(set(named)) == len(named), f"a destination is named twice: {named}"
     for each in named:
@@ -114,19 +114,19 @@ async def _as_many_destinations_as_are_read(target: Target) -> None:
         assert len(named) == 1, f"{named}: this gateway reads the value as one address"
 
 
-async def _health_has_its_names(target: Target) -> None:
+async def _health_has_its_names(target: PickerUnderTest) -> None:
     serving = health_pb2.HealthCheckResponse.SERVING
     for name in ("", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
         status = await target.health(name)
         assert status == serving, f"health of {name!r} is {status}"
 
 
-async def _a_client_does_not_name_its_server(target: Target) -> None:
+async def _a_client_does_not_name_its_server(target: PickerUnderTest) -> None:
     routed = await target.route(_completion(target), headers=[(DESTINATION, NOWHERE)])
     assert NOWHERE not in routed.destinations, "the picker obeyed the header that the client sent"
 
 
-async def _a_bad_request_is_400_in_json(target: Target) -> None:
+async def _a_bad_request_is_400_in_json(target: PickerUnderTest) -> None:
     _not_asked("without a path the picker cannot know the API", where=target.mode.bare)
     bad = (
         (_CHAT, b"hello"),
@@ -139,7 +139,7 @@ async def _a_bad_request_is_400_in_json(target: Target) -> None:
         _is_openai_error(refused)
 
 
-async def _what_is_not_understood_is_routed(target: Target) -> None:
+async def _what_is_not_understood_is_routed(target: PickerUnderTest) -> None:
     odd: tuple[tuple[str, str, bytes | None], ...] = (
         ("POST", "/v2/tomorrow", b'{"anything": [1, 2, 3]}'),
         ("POST", "/upload", b"\x00\xff\x00"),
@@ -153,7 +153,7 @@ async def _what_is_not_understood_is_routed(target: Target) -> None:
         assert routed.destinations
 
 
-async def _odd_headers_do_no_harm(target: Target) -> None:
+async def _odd_headers_do_no_harm(target: PickerUnderTest) -> None:
     if target.mode.bare:
         headers = [("x-request-id", "Mixed-Case"), ("x-long", "x" * 8000)]
     else:
@@ -169,12 +169,12 @@ async def _odd_headers_do_no_harm(target: Target) -> None:
     assert routed.request.values("x-request-id") == ["Mixed-Case"], "x-request-id of the client was changed"
 
 
-async def _a_request_id_is_made(target: Target) -> None:
+async def _a_request_id_is_made(target: PickerUnderTest) -> None:
     (made,) = (await target.route(_completion(target))).request.values("x-request-id") or [""]
     assert made, "no x-request-id was made"
 
 
-async def _prompts_stay_with_their_prefix(target: Target) -> None:
+async def _prompts_stay_with_their_prefix(target: PickerUnderTest) -> None:
     """Check that prompts go back to their server. Needs idle endpoints and a picker that routes by prefix."""
     bodies = _long_prompts(target)
     homes = [(await target.route(body)).destinations[0] for body in bodies]
@@ -183,7 +183,7 @@ async def _prompts_stay_with_their_prefix(target: Target) -> None:
         assert again == home, f"a prompt that went to {home} went to {again} the second time"
 
 
-async def _any_cut_gives_the_same_pick(target: Target) -> None:
+async def _any_cut_gives_the_same_pick(target: PickerUnderTest) -> None:
     _needs_duplex(target)
     for body in _long_prompts(target):
         home = (await target.route(body)).destinations[0]
@@ -193,7 +193,7 @@ async def _any_cut_gives_the_same_pick(target: Target) -> None:
             assert again == home, f"cut at {list(cuts)[:3]}, a prompt of {home} went to {again}"
 
 
-async def _the_answer_passes_unchanged(target: Target) -> None:
+async def _the_answer_passes_unchanged(target: PickerUnderTest) -> None:
     _needs_duplex(target)
     pieces = [b'data: {"choices": [{"text": "%d"}]}\n\n' % n for n in range(1000)]
     async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
@@ -206,7 +206,7 @@ async def _the_answer_passes_unchanged(target: Target) -> None:
         await exchange.finish()
 
 
-async def _an_open_stream_may_be_dropped(target: Target) -> None:
+async def _an_open_stream_may_be_dropped(target: PickerUnderTest) -> None:
     async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
         await exchange.begin()
     assert (await target.route(_completion(target))).destinations, (
@@ -214,14 +214,14 @@ async def _an_open_stream_may_be_dropped(target: Target) -> None:
     )
 
 
-async def _an_unknown_model_is_404(target: Target) -> None:
+async def _an_unknown_model_is_404(target: PickerUnderTest) -> None:
     _needs_models(target)
     refused = (await target.route(_completion(target, model=_NOBODYS))).refused
     assert refused.status == 404, f"a model that no server has was answered with {refused.status}"
     _is_openai_error(refused)
 
 
-async def _all_models_are_listed(target: Target) -> None:
+async def _all_models_are_listed(target: PickerUnderTest) -> None:
     _needs_models(target)
     routed = await target.route(None, method="GET", path="/v1/models")
     assert routed.refused.status == 200, f"GET /v1/models was answered with {routed.refused.status}"
@@ -230,7 +230,7 @@ async def _all_models_are_listed(target: Target) -> None:
     assert len(set(names)) == len(names), f"a name is listed twice: {names[:20]}"
 
 
-async def _an_alias_goes_on_as_its_target(target: Target) -> None:
+async def _an_alias_goes_on_as_its_target(target: PickerUnderTest) -> None:
     if target.alias is None:
         raise NotAskedError("no alias is named (--alias)")
     _not_asked("this gateway takes no body back", where=target.mode.bare)
@@ -242,14 +242,14 @@ async def _an_alias_goes_on_as_its_target(target: Target) -> None:
     )
 
 
-async def _a_client_names_no_server_to_call(target: Target) -> None:
+async def _a_client_names_no_server_to_call(target: PickerUnderTest) -> None:
     _not_asked("this gateway changes no header", where=target.mode.bare)
     for name in _OBEYED:
         routed = await target.route(_completion(target), headers=[(name, NOWHERE)])
         assert NOWHERE not in routed.request.values(name), f"the client's {name} was sent on"
 
 
-async def _a_prefill_server_is_named(target: Target) -> None:
+async def _a_prefill_server_is_named(target: PickerUnderTest) -> None:
     """Check that a prefill server computes a long prompt for a busy decode server. Needs idle endpoints."""
     _not_asked("no prefill endpoint is named (--prefillers)", where=not target.prefillers)
     _not_asked("this gateway changes no header", where=target.mode.bare)
@@ -309,12 +309,12 @@ leave requests behind that the picker must believe to be in flight.
 """
 
 
-def _completion(target: Target, prompt: str = "hello " * 100, *, model: str = "") -> bytes:
+def _completion(target: PickerUnderTest, prompt: str = "hello " * 100, *, model: str = "") -> bytes:
     document = {"model": model or target.model, "prompt": prompt}
     return json.dumps(document, ensure_ascii=False).encode()
 
 
-def _long_prompts(target: Target) -> list[bytes]:
+def _long_prompts(target: PickerUnderTest) -> list[bytes]:
     return [_completion(target, f"Prompt {n} \N{SNOWMAN} of a conversation. " * 120) for n in range(3)]
 
 
@@ -331,15 +331,15 @@ def _not_asked(why: str, *, where: bool) -> None:
         raise NotAskedError(why)
 
 
-def _needs_duplex(target: Target) -> None:
+def _needs_duplex(target: PickerUnderTest) -> None:
     _not_asked("this gateway takes no body back", where=not target.mode.duplex or target.mode.bare)
 
 
-def _needs_subsets(target: Target) -> None:
+def _needs_subsets(target: PickerUnderTest) -> None:
     _not_asked("this gateway sends no subset hint", where=target.dialect not in SENDS_SUBSETS)
 
 
-def _needs_models(target: Target) -> None:
+def _needs_models(target: PickerUnderTest) -> None:
     why_not = "the command line does not say whether the picker knows its endpoints' models (--model)"
     _not_asked(why_not, where=not target.knows_models)
     _not_asked("this gateway shows no path and takes no answer", where=target.mode.bare)

@@ -29,7 +29,7 @@ _PATIENCE_S: Final = 15.0
 
 
 @dataclass(slots=True)
-class Target:
+class PickerUnderTest:
     """The picker under test. `endpoints` are the `ip:port` of all endpoints that the picker may choose from,
     ready and idle.
     """

@@ -44,7 +44,7 @@ from epp.transport.http2.headers import (
 )
 from epp.transport.http2.limits import HeldBytes, Limits
 from epp.transport.http2.replies import replied
-from epp.transport.http2.streams import State, Stream, Streams
+from epp.transport.http2.streams import State, Stream, StreamTable
 from epp.transport.http2.time_limits import TimeLimits
 
 ALL: Final = 2**31
@@ -72,7 +72,7 @@ class Connection:
         self._between_frames = False
         """Whether everything that came is read, and the next byte begins a frame that may be of any kind."""
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
-        self._table = Streams(limits, held, now=now)
+        self._table = StreamTable(limits, held, now=now)
         self._streams = self._table.by_number
         self._windows = self._table.windows
         self._faults = Faults(self._table, limits)

@@ -10,7 +10,7 @@ from epp.transport.http2 import frames
 from epp.transport.http2.call_events import Gone
 from epp.transport.http2.faults import Faults
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Setting
-from epp.transport.http2.streams import Streams
+from epp.transport.http2.streams import StreamTable
 
 _DRAINING: Final = b"draining"
 _FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
@@ -22,7 +22,7 @@ class ControlFrames:
     leave. Every method that handles a frame may raise FrameError.
     """
 
-    def __init__(self, streams: Streams, faults: Faults) -> None:
+    def __init__(self, streams: StreamTable, faults: Faults) -> None:
         self._streams = streams
         self._faults = faults
         self.settings_seen = False

@@ -10,13 +10,13 @@ from epp.transport.http2.faults import Faults
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind
 from epp.transport.http2.grpc_messages import INTERNAL, PREFIX_BYTES, Assembly, BadMessageError, message_bytes
 from epp.transport.http2.limits import HeldBytes, Limits
-from epp.transport.http2.streams import State, Stream, Streams
+from epp.transport.http2.streams import State, Stream, StreamTable
 
 
 class DataParts:
     """The DATA frame that is being read. Every method may raise FrameError."""
 
-    def __init__(self, limits: Limits, held: HeldBytes, streams: Streams, faults: Faults) -> None:
+    def __init__(self, limits: Limits, held: HeldBytes, streams: StreamTable, faults: Faults) -> None:
         self._max_message_bytes = limits.max_message_bytes
         self._held = held
         self._streams = streams

@@ -14,7 +14,7 @@ from epp.transport.http2.call_events import Fault, Gone
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind
 from epp.transport.http2.headers import refusal
 from epp.transport.http2.limits import Floods, Limits
-from epp.transport.http2.streams import State, Stream, Streams
+from epp.transport.http2.streams import State, Stream, StreamTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ FRAME_NAMES: Final = {
 class Faults:
     """Counts the faults of one connection. Every method may raise FrameError, which ends the connection."""
 
-    def __init__(self, streams: Streams, limits: Limits) -> None:
+    def __init__(self, streams: StreamTable, limits: Limits) -> None:
         self._streams = streams
         self._limits = limits
         self._floods = Floods()

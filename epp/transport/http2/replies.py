@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from epp.transport.http2.frames import HEAD_BYTES, Kind, pack_head, unpack_head
 from epp.transport.http2.limits import Limits
-from epp.transport.http2.streams import State, Stream, Streams
+from epp.transport.http2.streams import State, Stream, StreamTable
 
 _MOST_REPLIES = 2_000
 """The most frames that are answered by replies in one read. They take some 2 ms, after which other
 connections have their turn."""
 
 
-def replied(data: bytes, streams: Streams, limits: Limits) -> int:
+def replied(data: bytes, streams: StreamTable, limits: Limits) -> int:
     """Answer the frames at the beginning of `data` for which there are replies, but not too many. Returns
     where the rest begins.
 
@@ -51,7 +51,7 @@ def replied(data: bytes, streams: Streams, limits: Limits) -> int:
     return at
 
 
-def _send_at_once(streams: Streams, stream: Stream, messages: bytes) -> bool:
+def _send_at_once(streams: StreamTable, stream: Stream, messages: bytes) -> bool:
     """Queue whole messages, with their heads, in one frame. False: a window or the frame is too small."""
     size = len(messages)
     if (

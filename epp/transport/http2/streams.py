@@ -148,7 +148,7 @@ class Windows:
             self._credit = 0
 
 
-class Streams:
+class StreamTable:
     """The table of open streams, and what is sent to the peer: frames in the order of the wire, as far as the
     peer's windows and frame size allow.
 

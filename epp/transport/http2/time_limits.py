@@ -14,7 +14,7 @@ from epp.transport.http2.frames import Code, FrameError, Kind
 from epp.transport.http2.grpc_messages import DEADLINE_EXCEEDED, BadMessageError
 from epp.transport.http2.header_parts import HeaderParts
 from epp.transport.http2.limits import Limits
-from epp.transport.http2.streams import Stream, Streams
+from epp.transport.http2.streams import Stream, StreamTable
 
 _ARE_YOU_THERE: Final = b"quiet..."
 
@@ -23,7 +23,7 @@ class TimeLimits:
     """Every method may raise FrameError."""
 
     def __init__(
-        self, limits: Limits, streams: Streams, faults: Faults, control: ControlFrames, parts: HeaderParts
+        self, limits: Limits, streams: StreamTable, faults: Faults, control: ControlFrames, parts: HeaderParts
     ) -> None:
         self._limits = limits
         self._streams = streams

@@ -8,7 +8,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
-from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.candidates import ShownCandidates
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (
     A,
@@ -97,7 +97,7 @@ def test_a_decision_shows_the_known_numbers_and_the_reason() -> None:
 def test_a_decision_shows_at_most_ten_candidates_the_chosen_first() -> None:
     many = [Endpoint(EndpointName(f"e{i}"), Address("10.1.0.1", 8000 + i)) for i in range(30)]
     decision = a_picker(on=many).pick(ask(text("p")), now=1.0).decision
-    assert isinstance(decision.candidates, Shown)
+    assert isinstance(decision.candidates, ShownCandidates)
     assert len(decision.candidates) == len(decision.candidates.cached_tokens) == 10
     assert decision.candidates[0].name == decision.chosen
 

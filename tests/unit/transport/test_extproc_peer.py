@@ -15,7 +15,7 @@ from epp.transport import peer as peer_module
 from epp.transport.http2.frames import PREFACE
 from epp.transport.http2.limits import HeldBytes, Limits
 from epp.transport.peer import Call, Peer, Service
-from epp.transport.turns import Source, Turns
+from epp.transport.turns import AddressTurns, Turns
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 from tests.harness.pipe import Pipe
 
@@ -33,7 +33,7 @@ class PeerServer:
     opened: int = 0
     limits: Limits = field(default_factory=lambda: Limits(max_message_bytes=2**20))
     held: HeldBytes = field(default_factory=lambda: HeldBytes(2**24))
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, AddressTurns] = field(default_factory=dict)
     unsent: int = 0
 
     def __post_init__(self) -> None:
@@ -48,8 +48,8 @@ class PeerServer:
 
     def after_writing(self, *, now: float) -> None: ...
 
-    def came(self, peer: Peer, address: str) -> Source:
-        source = self.sources.setdefault(address, Source(address))
+    def came(self, peer: Peer, address: str) -> AddressTurns:
+        source = self.sources.setdefault(address, AddressTurns(address))
         source.guests.add(peer)
         return source
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from epp.config.flow import Flow, WaitingSettings
 from epp.picker.flow.control import FlowControl
 from epp.picker.flow.elsewhere import Elsewhere, Reported, Row
-from epp.picker.flow.queues import Load
+from epp.picker.flow.queues import QueueLoad
 from tests.unit.picker.flow.a_fleet import AFleet, Ask, FlowGateway
 
 PICKERS = 4
@@ -132,7 +132,7 @@ def test_the_reports_of_a_picker_are_forgotten_with_it() -> None:
 
 def test_only_changes_are_reported_unless_everything_is_reported_anew() -> None:
     reported = Reported()
-    waiting = {(0, "a"): Load(2, 20, 200), (0, "b"): Load(1, 10, 100)}
+    waiting = {(0, "a"): QueueLoad(2, 20, 200), (0, "b"): QueueLoad(1, 10, 100)}
     assert len(reported.rows(waiting, {}, anew=False)) == 2
     assert reported.rows(waiting, {}, anew=False) == []
     assert reported.rows(waiting, {(0, "a"): 50}, anew=False) == [Row(0, "a", 50, 2, 20, 200)]

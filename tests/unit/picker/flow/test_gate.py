@@ -16,7 +16,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
-from epp.picker.gate import Claim, Gate
+from epp.picker.gate import FlowClaim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import a_picker, endpoints
@@ -51,7 +51,7 @@ class WaitingRequests:
 
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
         request = PickRequest(request_id=name, inference=inference)
-        return self.gate.offer(request, Claim(), decided, size_bytes=10, longest_s=3600.0, now=1.0)
+        return self.gate.offer(request, FlowClaim(), decided, size_bytes=10, longest_s=3600.0, now=1.0)
 
     def pump(self) -> None:
         """Call flow control as often as it asks for."""

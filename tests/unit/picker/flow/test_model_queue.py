@@ -11,7 +11,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.decision import DIRECT
 from epp.picker.flow.request import Forecast
-from epp.picker.gate import Claim, Gate
+from epp.picker.gate import FlowClaim, Gate
 from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
@@ -94,7 +94,7 @@ def test_people_see_the_tenants_with_the_most_tokens_and_others_under_one_name()
     picker = busy_picker(PolicySpec(flow=flow, cost=Cost(prefill_tokens_per_second=RATE)), busy=2)
     gate = Gate(picker)
     for tenant, size in (("a", 4000), ("b", 8000), ("c", 8000)):
-        claim, request = Claim(tenant=tenant), ask(text(tenant, size))
+        claim, request = FlowClaim(tenant=tenant), ask(text(tenant, size))
         gate.offer(request, claim, _never, size_bytes=size, longest_s=inf, now=0.0)
     [status] = gate.status(now=0.0)
     assert [(of.tenant, of.requests) for of in status.tenants] == [("(others)", 2), ("a", 1)]

@@ -10,10 +10,10 @@ import pytest
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import LoadSettings, Lora
-from epp.picker.scheduling.candidates import Shown
+from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import Scheduler, only_ranked
-from epp.picker.scheduling.snapshot import Sent, Snapshot
+from epp.picker.scheduling.snapshot import SentPick, Snapshot
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
 SPEC = PolicySpec(load=LoadSettings(max_waiting=5), lora=Lora(load_seconds=0.5))
@@ -24,8 +24,8 @@ def shown(
     *,
     adapter: str = "",
     look: Snapshot | None = None,
-    sent: Sequence[Sent] = (),
-) -> Shown:
+    sent: Sequence[SentPick] = (),
+) -> ShownCandidates:
     """Return the candidates for a request at 10.0 for the prefix 1, after other requests were sent."""
     asked, look = request(seen, prefix=1, at=10.0), look or snapshot(seen, adapter=adapter)
     rule = LeastCost(SPEC, random.Random(0))
@@ -33,7 +33,7 @@ def shown(
         rule.committed(each)
     choice = Scheduler(SPEC, rule).schedule(asked, look)
     best = int(asked.cached_tokens.max())
-    return Shown(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
+    return ShownCandidates(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
 
 
 def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
@@ -71,7 +71,7 @@ def test_the_parts_sum_to_the_score() -> None:
 
 def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
     holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
-    sent = [Sent(EndpointName("a"), 5.0, prefix=1)] * 4
+    sent = [SentPick(EndpointName("a"), 5.0, prefix=1)] * 4
     first, second = shown([holder, SeenEndpoint("c", in_flight=10)], sent=sent)
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from epp.base.types import EndpointName
 from epp.picker.scheduling.least_cost import Demand, LeastCost, cost_parts_s
 from epp.picker.scheduling.schedule import MOST
-from epp.picker.scheduling.snapshot import Sent
+from epp.picker.scheduling.snapshot import SentPick
 from tests.unit.picker.scheduling.orders import SPEC, order, rule_of
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, weighed
 
@@ -108,7 +108,7 @@ def one_in(others: int, *ago_s: float) -> LeastCost:
     rule = LeastCost(SPEC, random.Random(0))
     for ago in ago_s:
         for n in range(others):
-            rule.committed(Sent(EndpointName("holder"), 100.0 - ago, prefix=min(2, n + 1)))
+            rule.committed(SentPick(EndpointName("holder"), 100.0 - ago, prefix=min(2, n + 1)))
     return rule
 
 

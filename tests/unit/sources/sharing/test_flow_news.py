@@ -18,7 +18,7 @@ from epp.config.routing import Cost
 from epp.picker.decision import PickRequest
 from epp.picker.events import Pick
 from epp.picker.flow.elsewhere import Row
-from epp.picker.gate import Claim, Gate
+from epp.picker.gate import FlowClaim, Gate
 from epp.protocol.asking import read_head
 from epp.request.parse import parse_request
 from epp.sources.sharing.batches import decode_batch
@@ -52,7 +52,7 @@ def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text(name), stream=True)
     return at.gate.offer(
         PickRequest(request_id=name, inference=inference),
-        Claim(objective, tenant),
+        FlowClaim(objective, tenant),
         lambda _fate, _now: None,
         size_bytes=100,
         longest_s=3600.0,

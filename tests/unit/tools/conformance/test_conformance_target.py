@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from epp.config.dialects import DIALECTS, DialectName
-from epp.tools.conformance.target import MODES, SENDS_SUBSETS, Target
+from epp.tools.conformance.target import MODES, SENDS_SUBSETS, PickerUnderTest
 from tests.unit.tools.conformance.scripted_picker import Script, buffered, named, refusing, scripted
 
 HERE = "10.0.0.1:80"
@@ -23,7 +23,7 @@ def test_every_gateway_has_its_body_mode() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_gateway_reads_a_list_or_one_address_as_its_dialect_says(dialect: DialectName) -> None:
     nobody: Any = None
-    target = Target(nobody, dialect, [HERE])
+    target = PickerUnderTest(nobody, dialect, [HERE])
     assert target.mode is MODES[dialect]
     assert target.reads_list is DIALECTS[dialect].reads_list
 
@@ -36,16 +36,16 @@ async def test_a_routed_request_is_answered_by_its_server() -> None:
         return list(buffered(named(HERE))(request))
 
     async with scripted(script) as channel:
-        routed = await Target(channel, "envoy", [HERE]).route(b"{}")
+        routed = await PickerUnderTest(channel, "envoy", [HERE]).route(b"{}")
         assert routed.destinations == [HERE]
         assert seen == ["request_headers", "request_body", "response_headers"]
-        await Target(channel, "envoy", [HERE]).route(b"{}", answered=False)
+        await PickerUnderTest(channel, "envoy", [HERE]).route(b"{}", answered=False)
         assert seen[3:] == ["request_headers", "request_body"]
 
 
 async def test_a_request_that_the_picker_refuses_reaches_no_server() -> None:
     async with scripted(buffered(refusing(429))) as channel:
-        routed = await Target(channel, "envoy", [HERE]).route(b"{}")
+        routed = await PickerUnderTest(channel, "envoy", [HERE]).route(b"{}")
         assert routed.refused.status == 429
         assert routed.response.headers == []
 
@@ -59,11 +59,11 @@ async def test_a_stream_that_ends_with_an_error_is_a_fault() -> None:
     script: Script = broken
     async with scripted(script) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="ZeroDivisionError"):
-            await Target(channel, "envoy", [HERE]).route(b"{}")
+            await PickerUnderTest(channel, "envoy", [HERE]).route(b"{}")
 
 
 async def test_health_is_asked_by_the_name_of_the_service() -> None:
     async with scripted(lambda _: []) as channel:
-        target = Target(channel, "envoy", [HERE])
+        target = PickerUnderTest(channel, "envoy", [HERE])
         assert await target.health("") == health_pb2.HealthCheckResponse.SERVING
         assert await target.health("other") == health_pb2.HealthCheckResponse.NOT_SERVING
