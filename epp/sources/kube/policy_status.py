@@ -52,7 +52,8 @@ def desired(
             if verdict.dry_run
             else None
         ),
-        last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else None,
+        # What this version cannot read, a newer one wrote: it stays for the way forward.
+        last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else before.last_accepted,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube.live import Live, LiveEndpoint
-from epp.sources.kube.objects import PolicyStatus
+from epp.sources.kube.objects import LastAccepted, PolicyStatus
 from epp.sources.kube.policies import PolicySet, Verdict
 from epp.sources.kube.policy_status import WriteTimes, desired, patch
 from tests.unit.sources.kube.objects import policy
@@ -53,6 +53,13 @@ def test_the_status_has_conditions_endpoints_hit_ratio_and_the_accepted_fields()
     )
     assert (told["rule"], told["mode"]) == ("affinity", "Enforce")
     assert told["dryRun"] is None
+
+
+def test_what_a_newer_picker_accepted_stays_in_the_status() -> None:
+    newer = LastAccepted(3, {"targetRef": {"name": "vllm"}, "ofTheNextRelease": True})
+    found = status(verdict_on(ofTheNextRelease=False), before=PolicyStatus(last_accepted=newer))
+    assert found.conditions[0].reason == "Invalid"
+    assert found.last_accepted == newer
 
 
 def test_the_status_of_a_dry_run_says_how_often_it_agrees() -> None:
