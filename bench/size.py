@@ -18,7 +18,7 @@ LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of epp": (30_000, 41_000),
     "lines of model_server": (12_500, 15_950),
     "lines of bench": (13_000, 14_330),
-    "lines of tests": (68_000, 84_100),
+    "lines of tests": (68_000, 84_300),
     "lines of docs": (5_500, 6_480),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
