@@ -157,7 +157,8 @@ def check_spec(spec: object) -> PolicySpec:
     except RecursionError as error:
         raise ConfigError("nested too deeply - at `$.spec`") from error
     except ValueError as error:
-        text = str(error).replace("`$.", "`$.spec.").replace("`$`", "`$.spec`")
+        words = str(error) if spec is None else in_words(error, of=PolicySpec)
+        text = words.replace("`$.", "`$.spec.").replace("`$`", "`$.spec`")
         raise ConfigError(text if "`$.spec" in text else f"{text} - at `$.spec`") from error
 
 

@@ -37,3 +37,8 @@ def test_a_larger_first_chunk_needs_larger_later_chunks() -> None:
     with pytest.raises(ConfigError, match=r"chunks\.laterSizeBytes is smaller than chunks\.sizeBytes"):
         check_spec({"chunks": {"sizeBytes": 4096}})
     assert check_spec({"chunks": {"sizeBytes": 4096, "laterSizeBytes": 4096}}).chunks.size_bytes == 4096
+
+
+def test_a_policy_object_with_a_removed_field_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"`tiers` was removed; delete it: .*at `\$\.spec`"):
+        check_spec({"tiers": {"cpuShare": 0.9}})
