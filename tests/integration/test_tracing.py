@@ -152,6 +152,7 @@ async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
     hanging = accepting(hang, port=port) if collector == "hangs" else contextlib.nullcontext(port)
     async with hanging, running_gateway(tmp_path, backends=1, tracing=True) as gateway:
         for _ in range(12):
