@@ -15,7 +15,7 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
-    "lines of epp": (30_000, 40_950),
+    "lines of epp": (30_000, 41_000),
     "lines of model_server": (12_500, 15_950),
     "lines of bench": (13_000, 14_330),
     "lines of tests": (68_000, 84_300),
