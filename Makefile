@@ -97,7 +97,7 @@ bench-caching: $(VENV)/.dev ## measure hit rates, eviction policies, free queues
 bench-engine: engine-env ## measure the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)
 
-bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (ten minutes a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
+bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (450 s a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
 bench-routing: $(VENV)/.dev ## compare the picker with 13 other rules in a simulated fleet; ARGS="--help"

@@ -1,13 +1,17 @@
-"""Measures the documents' rows that need an accelerator, one after the other: `make bench-gpu`, planned for
-ten minutes on one data-centre GPU.
+"""Measures the documents' rows that need an accelerator, one after the other: `python3 -m bench.gpu`, planned
+for 450 seconds on one data-centre GPU.
+
+No step needs a network. The Python needs torch for CUDA, transformers and xxhash; the command names what is
+missing. `--prepare`, where pip works, records what the tiers' step reads: carry build/tiers-patterns too.
 
 Each step is a process of its own. Its measurements and its output are kept in a folder (build/bench-gpu). If
 a run was cut off, or a step failed, the next run continues: it leaves out the steps that are done on this
-device (`--again` runs all steps). page.md in that folder shows the state of every step: done, failed, out of
-time, not run, or not possible here and why. A run ends within `--limit-s`. The step that is running then has
-ten seconds to end its own processes, and is killed afterwards. The next run begins with this step. The exit
-status is 0 only if each step is done or not possible. `--tiny` runs the same steps on the CPU at sizes that
-only show that the steps run.
+device, and the repeats that a step has kept (`--again` runs all steps). A step that would not fit into the
+rest of the time is left for the next run. page.md in that folder shows the state of every step: done, failed,
+out of time, not run, or not possible here and why. A run ends within `--limit-s`. The step that is running
+then has ten seconds to end its own processes, and is killed afterwards. The next run begins with this step.
+The exit status is 0 only if each step is done or not possible. `--tiny` runs the same steps on the CPU at
+sizes that only show that the steps run.
 """
 
 from __future__ import annotations
@@ -75,10 +79,21 @@ def main() -> int:
     parser.add_argument(
         "--limit-s",
         type=float,
-        default=600.0,
+        default=450.0,
         help="end the whole run within this many seconds (default %(default)s)",
     )
+    parser.add_argument(
+        "--prepare", action="store_true", help="record what a machine without a network needs, and end"
+    )
     args = parser.parse_args()
+    if args.prepare:
+        return subprocess.run([sys.executable, "-m", *steps.preparation()], check=False).returncode
+    if not args.tiny and (lacking := steps.lacking_packages()):
+        wheels = "pip download -d wheels --only-binary :all:"
+        parser.error(
+            f"{sys.executable} has no {', '.join(lacking)}: where pip works, run `{wheels} {' '.join(lacking)}`, "
+            "carry the folder, and run `pip install --no-index --find-links wheels ...` here"
+        )
     device = "the CPU, tiny" if args.tiny else gpu_name(args.device)
     if not device:
         parser.error("torch sees no GPU here; --tiny runs the same steps on the CPU")
@@ -113,13 +128,18 @@ def run_all(wanted: Sequence[Step], *, folder: Path, device: str, limit_s: float
         else Outcome(step.name, step.rows, LEFT, device, 0.0, "")
         for step in wanted
     }
-    started = time.monotonic()
+    started, ran = time.monotonic(), False
     for step in wanted:
         if found[step.name].status == DONE:
             continue
         left_s = limit_s - (time.monotonic() - started)
         if left_s <= 0:
             break
+        if ran and left_s < step.planned_s and not step.missing:
+            continue
+        ran = ran or not step.missing
+        if step.name in kept and kept[step.name].device != device:
+            _figures(folder, step).unlink(missing_ok=True)
         limited = replace(step, timeout_s=min(step.timeout_s, left_s))
         found[step.name] = _outcome(limited, folder=folder, device=device, run=run)
         write_json(state, [asdict(one) for one in found.values()])
@@ -142,15 +162,18 @@ def _outcome(step: Step, *, folder: Path, device: str, run: Run) -> Outcome:
     if step.missing:
         return Outcome(step.name, step.rows, NOT_POSSIBLE, device, 0.0, step.missing)
     print(f"--- {step.name}", flush=True)
-    figures = folder / f"{step.name.replace(', ', '-').replace(' ', '-')}.json"
-    # Output that an incomplete step left behind would count as repeats of this step.
-    figures.unlink(missing_ok=True)
+    figures = _figures(folder, step)
     started = time.monotonic()
     status, output = run(step, step.command(sys.executable, figures.absolute()))
     word = {None: OUT_OF_TIME, 0: DONE}.get(status, FAILED)
     if word == DONE and not figures.exists():
         word, output = FAILED, f"it left no figures in {figures}\n{output}"
     return Outcome(step.name, step.rows, word, device, time.monotonic() - started, output)
+
+
+def _figures(folder: Path, step: Step) -> Path:
+    """Return the file of a step's figures. What an incomplete step has left there counts."""
+    return folder / f"{step.name.replace(', ', '-').replace(' ', '-')}.json"
 
 
 def run(step: Step, command: list[str]) -> tuple[int | None, str]:

@@ -44,8 +44,9 @@ ON_GPU: Final = Setting(
     probe_tokens=4000,
     arguments=(
         *("--dtype", "bfloat16", "--load-format", "dummy"),
-        *("--gpu-memory-utilization", "0.46"),
+        *("--kv-cache-memory-bytes", str(14 << 30)),
     ),
+    in_turn=True,
     variables=(("VLLM_CACHE_ROOT", str(cache_folder() / "vllm-scratch")),),
 )
 TINY: Final = Setting(servers=2, users=4, probe_tokens=64)

@@ -28,7 +28,7 @@ import torch
 
 from bench.tables import show, write_json
 from bench.tiers.disks import DirectDisk, RateLimitedDisk, SwitchedDisk
-from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, patterns
+from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, carry, patterns
 from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
 from bench.tiers.systems import COUNTED, RECOMPUTE, SYSTEMS, Served, Stores, Traffic, Weights
 from model_server.runners.hf import model as hf
@@ -53,9 +53,11 @@ def main() -> None:
     args = parser().parse_args()
     rows: list[dict[str, Any]] = []
     for prefix_tokens in args.prefix_tokens:
-        recorded = patterns(
-            Recipe(prefix_tokens=prefix_tokens, prefixes=args.prefixes, requests=args.recorded)
-        )
+        recipe = Recipe(prefix_tokens=prefix_tokens, prefixes=args.prefixes, requests=args.recorded)
+        if args.carry:
+            print(f"carry {carry(recipe)} to the machine that measures")
+            continue
+        recorded = patterns(recipe)
         for found in measured(SHAPES[args.shape], recorded, args):
             rows += found
             write_json(args.json, rows)
@@ -203,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
     add("--recorded", type=int, default=24, help="number of requests of each prefix that are recorded")
     add("--warm-up", type=int, default=24, help="number of requests before those measured")
     add("--requests", type=int, default=20, help="number of measured requests")
+    add("--carry", action="store_true", help="only record the patterns, into build/tiers-patterns")
     add("--folder", type=Path, help="folder of the stores (default: the temporary folder)")
     add("--json", type=Path, help="file for the figures")
     return parser

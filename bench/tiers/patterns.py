@@ -30,6 +30,8 @@ from model_server.weights.known import SMOLLM2, Progress, find
 PROBED_HEADS = 3
 NEW_TOKENS = 24
 _FORMAT = 2
+CARRIED = Path("build/tiers-patterns")
+"""Recordings for machines that cannot fetch SmolLM2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,24 @@ class Patterns:
 
 def patterns(recipe: Recipe) -> Patterns:
     """Return the recorded patterns. The first call makes the recording, at about 100 tokens a second."""
-    document = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
-    name = f"tiers-patterns/{hashlib.sha256(document.encode()).hexdigest()[:16]}"
-    folder = made_once(name, lambda folder: _record_into(folder, recipe))
+    folder = CARRIED / _key(recipe)
+    if not folder.exists():
+        folder = made_once(f"tiers-patterns/{_key(recipe)}", lambda folder: _record_into(folder, recipe))
     content = torch.load(folder / "patterns.pt")
     return Patterns(content["heads"], content["mean"])
+
+
+def carry(recipe: Recipe) -> Path:
+    """Copy a recording to `CARRIED`, and return its folder. It is recorded if there is none."""
+    made, folder = patterns(recipe), CARRIED / _key(recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"heads": made.heads, "mean": made.mean}, folder / "patterns.pt")
+    return folder
+
+
+def _key(recipe: Recipe) -> str:
+    document = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
+    return hashlib.sha256(document.encode()).hexdigest()[:16]
 
 
 def record(recipe: Recipe, *, progress: Progress) -> Patterns:

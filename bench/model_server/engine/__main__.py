@@ -1,7 +1,7 @@
 """Measures the caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a
 larger shape on a GPU.
 
-The rows are 000-7, 001-6, 001-7, 001-8 and 003-5.
+The rows are 000-7, 001-6, 001-7, 001-8, 003-5, and the times of single steps.
 The sides take turns, and the tables have medians of the repeats. `--layers 4` takes the model's first four
 layers, and its tables say so. All thirty layers take hours, and the comparison leaves out the same work on
 both sides. `--shape 8b --device cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every
@@ -17,7 +17,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from bench.model_server.engine import report_rows, rows, runs, serving_row
+from bench.model_server.engine import report_rows, rows, runs, serving_row, step_times
 from bench.model_server.engine.shapes import SHAPES
 from bench.tables import show, write_json
 from model_server.runners.hf.errors import ModelError
@@ -28,6 +28,7 @@ ROWS = {
     "001-7": serving_row.serving,
     "001-8": rows.unique_prompts,
     "003-5": rows.prompt_modes,
+    "step-times": step_times.step_times,
 }
 
 
@@ -66,6 +67,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", help="device for --shape (default %(default)s)")
     parser.add_argument("--json", type=Path, help="add every figure to this file")
+    parser.add_argument(
+        "--up-to",
+        type=int,
+        metavar="N",
+        help="stop when the file has N repeats of a row, those of earlier runs included",
+    )
     args = parser.parse_args()
     if args.device != "cpu" and not args.shape:
         parser.error("--device is for --shape: SmolLM2's figures are those of a CPU")
@@ -83,13 +90,20 @@ def main() -> None:
     kept = _kept(args.json, model=bench.name)
     for _ in range(args.repeats):
         for name in args.rows:
+            if args.up_to is not None and kept.repeats.get(name, 0) >= args.up_to:
+                continue
             ROWS[name](bench, kept, repeats=1, say=_say)
+            kept.repeats[name] = kept.repeats.get(name, 0) + 1
             # The file is written after each repeat, so a run that is cut off loses one repeat of one row.
-            write_json(args.json, {"model": bench.name, "series": kept.series})
+            write_json(args.json, _content(bench, kept))
     results = [ROWS[name](bench, kept, repeats=0, say=_say) for name in args.rows]
     for figures in results:
         _show(figures, model=bench.name)
-    write_json(args.json, {"model": bench.name, "rows": results, "series": kept.series})
+    write_json(args.json, {**_content(bench, kept), "rows": results})
+
+
+def _content(bench: runs.Bench, kept: runs.Kept) -> dict[str, object]:
+    return {"model": bench.name, "repeats": kept.repeats, "series": kept.series}
 
 
 def _show(figures: runs.Figures, *, model: str) -> None:
@@ -115,7 +129,7 @@ def _kept(path: Path | None, *, model: str) -> runs.Kept:
     content = json.loads(path.read_text())
     if content["model"] != model:
         sys.exit(f"{path} holds figures of {content['model']}, not of {model}: take another file")
-    return runs.Kept(content["series"])
+    return runs.Kept(content["series"], content.get("repeats", {}))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -158,6 +158,8 @@ class Kept:
     """
 
     series: dict[str, list[float]]
+    repeats: dict[str, int] = field(default_factory=dict)
+    """The number of complete repeats of each row."""
 
     def add(self, name: str, value: float) -> None:
         self.series.setdefault(name, []).append(value)

@@ -55,6 +55,10 @@ class Setting:
     scale: float = 1.0
     """The factor for the lengths of the conversations."""
     probe_tokens: int = 400
+    in_turn: bool = False
+    """True if a server starts only when the one before is ready. Servers that start on one GPU at the same
+    time count each other's memory.
+    """
     arguments: tuple[str, ...] = ()
     """Further flags of a server."""
     variables: tuple[tuple[str, str], ...] = ()
@@ -109,6 +113,8 @@ async def running_vllm_fleet(
     try:
         for server in servers:
             server.start()
+            if setting.in_turn:
+                await wait_until(server.poll_ready, what=f"{server.name} is ready", timeout_s=_START_S)
         for server in servers:
             await wait_until(server.poll_ready, what=f"{server.name} is ready", timeout_s=_START_S)
         yield servers

@@ -99,12 +99,47 @@ def process_ended(pid: int) -> bool:
         os.close(handle)
 
 
-def test_the_same_rows_are_run_on_a_gpu_and_at_tiny_sizes_and_are_planned_for_ten_minutes() -> None:
-    wanted = steps.on_gpu("cuda")
-    assert {one.rows for one in wanted} == {one.rows for one in steps.tiny()}
-    assert {"001-6", "001-7", "001-8", "002-5", "003-5"} <= {one.rows for one in wanted}
-    assert sum(one.planned_s for one in wanted) <= 600
+def test_the_same_rows_run_on_a_gpu_and_tiny_and_are_planned_for_450_s() -> None:
+    *wanted, gateway = steps.on_gpu("cuda")
+    assert gateway.rows == ""
+    wanted_rows = {one.rows for one in (*wanted, gateway)}
+    assert wanted[0].rows == "step-times"
+    assert wanted_rows == {one.rows for one in steps.tiny()}
+    assert {"001-6", "001-7", "001-8", "002-5", "003-5"} <= wanted_rows
+    assert sum(one.planned_s for one in wanted) <= 450
     assert all(one.planned_s < one.timeout_s for one in wanted)
+
+
+def test_a_step_that_does_not_fit_is_left_while_a_shorter_one_runs(tmp_path: Path) -> None:
+    wanted = [step("first"), replace(step("long"), planned_s=50.0), step("short")]
+    runs = Runs()
+    found = command.run_all(wanted, folder=tmp_path, device="d", limit_s=40.0, run=runs)
+    assert runs.ran == ["first", "short"]
+    assert [one.status for one in found] == ["done", "not run", "done"]
+
+
+def test_an_unfinished_step_keeps_its_repeats_on_the_same_device_alone(tmp_path: Path) -> None:
+    kept: dict[str, bool] = {}
+    figures = tmp_path / "slow.json"
+
+    def cut_off(_: Step, __: list[str]) -> tuple[None, str]:
+        kept[device] = figures.exists()
+        figures.write_text("{}")
+        return None, ""
+
+    for device in ("first", "one", "one", "other"):
+        command.run_all([step("slow")], folder=tmp_path, device=device, limit_s=99, run=cut_off)
+    assert kept == {"first": False, "one": True, "other": False}
+
+
+def test_missing_packages_are_named_with_the_way_to_carry_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--folder", str(tmp_path / "made")])
+    monkeypatch.setattr(steps, "NEEDED", ("no_such_package",))
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "has no no_such_package" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(bool(command.gpu_name("cuda")), reason="there is a GPU")
@@ -112,6 +147,7 @@ def test_without_a_gpu_the_command_says_so_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "--folder", str(tmp_path / "made")])
+    monkeypatch.setattr(steps, "NEEDED", ())
     with pytest.raises(SystemExit):
         command.main()
     assert "torch sees no GPU here" in capsys.readouterr().err
