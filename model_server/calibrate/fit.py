@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from model_server.calibrate.probes import DecodeSample, MixedSample, PrefillSample, Sample
 from model_server.runners.cost import CostModel
 
@@ -127,40 +129,18 @@ def _quality(seen: Sequence[float], predicted: Sequence[float]) -> Quality:
 
 def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> list[float]:
     """Return the coefficients with the least relative errors, none of them below zero. The most negative
-    coefficient is removed until none is negative.
+    coefficient is removed until none is negative. Columns are scaled, because squared lengths are large.
     """
-    used = list(range(len(rows[0])))
+    weighted = np.array(rows) / np.array(seen)[:, None]
+    scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
+    used = list(range(weighted.shape[1]))
     while True:
-        weighted = [[row[i] / value for i in used] for row, value in zip(rows, seen, strict=True)]
-        found = _solve(
-            [[sum(row[i] * row[j] for row in weighted) for j in range(len(used))] for i in range(len(used))],
-            [sum(row[i] for row in weighted) for i in range(len(used))],
-        )
-        scale = [max(abs(row[i]) for row in weighted) for i in range(len(used))]
-        worst = min(range(len(used)), key=lambda place: found[place] * scale[place])
+        found, _, rank, _ = np.linalg.lstsq(weighted[:, used] / scale[used], np.ones(len(seen)))
+        if rank < len(used):
+            raise FitError("the probes are too similar to determine the costs separately")
+        worst = int(found.argmin())
         if found[worst] >= 0 or len(used) == 1:
             break
         del used[worst]
-    coefficients = dict(zip(used, found, strict=True))
-    return [max(0.0, coefficients.get(i, 0.0)) for i in range(len(rows[0]))]
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solve the linear equations by Gaussian elimination with pivots. The columns are scaled first,
-    because squared lengths are large.
-    """
-    size = len(right)
-    scale = [matrix[i][i] ** 0.5 or 1.0 for i in range(size)]
-    rows = [
-        [*(matrix[i][j] / scale[i] / scale[j] for j in range(size)), right[i] / scale[i]] for i in range(size)
-    ]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        if abs(rows[column][column]) < 1e-12:
-            raise FitError("the probes are too similar to determine the costs separately")
-        for row in range(size):
-            if row != column:
-                factor = rows[row][column] / rows[column][column]
-                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[column], strict=True)]
-    return [rows[i][size] / rows[i][i] / scale[i] for i in range(size)]
+    coefficients = dict(zip(used, (found / scale[used]).tolist(), strict=True))
+    return [max(0.0, coefficients.get(i, 0.0)) for i in range(weighted.shape[1])]
