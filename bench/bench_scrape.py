@@ -95,6 +95,7 @@ async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
     scraper = Scraper(
         settings=Scrape,
         on_metrics=count,
+        in_use=lambda _: False,
         clock=time.monotonic,
         keep=keep,
         rng=Random(1),

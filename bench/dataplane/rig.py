@@ -220,7 +220,7 @@ def _written_config(directory: Path, addresses: Iterable[Address]) -> Config:
         log={"level": "warning"},
     )
     # The scrapes have the same interval with and without requests, so that their cost can be subtracted.
-    write_policy(config, {"sampling": {"share": 0.0}})
+    write_policy(config, {"sampling": {"share": 0.0}, "scrape": {"idleIntervalSeconds": 1}})
     _write_endpoints(Path(config.endpoints_file), addresses)
     return config
 

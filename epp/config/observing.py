@@ -16,6 +16,10 @@ class Scrape(Strict, frozen=True):
     """Path of the metrics page."""
     interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
     """Time from one scrape of an endpoint to the next, varied at random by a tenth."""
+    idle_interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 4.0
+    """Time from one scrape to the next of an idle endpoint: no request runs or waits there, and the picker
+    has none in flight there. Within a second of sending a request there, the picker scrapes the endpoint at
+    `intervalSeconds` again. A value below `intervalSeconds` has no effect."""
     timeout_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
     """A scrape that takes longer than this counts as failed."""
     stale_after_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 5.0

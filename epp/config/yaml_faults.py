@@ -40,7 +40,6 @@ _REMOVED: Final = {
     "maxQueuedBytes": "64 MiB of prompts may wait for exact mode",
     "assumedModes": "full duplex is assumed; let the data plane send its `protocol_config`",
     "tiers": "a prefix counts the same in every tier of a server",
-    "idleIntervalSeconds": "idle servers are scraped at `intervalSeconds` too",
     "peers": "the live page shows the requests of its own picker",
     "maxTextBytes": "the text of answers is not read",
     "recording": "run `epp record FILE` beside the picker, which asks the admin address",

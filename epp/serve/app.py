@@ -122,6 +122,7 @@ class App:
         return Scraper(
             settings=lambda: self._picker.policy.spec.scrape,
             on_metrics=lambda name, metrics: self._picker.observe(name, metrics, now=time.monotonic()),
+            in_use=self._picker.fleet.in_use,
             clock=time.monotonic,
             keep=self._sources.keep,
             rng=self._rng,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from random import Random
 from typing import TypeAlias
 
+import msgspec
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
@@ -29,6 +30,7 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 """Answers one request, given its head. The connection closes when the handler returns."""
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
+IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 FAST = Scrape(interval_seconds=0.05, timeout_seconds=0.2, max_page_bytes=65536)
 PATIENCE_S = 20.0
 
@@ -86,12 +88,14 @@ class WatchedScraper:
 
     def __init__(self, settings: Scrape = FAST) -> None:
         self.settings = settings
+        self.in_use: set[str] = set()
         self.seen: dict[str, list[EndpointMetrics | None]] = defaultdict(list)
         self._reported = asyncio.Event()
         keep = Sources(rng=Random(7), first_pause_s=0.01).keep
         self.scraper = Scraper(
             settings=lambda: self.settings,
             on_metrics=self._on_metrics,
+            in_use=lambda name: name in self.in_use,
             clock=time.monotonic,
             keep=keep,
             rng=Random(7),
@@ -277,6 +281,41 @@ async def test_a_new_address_under_an_old_name_is_read_and_has_no_age() -> None:
         await watched.until(lambda: bool(second.heads))
 
 
+async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
+    watched = WatchedScraper(Scrape(interval_seconds=60))
+    async with BareServer(http(PAGE)).running() as server, watched.running():
+        watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(3)])
+        for _ in range(5):
+            await asyncio.sleep(0)  # the tasks start and then wait
+        watched.settings = Scrape(interval_seconds=0.05, path="/other")
+        await watched.until(lambda: all(len(watched.seen[str(n)]) >= 2 for n in range(3)))
+        assert all(head.startswith("GET /other ") for head in server.heads)
+
+
+async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it() -> None:
+    settings = msgspec.structs.replace(FAST, idle_interval_seconds=6000.0)
+    async with (
+        BareServer(http(PAGE)).running() as busy,
+        BareServer(http(IDLE_PAGE)).running() as free,
+        WatchedScraper(settings).running() as watched,
+    ):
+        watched.scraper.set_endpoints(
+            [scraped_endpoint("busy", busy.address), scraped_endpoint("free", free.address)]
+        )
+        await watched.until(lambda: len(watched.seen["busy"]) >= 20)
+        assert len(watched.seen["free"]) == 1
+        watched.in_use.add("free")
+        await watched.until(lambda: len(watched.seen["free"]) >= 3)
+
+
+async def test_servers_that_become_idle_together_are_spread_over_the_idle_interval() -> None:
+    """Jitter alone would leave them in one burst: the first of them would be read after 54 s."""
+    settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)
+    async with BareServer(http(IDLE_PAGE)).running() as server, WatchedScraper(settings).running() as watched:
+        watched.scraper.set_endpoints([scraped_endpoint(str(n), server.address) for n in range(100)])
+        await watched.until(lambda: any(len(seen) >= 2 for seen in watched.seen.values()))
+
+
 async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
     async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
         serving = Address("127.0.0.1", 1)
@@ -334,6 +373,7 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
     scraper = Scraper(
         settings=lambda: FAST,
         on_metrics=broken,
+        in_use=lambda _: False,
         clock=time.monotonic,
         keep=sources.keep,
         rng=Random(7),

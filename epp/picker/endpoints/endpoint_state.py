@@ -252,6 +252,11 @@ class EndpointState:
         """V: prompt tokens that the server computes in a second."""
         return self.rate.model.tokens_per_s / self.rate.slowness
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a request was sent to the server that the server's last page may not show."""
+        return self.in_flight > 0 or self.peers_in_flight > 0 or self.picks_since_scrape > 0
+
     def load(self, metrics: EndpointMetrics | None) -> int:
         """Return the requests in flight at the server."""
         return self.loads(metrics)[0]

@@ -53,6 +53,11 @@ class Fleet(FleetView):
     def __len__(self) -> int:
         return len(self._states)
 
+    def in_use(self, name: EndpointName) -> bool:
+        """Return whether a request was sent to the endpoint that the endpoint's last page may not show."""
+        state = self.get(name)
+        return state is not None and state.in_use
+
     def states(self) -> Iterable[EndpointState]:
         return self._states.values()
 

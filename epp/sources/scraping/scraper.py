@@ -2,7 +2,9 @@
 
 Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
 of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
-scrapes are jittered, so that a fleet is not read in one burst.
+scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
+until it gets a request, and servers that become idle together are spread over that longer interval. One more
+task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
 
 The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. It answers no
 question about them: it remembers when each endpoint last answered, the error of its last failed scrape, and
@@ -29,6 +31,10 @@ from epp.sources.scraping.sessions import in_words
 logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.1
+_SHORTEST_NAP_S: Final = 0.002
+"""Timers of the event loop may fire early by this much."""
+_WATCH_S: Final = 1.0
+_PARTS: Final = 10
 
 OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
 
@@ -41,6 +47,16 @@ class ScrapeAge:
     """Why the last scrape failed. Empty: it did not fail."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Nap:
+    over: asyncio.Future[None]
+    until: float
+
+    def end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
 @dataclass(slots=True)
 class _ScrapedServer:
     """One endpoint being scraped. Its task is None until the scraper runs."""
@@ -49,6 +65,14 @@ class _ScrapedServer:
     task: asyncio.Task[None] | None = None
     answered_at: float | None = None
     error: str = ""
+    idle: bool = False
+    """Whether no request runs or waits there, by its last page."""
+    started_at: float = 0.0
+    """When its last scrape began. Before the first scrape: when its task began."""
+    intervals: float = 0.0
+    """Number of intervals from then to the next scrape."""
+    nap: _Nap | None = None
+    """None: it is being scraped now."""
     reader: PageReader = field(default_factory=PageReader)
     client: tuple[str, PageClient] | None = None
     """The connection to the server, and the address of the page there."""
@@ -70,7 +94,8 @@ class _ScrapedServer:
 class Scraper:
     """Scrapes the endpoints of `set_endpoints` while `run` runs.
 
-    settings: called before every scrape; clock: monotonic seconds; on_metrics: must not block.
+    settings: called before every scrape; clock: monotonic seconds; on_metrics: must not block;
+    in_use: whether the picker has sent the endpoint something that its last page may not show.
     """
 
     def __init__(
@@ -78,12 +103,14 @@ class Scraper:
         *,
         settings: Callable[[], Scrape],
         on_metrics: OnMetrics,
+        in_use: Callable[[EndpointName], bool],
         clock: Callable[[], float],
         keep: Keep,
         rng: Random,
     ) -> None:
         self._settings = settings
         self._on_metrics = on_metrics
+        self._in_use = in_use
         self._clock = clock
         self._keep = keep
         self._rng = rng
@@ -98,6 +125,7 @@ class Scraper:
             try:
                 for target in self._targets.values():
                     self._start(target)
+                group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
                 # This comes before the group waits for its tasks: a later task would never be cancelled.
@@ -143,16 +171,54 @@ class Scraper:
 
     async def _follow(self, target: _ScrapedServer) -> None:
         """Scrape one endpoint for ever, by the current settings."""
+        target.started_at = self._clock()
+        target.intervals = self._rng.random()
         try:
-            await asyncio.sleep(self._rng.random() * self._settings().interval_seconds)
             while True:
-                started = self._clock()
-                self._report(target, await self._scrape(target))
+                await self._nap(target)
                 # The interval is from start to start, so a slow server is read as often as others.
-                interval_s = self._settings().interval_seconds * (1 + self._rng.uniform(-_JITTER, _JITTER))
-                await asyncio.sleep(max(0.0, started + interval_s - self._clock()))
+                target.started_at = self._clock()
+                target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
+                was_idle = target.idle
+                self._report(target, await self._scrape(target))
+                if target.idle and not was_idle:
+                    # Servers that became idle together are spread over the longer interval from now on.
+                    target.intervals = self._rng.random()
         finally:
             target.close()
+
+    async def _nap(self, target: _ScrapedServer) -> None:
+        """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
+        loop = asyncio.get_running_loop()
+        while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
+            target.nap = nap = _Nap(loop.create_future(), self._clock() + left_s)
+            timer = loop.call_later(left_s, nap.end)
+            try:
+                await nap.over
+            finally:
+                timer.cancel()
+                target.nap = None
+
+    async def _watch(self) -> None:
+        """Check every nap once a second: a policy may have changed, or an idle server may have work. The
+        fleet is checked in parts, so that a change for all servers does not scrape them in one burst.
+        """
+        while True:
+            targets = list(self._targets.values())
+            for part in range(_PARTS):
+                await asyncio.sleep(_WATCH_S / _PARTS)
+                for target in targets[part::_PARTS]:
+                    if target.nap is not None and self._due_at(target) < target.nap.until - _SHORTEST_NAP_S:
+                        target.nap.end()
+
+    def _due_at(self, target: _ScrapedServer) -> float:
+        return target.started_at + target.intervals * self._interval_s(target)
+
+    def _interval_s(self, target: _ScrapedServer) -> float:
+        settings = self._settings()
+        if target.idle and not self._in_use(target.endpoint.name):
+            return max(settings.interval_seconds, settings.idle_interval_seconds)
+        return settings.interval_seconds
 
     async def _scrape(self, target: _ScrapedServer) -> EndpointMetrics | str:
         settings = self._settings()
@@ -182,6 +248,7 @@ class Scraper:
         elif target.error and not error:
             logger.info("scrape of %s at %s works again", name, address)
         target.error = error
+        target.idle = metrics is not None and metrics.inside == 0
         if metrics is not None:
             target.answered_at = metrics.scraped_at
         self._on_metrics(name, metrics)

@@ -39,6 +39,7 @@ def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> R
     scraper = Scraper(
         settings=lambda: picker.policy.spec.scrape,
         on_metrics=lambda name, metrics: picker.observe(name, metrics, now=10.0),
+        in_use=lambda _: False,
         clock=lambda: 10.0,
         keep=Sources(rng=random.Random(1)).keep,
         rng=random.Random(1),
