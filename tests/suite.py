@@ -64,14 +64,18 @@ PARTS = (
         alone=True,
     ),
     Part(
+        name="slow",
+        about="no processes of their own, but seconds each; on all cores",
+        command=(
+            *(*_PYTEST, "-n", "auto", "--dist", "loadfile", "-m", f"{_SINGLE} and slow and not core"),
+            *("--ignore=tests/integration", *_IGNORED),
+        ),
+        alone=True,
+    ),
+    Part(
         name="core",
         about="the gateway's promises on real Envoy, Redis and the model server",
         command=(*_PYTEST, *CORE_FOLDERS, "-m", "core"),
-    ),
-    Part(
-        name="slow",
-        about="no processes of their own, but seconds each",
-        command=(*_PYTEST, "-m", f"{_SINGLE} and slow and not core", "--ignore=tests/integration", *_IGNORED),
     ),
     Part(
         name="integration",
