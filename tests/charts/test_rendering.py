@@ -279,7 +279,7 @@ def test_the_picker_of_a_gateway_is_open_to_the_gateways_namespaces(
 ) -> None:
     objects = helm.render(GATEWAY, {"shape": "gateway", "gateway": gateway})
     rules = of_kind(objects, "NetworkPolicy", "gateway-prefix-gateway")["spec"]["ingress"]
-    ((peer,),) = [rule["from"] for rule in rules if rule["ports"] == [{"port": 9002}]]
+    ((peer,),) = [rule["from"] for rule in rules if {"port": 9002} in rule["ports"]]
     if isinstance(peers, list):
         (names,) = peer["namespaceSelector"]["matchExpressions"]
         assert names == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": peers}
