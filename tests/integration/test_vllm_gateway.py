@@ -5,9 +5,7 @@ afterwards. The servers live as long as the run, so each test sends its own text
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from tests.harness.processes import wait_until
 from tests.vllm_env.gateway import CHAT, HITS, Routed, VllmGateway, running_vllm_gateway
 from tests.vllm_env.prompts import prose
-from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, VllmServer
+from tests.vllm_env.server import VllmServer
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
 # The first test waits for the servers to start.
@@ -24,7 +22,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
 
 PREFIX_WORDS = 1230
 """A little over 2,000 tokens."""
-ANSWER_TOKENS = 300
 MATCHED = "epp_matched_tokens_total"
 Figure = Callable[[str], None]
 Servers = tuple[VllmServer, VllmServer]
@@ -142,66 +139,3 @@ async def test_adapters_and_salts_share_no_prefix_and_an_adapter_keeps_to_its_se
         figure(
             f"first {[a.cached_tokens for a in first]}, again {[a.cached_tokens for a in again]} tokens hit"
         )
-
-
-async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_does(
-    tmp_path: Path, vllm_servers: Servers, figure: Figure
-) -> None:
-    policy = {"sampling": {"share": 1.0}}
-    vocabulary = whole_word_tokens(vllm_servers[0])
-    async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
-        for n in range(10):
-            await gateway.complete(words_of(vocabulary, f"sampled {n}", words=600), stream=n % 2 == 0)
-        messages = [{"role": "user", "content": words_of(vocabulary, "first turn", words=600)}]
-        turns: list[Routed] = []
-        hits = await gateway.counted(HITS)
-        for n in range(4):
-            answer = await gateway.route(
-                CHAT,
-                stream=n != 1,
-                messages=messages,
-                max_tokens=ANSWER_TOKENS,
-                min_tokens=ANSWER_TOKENS,
-                temperature=1,
-                allowed_token_ids=list(vocabulary.values()),
-            )
-            turns.append(answer)
-            messages += [
-                {"role": "assistant", "content": answer.text},
-                {"role": "user", "content": words_of(vocabulary, f"turn {n}", words=10)},
-            ]
-        assert await gateway.counted(HITS) - hits == sum(turn.cached_tokens for turn in turns)
-        assert [t.decision["cached_tokens"] for t in turns] == [t.cached_tokens for t in turns]
-        assert [t.decision["ttft_s"] is not None for t in turns] == [True, False, True, True]
-        assert len(chosen(turns)) == 1
-        for before, after in itertools.pairwise(turns):
-            off = error(after.predicted_tokens, after.cached_tokens)
-            figure(
-                f"{before.prompt_tokens} prompt + {before.completion_tokens} answer tokens, then predicted "
-                f"{after.predicted_tokens}, hits {after.cached_tokens}: {shown(off)}"
-            )
-            # The server counts whole blocks of the answer. The picker counts whole chunks of its text.
-            assert after.cached_tokens > before.prompt_tokens + ANSWER_TOKENS - 2 * BLOCK_TOKENS
-            assert after.predicted_tokens > before.prompt_tokens + ANSWER_TOKENS // 2
-            assert abs(off) <= 0.1
-
-
-def words_of(vocabulary: Mapping[str, int], seed: str, *, words: int) -> str:
-    return " " + " ".join(random.Random(seed).choices(list(vocabulary), k=words))
-
-
-def whole_word_tokens(server: VllmServer) -> dict[str, int]:
-    """Return words that are one token each, together with the space before them. A text of such words is cut
-    into the same tokens when it is sent back. A random model's own choice of tokens would be cut into other
-    tokens.
-    """
-    found: dict[str, int] = {}
-    for word in sorted(set(prose("vocabulary", words=2000).lower().replace(".", " ").split())):
-        tokens = server.post(
-            "/tokenize", {"model": MODEL_NAME, "prompt": f" {word}", "add_special_tokens": False}
-        ).json()["tokens"]
-        assert isinstance(tokens, list)
-        if len(tokens) == 1:
-            found[word] = tokens[0]
-    assert len(found) > 50
-    return found
