@@ -27,6 +27,7 @@ from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.tls import Tls
 from epp.picker.picker import Picker
+from epp.protocol.conversation import SERVICE
 from epp.protocol.stream_settings import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.ports import free_ports
@@ -149,7 +150,7 @@ async def test_probes_without_certificates_have_a_port_of_their_own() -> None:
         await rig.server.set_ready(ready=False)
         assert [await health_of(channel, name) for name in names] == [NOT_SERVING] * 3
         with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
-            await Exchange(channel).ask(headers())
+            await channel.unary_unary(f"/{SERVICE}/Process", bytes, bytes)(b"")
 
 
 async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(

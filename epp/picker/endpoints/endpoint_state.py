@@ -359,8 +359,9 @@ class Answers:
         """Answers that have begun, by all servers."""
         self.waits: list[tuple[float, int, Wait]] = []
         """Waits as a heap, by the time when the answer is overdue."""
-        self.served: OrderedDict[tuple[str, int], EndpointState] = OrderedDict()
-        """The last server that answered for each model and path that was asked for lately."""
+        self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
+        """The last two servers that answered for each model and path that was asked for lately. The same one
+        twice: no other has answered."""
         self._typical_s = {True: 0.0, False: 0.0}
         """Time to the first byte, for answers that are streamed and for others."""
 
@@ -408,7 +409,8 @@ class Answers:
 
     def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
         """Record that a server answered well for a model, at this path."""
-        self.served[model, path_hash] = state
+        last = self.served.get((model, path_hash), (state, state))
+        self.served[model, path_hash] = last if last[0] is state else (state, last[0])
         state.answered_model, state.refused = model, 0
         self.served.move_to_end((model, path_hash))
         while len(self.served) > _SERVED_MODELS:

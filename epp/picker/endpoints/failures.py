@@ -133,8 +133,8 @@ class FailingServers:
             self.failed(state, Form.LACKS, about=model, now=now)
 
     def _other_that_answers(self, state: EndpointState, model: str, path_hash: int) -> EndpointState | None:
-        other = self._answers.served.get((model, path_hash))
-        return None if other is state or (other is not None and other.gone) else other
+        answered = self._answers.served.get((model, path_hash), ())
+        return next((other for other in answered if other is not state and not other.gone), None)
 
     def refused(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
         """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only

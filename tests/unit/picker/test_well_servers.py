@@ -241,9 +241,12 @@ def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Ve
 def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
     verdicts: list[Verdict], out: list[str]
 ) -> None:
-    """One server refuses requests and probes. `verdicts` are those of the other server, in order."""
+    """One server answered last, and then refuses requests and probes. `verdicts` are those of the other
+    server, in order.
+    """
     picker, left = a_picker(on=endpoints("ab")), list(verdicts)
-    answer_at("b", chat_to_path(path_hash=1), picker, status=200, now=1.0)
+    for name in ("b", "a"):
+        answer_at(name, chat_to_path(path_hash=1), picker, status=200, now=1.0)
     for _ in range(3):
         answer_at("a", chat_to_path(path_hash=1), picker, status=401, now=1.0)
     for tenth in range(10, 40):
