@@ -92,7 +92,7 @@ def main() -> int:
         wheels = "pip download -d wheels --only-binary :all:"
         parser.error(
             f"{sys.executable} has no {', '.join(lacking)}: where pip works, run `{wheels} {' '.join(lacking)}`, "
-            "carry the folder, and run `pip install --no-index --find-links wheels ...` here"
+            "carry the folder, and let pip install them from it here"
         )
     device = "the CPU, tiny" if args.tiny else gpu_name(args.device)
     if not device:

@@ -139,7 +139,7 @@ class Commits:
         """Book the work, and send the event to the listeners. prefix: see `SentPick`.
         helper: the server that computes the prompt. None: the chosen server computes it.
         """
-        sent = SentPick(state.endpoint.name, now, prefix, request.session)
+        sent = SentPick(state.endpoint.name, now, prefix)
         for rule in self._guesses.rules:
             rule.committed(sent)
         if helper is not None:

@@ -4,10 +4,9 @@ Pure. A dry run sees what the pick saw: the endpoints, their state before the bo
 prompt in the table. It cannot act, because bookings and the table follow the policy in use. So chunks,
 scrapes and sampling of the tried policy have no effect, and the candidates are those of the policy in use.
 Both policies draw the same random numbers, so two equal policies that have seen the same requests agree on
-every pick. The predicted effect of
-another pick is for this one request, with the caches as the policy in use fills them. If the tried policy had
-routed for a week, the caches would be different. `epp replay` simulates this. `picker` calls this module only
-while there is a policy in dry run.
+every pick. The predicted effect of another pick is for this one request, with the caches as the policy in use
+fills them. If the tried policy had routed for a week, the caches would be different. `epp replay` simulates
+this. `picker` calls this module only while there is a policy in dry run.
 """
 
 from __future__ import annotations

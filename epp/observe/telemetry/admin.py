@@ -316,7 +316,9 @@ class BoundedConnections:
                 self._open.append((transport, timer))
             else:
                 timer.cancel()
-        if len(self._open) >= self._limit:
-            self._open[0][0].abort()  # without waiting until the other side has read everything
         transport, _ = await loop.connect_accepted_socket(self._accept, sock)
         self._open.append((transport, loop.call_later(self._lifetime_s, transport.abort)))
+        while len(self._open) > self._limit:  # several may have come meanwhile
+            oldest, timer = self._open.popleft()
+            timer.cancel()
+            oldest.abort()  # without waiting until the other side has read everything

@@ -88,7 +88,6 @@ class SentPick(Struct, frozen=True, eq=False, gc=False):
     at: float
     prefix: int = 0
     """See `SchedulingRequest`. 0 too if the prompt was not read."""
-    session: str = ""
 
 
 class Roster:

@@ -2,8 +2,8 @@
 
 A server stores equal blocks twice when equal requests run side by side, and sends an event for each copy that
 it removes. A block that moves to a slower tier is stored there before or after it leaves the faster tier. So
-a block is held while any copy of it is held, in whatever tier. Removals of unknown
-copies (from before we listened) are ignored.
+a block is held while any copy of it is held, in whatever tier. Removals of unknown copies (from before we
+listened) are ignored.
 
 Pure. Callers: `knowledge`, which bounds it, and `chunks`.
 """
