@@ -98,6 +98,7 @@ class Conversation(Handler):
             trace=bounded_trace(call.trace) if context.settings.traced else "",
         )
         streams.live[stream] = call
+        streams.last_began = now
         return stream
 
     def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:

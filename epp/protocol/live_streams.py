@@ -8,6 +8,7 @@ then: at a change of the policy, while flow control is on, and at a drain.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class LiveStreams:
         self.clock = clock
         self.live: dict[HttpStream, Caller] = {}
         """The streams in flight, with their calls."""
+        self.last_began = -math.inf
+        """When the newest stream began."""
         self.overload = Overload()
         self.access_log = AccessLog(picker, self.fault)
         self.policy: Policy | None = None

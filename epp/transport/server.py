@@ -25,6 +25,9 @@ from epp.protocol.stream_settings import StreamSettings
 _NOTICE_S: Final = 3.0
 """After this time, a data plane that checks health every second uses another picker."""
 
+_IDLE_S: Final = 1.0
+"""If no request has come for this time, the drain does not wait for data planes to notice it."""
+
 _POLL_S: Final = 0.05
 
 _LET_GO_S: Final = 10.0
@@ -90,7 +93,8 @@ class ExtProcServer:
 
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
-        left, or after `seconds`, but not before the streams of the requests that waited in the gate end.
+        left, or after `seconds`, but not before the streams of the requests that waited in the gate end. An idle
+        picker returns at once.
 
         Streams that have answered response headers end with OK now: the data plane completes these requests
         alone.
@@ -98,16 +102,19 @@ class ExtProcServer:
         self._health.set_ready(ready=False)
         waited = self._streams.drain()
         started = self._clock()
+        notice_s = min(seconds, _NOTICE_S if started - self._streams.last_began < _IDLE_S else 0.0)
         while True:
-            if self._drained(waited, self._clock() - started, seconds):
+            if self._drained(waited, self._clock() - started, seconds=seconds, notice_s=notice_s):
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _drained(self, waited: frozenset[HttpStream], passed_s: float, seconds: float) -> bool:
+    def _drained(
+        self, waited: frozenset[HttpStream], passed_s: float, *, seconds: float, notice_s: float
+    ) -> bool:
         live = self._streams.live
         if passed_s < _LET_GO_S and not waited.isdisjoint(live):
             return False
-        return passed_s >= seconds or (not live and passed_s >= min(seconds, _NOTICE_S))
+        return passed_s >= seconds or (not live and passed_s >= notice_s)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the socket and cancel the calls still in flight after `grace_s`."""

@@ -1,0 +1,36 @@
+"""How long the drain of the ext_proc server lasts, in simulated time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from epp.config.listening import Listen
+from epp.config.policy import DEFAULT_POLICY
+from epp.picker.picker import Picker
+from epp.protocol.conversation import Conversation
+from epp.protocol.stream_settings import StreamSettings
+from epp.transport.server import ExtProcServer
+from tests.unit.protocol.callers import NotingCaller
+from tests.unit.protocol.calls_bench import head
+
+
+@pytest.mark.parametrize(("began", "least_s", "most_s"), [(None, 0, 1), (100.0, 3, 4), (98.5, 0, 1)])
+async def test_a_drain_waits_only_if_a_request_came_in_the_last_second(
+    began: float | None, least_s: float, most_s: float
+) -> None:
+    times = itertools.count(100.0, 0.5)
+    server = ExtProcServer(
+        Picker(DEFAULT_POLICY, rng=random.Random(1), unix_offset_s=0.0),
+        listen=Listen(),
+        settings=StreamSettings(),
+        clock=lambda: next(times),
+    )
+    if began is not None:
+        call = Conversation(server._streams, NotingCaller())
+        call.message(head(), now=began)
+        call.gone(now=began, broken=False)
+    await server.drain(30.0)
+    assert least_s <= next(times) - 100.5 <= most_s
