@@ -29,7 +29,7 @@ async def test_a_drain_waits_only_if_a_request_came_in_the_last_second(
         clock=lambda: next(times),
     )
     if began is not None:
-        call = Conversation(server._streams, NotingCaller())
+        call = Conversation(server._streams, NotingCaller())  # noqa: SLF001 - the test is the data plane
         call.message(head(), now=began)
         call.gone(now=began, broken=False)
     await server.drain(30.0)
