@@ -93,8 +93,8 @@ class ExtProcServer:
 
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
-        left, or after `seconds`, but not before the streams of the requests that waited in the gate end. An idle
-        picker returns at once.
+        left, or after `seconds`, but not before the streams of the requests that waited in the gate end. An
+        idle picker returns at once.
 
         Streams that have answered response headers end with OK now: the data plane completes these requests
         alone.
