@@ -9,7 +9,7 @@ Invariants (`check_integrity`): at most `max_entries` prompts are kept. 0 means 
 prompt pins exactly its blocks, and releases them when it is removed. The least recently used prompt is
 removed first.
 
-Callers: the prompt engine, and the continuous engine with its scheduler. The model defines what logits are.
+Callers: the engine and its scheduler. The model defines what logits are.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from model_server.core.hashing import PrefixScope
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Request, TokenId
 
-DEFAULT_MAX_ENTRIES = 256
-
 _Key = tuple[PrefixScope, tuple[TokenId, ...]]
 
 
@@ -34,7 +32,7 @@ class PromptEntry:
 
 
 class PromptCache:
-    def __init__(self, kv_cache: KVCacheManager, *, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
+    def __init__(self, kv_cache: KVCacheManager, *, max_entries: int) -> None:
         if max_entries < 0:
             raise ValueError("max_entries must not be negative")
         self._kv_cache = kv_cache

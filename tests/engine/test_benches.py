@@ -64,7 +64,7 @@ def test_003_5_both_batched_modes_compute_each_distinct_prompt_once_and_answer_a
     for line in told["rows"]:
         assert (line["prompts computed with"], line["prompts computed without"]) == (3, 13)
         assert line["throughput (total) with"] == line["answer tokens/s with"] * (856 + 16) / 16
-    assert all("prefill ratio" in line for line in told["rows"][1:])
+        assert line["prefill s with"] < line["prefill without"]
     assert told["same greedy text in all modes"]
 
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
 
 from bench.model_server.engine import runs
 from bench.model_server.engine.runs import Bench, Figures, Kept, Say
 from bench.model_server.engine.shapes import uneven_lengths
 from model_server.core.cache_options import CacheOptions
-from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, PromptEngine, run_naive
+from model_server.core.engine import Engine
 from model_server.core.request import Request, TokenId
+from model_server.core.scheduler import SchedulerLimits
+from model_server.runners.hf.runner import HfRunner
 
 PROMPTS, WHOLE_PROMPTS, WHOLE_ANSWER = 20, 200, 10
 REQUESTS, DISTINCT, PROMPT_TOKENS, ANSWER_TOKENS = 64, 15, 856, 16
 """The numbers of 003-5. With fewer requests, the number of distinct prompts falls in proportion."""
+PLACES = {"naive": 1, "offline": REQUESTS, "online": 8}
+"""How many requests each mode of 003-5 computes together (`--max-num-seqs`)."""
 
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
@@ -97,17 +99,19 @@ def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figur
 class _ModeSide:
     """One mode of 003-5 on one engine, with kept prompts or without."""
 
-    engine: PromptEngine
+    engine: Engine
     requests: Sequence[Request]
-    add_s: float = 0.0
-    """Seconds for adding requests, which includes computing the prompts. The naive mode does not measure this
-    separately.
-    """
+    prefill_s: float = 0.0
+    """Seconds of the steps that compute prompts. These steps also decode other requests."""
     total_s: float = 0.0
 
     @property
     def texts(self) -> list[list[TokenId]]:
         return [r.token_ids[r.num_prompt_tokens :] for r in self.requests]
+
+    @property
+    def num_prompts_computed(self) -> int:
+        return sum(r.num_cached_tokens != r.num_prompt_tokens for r in self.requests)
 
 
 def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
@@ -126,8 +130,8 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
             sides = _in_turns(bench, mode, requests=requests, distinct=distinct)
             for word, side in sides.items():
                 kept.add(f"{name} {word}", sum(r.num_output_tokens for r in side.requests) / side.total_s)
-                kept.add(f"{name} prefill {word}", side.add_s)
-                kept.add(f"{name} prompts computed {word}", side.engine.prompt_cache.misses)
+                kept.add(f"{name} prefill {word}", side.prefill_s)
+                kept.add(f"{name} prompts computed {word}", side.num_prompts_computed)
                 say(f"{name} {word}: {kept.series[f'{name} {word}'][-1]:.1f} answer tokens/s")
                 texts.append(side.texts)
                 kept.add("003-5 same text", float(texts[-1] == texts[0]))
@@ -141,11 +145,10 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
             **kept.ratios("ratio", f"{name} with", f"{name} without"),
             **{f"throughput (total) {w}": whole * kept.median(f"{name} {w}") for w in ("with", "without")},
         }
-        if mode != "naive":
-            over, under = f"{name} prefill without", f"{name} prefill with"
-            row["prefill s with"] = kept.median(under)
-            row["prefill without"] = kept.median(over)
-            row |= {f"prefill {word}": figure for word, figure in kept.ratios("ratio", over, under).items()}
+        over, under = f"{name} prefill without", f"{name} prefill with"
+        row["prefill s with"] = kept.median(under)
+        row["prefill without"] = kept.median(over)
+        row |= {f"prefill {word}": figure for word, figure in kept.ratios("ratio", over, under).items()}
         rows.append(row)
     return {
         "row": "003-5",
@@ -162,55 +165,49 @@ def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[
     prompts = [bench.text_of(f"distinct {n}", PROMPT_TOKENS) for n in range(distinct)]
 
     def side(own: Bench, *, entries: int) -> _ModeSide:
-        engine = PromptEngine(
-            runs.config_of(own, cache=False), own.model, sample=_greedy, prompt_cache_entries=entries
+        config = replace(
+            runs.config_of(own, cache=False),
+            prompt_cache_entries=entries,
+            limits=SchedulerLimits(max_num_seqs=PLACES[mode]),
         )
         made = [
             runs.request(str(n), prompts[n % distinct], max_tokens=ANSWER_TOKENS) for n in range(requests)
         ]
-        return _ModeSide(engine, made)
+        return _ModeSide(Engine(config, HfRunner(own.model)), made)
 
     sides = {"with": side(bench, entries=256), "without": side(bench.twin(), entries=0)}
-    work = [(one, _pieces(mode, one.engine, one.requests)) for one in sides.values()]
+    work = [(one, _steps(one)) for one in sides.values()]
     for turn in itertools.count():
-        ended = [_one_piece(bench, *one) for one in (work if turn % 2 else work[::-1])]
+        ended = [_one_step(bench, *one) for one in (work if turn % 2 else work[::-1])]
         if any(ended):
             assert all(ended), "the sides did other work"
             break
     return sides
 
 
-def _one_piece(bench: Bench, side: _ModeSide, pieces: Iterator[bool]) -> bool:
-    """Do the side's next piece of work, and count its time. Return True if no piece was left."""
+def _one_step(bench: Bench, side: _ModeSide, steps: Iterator[bool]) -> bool:
+    """Do the side's next step, and count its time. Return True if no step was left."""
     started = bench.now_s()
-    adding = next(pieces, None)
-    if adding is None:
+    computes_prompt = next(steps, None)
+    if computes_prompt is None:
         return True
     taken_s = bench.now_s() - started
     side.total_s += taken_s
-    side.add_s += taken_s if adding else 0.0
+    side.prefill_s += taken_s if computes_prompt else 0.0
     return False
 
 
-def _pieces(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Iterator[bool]:
-    """Yield after each piece of the mode's work whether the finished piece added a request."""
-    if mode == "naive":
-        for one in made:
-            run_naive(engine, [one])
-            yield False
-        return
-    offline, online = OfflineScheduler(engine), OnlineScheduler(engine, max_batch_size=8)
-    for one in made:
-        (offline if mode == "offline" else online).add(one)
-        yield True
-    if mode == "offline":
-        offline.run()
-        yield False
-    while online.num_unfinished:
-        online.step()
-        yield False
-
-
-def _greedy(logits: object, _: Request) -> TokenId:
-    assert isinstance(logits, torch.Tensor)
-    return TokenId(int(logits.argmax()))
+def _steps(side: _ModeSide) -> Iterator[bool]:
+    """Add a request when the request before it has its first token. Yield after each step whether the step
+    computed a prompt.
+    """
+    engine, made = side.engine, iter(side.requests)
+    newest = next(made)
+    engine.add(newest)
+    while engine.num_unfinished:
+        plan = engine.begin(now=0.0)
+        engine.finish(plan, engine.runner.execute(plan), now=0.0)
+        yield any(c.num_tokens and c.start < c.request.num_prompt_tokens for c in plan.chunks)
+        if newest.first_token_s is not None and (following := next(made, None)) is not None:
+            newest = following
+            engine.add(newest)

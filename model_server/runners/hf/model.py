@@ -1,7 +1,7 @@
 """A transformers decoder over paged memory: takes the chunks of a plan, and returns logits.
 
 `load` reads a model folder; `PagedModel` computes. It keeps no state of requests: the plan and the memory
-contain everything about a request. Callers: the runner, the prompt engine (as its `Model`), benchmarks.
+contain everything about a request. Callers: the runner, benchmarks.
 """
 
 from __future__ import annotations

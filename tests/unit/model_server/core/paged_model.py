@@ -17,7 +17,7 @@ VOCABULARY = 97
 
 
 class PagedModel:
-    """Serves as `Model` of the prompt engine and as `Runner` of the continuous one."""
+    """The engine's runner."""
 
     def __init__(self, *, block_size_tokens: int) -> None:
         self._size = block_size_tokens
