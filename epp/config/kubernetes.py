@@ -41,6 +41,8 @@ class Kubernetes(Strict, frozen=True):
     pools: Annotated[tuple[DnsName, ...], Meta(max_length=32)] = ()
     """Names of several InferencePools, instead of `pool`. The model in the body of a request decides which of
     their servers may take it (docs/models.md)."""
+    service: Annotated[str, Meta(max_length=253, pattern=_NAME_OR_NONE)] = ""
+    """Name of this picker's Service, which a policy for all its pools has in `targetRef`."""
     namespace: Annotated[str, Meta(max_length=63)] = ""
     """Namespace of the pool, its pods and policies. Empty means the namespace of the picker."""
     selector: Annotated[dict[_LabelKey, _LabelValue], Meta(max_length=16)] = {}

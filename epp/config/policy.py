@@ -56,16 +56,20 @@ them can name a session or ask for a decision.
 
 
 class TargetRef(Strict, frozen=True):
-    """The InferencePool that the policy applies to, in the same namespace. A policy in a file needs no
-    target.
+    """What the policy applies to, in the same namespace: an InferencePool with a picker of its own, or the
+    Service of a picker, for all its pools. A policy in a file needs no target.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-    """Name of the InferencePool."""
-    group: Literal["inference.networking.k8s.io"] = "inference.networking.k8s.io"
-    """API group of the target."""
-    kind: Literal["InferencePool"] = "InferencePool"
-    """Kind of the target."""
+    """Name of the target."""
+    group: Literal["inference.networking.k8s.io", ""] | None = None
+    """API group of the target. It may be left out."""
+    kind: Literal["InferencePool", "Service"] = "InferencePool"
+    """Kind of the target. A picker of several pools is targeted by its Service (`kubernetes.service`)."""
+
+    def __post_init__(self) -> None:
+        if self.group is not None and (self.group == "") != (self.kind == "Service"):
+            raise ValueError(f"targetRef.group: does not have the kind {self.kind}; leave group out")
 
 
 class PolicySpec(Strict, frozen=True):

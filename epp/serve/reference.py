@@ -34,7 +34,7 @@ and the prefix table is kept unless `chunks` changed. A bad policy is refused, a
 def _type_of(schema: Mapping[str, Any]) -> str:
     """Return the allowed values of a field, in a few words."""
     if "enum" in schema:
-        return ", ".join(f"`{v}`" for v in schema["enum"])
+        return ", ".join(f"`{v}`" if v else "empty" for v in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(_type_of(s) for s in schema["anyOf"])
     text = str(schema.get("type", ""))

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.cluster]
 NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
     ("rule", {"rule": "fastest"}, "spec.rule: Unsupported value"),
     ("field", {"load": {"maxWaitng": 3}}, 'unknown field "spec.load.maxWaitng"'),
-    ("kind", {"targetRef": {"name": "p", "kind": "Service"}}, "spec.targetRef.kind: Unsupported value"),
+    ("kind", {"targetRef": {"name": "p", "kind": "Gateway"}}, "spec.targetRef.kind: Unsupported value"),
     ("target", {"targetRef": {}}, "spec.targetRef.name: Required value"),
     ("name", {"targetRef": {"name": "Pool_1"}}, "spec.targetRef.name: Invalid value"),
     ("no-target", {"targetRef": None}, "spec.targetRef: Required value"),

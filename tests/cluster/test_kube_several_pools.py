@@ -66,7 +66,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
 ) -> None:
     install_policy_crd(cluster)
     account = picker_account(cluster, namespace, pools=_POOLS)
-    config = site_config(tmp_path, account, kubernetes={"pool": "", "pools": _POOLS})
+    config = site_config(tmp_path, account, kubernetes={"pool": "", "pools": _POOLS, "service": "picker"})
     async with (
         running_servers(_PODS * len(_POOLS)) as servers,
         simulated_pool(cluster, namespace) as simulated,
@@ -105,7 +105,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
             for pool in _POOLS * 4:
                 assert await client.where(f"{pool}-8b") in places(pool)
 
-            await _one_policy_routes_for_all(Policies(cluster, simulated), picker, cluster, namespace)
+            await _the_policy_targets_the_picker(Policies(cluster, simulated), picker, cluster, namespace)
 
             await simulated.delete("mistral")
             await wait_until(lambda: _is(client, ["llama-8b", "qwen-8b"]), what="the pool is gone")
@@ -150,18 +150,21 @@ async def _is(client: EnvoyCaller, models: list[str]) -> bool:
     return await client.models() == models
 
 
-async def _one_policy_routes_for_all(
+async def _the_policy_targets_the_picker(
     policies: Policies, picker: PickerProcess, cluster: ControlPlane, namespace: str
 ) -> None:
-    """The oldest policy of all pools applies. The status of the other names the policy in its place."""
-    for name, pool in (("first", "mistral"), ("second", "llama")):
+    """A policy of one pool changes no pick, and its status says what to write. A policy of the picker routes
+    for all pools.
+    """
+    for name, target in (("one-pool", {"name": "mistral"}), ("all", {"kind": "Service", "name": "picker"})):
         document = json.loads(policy_document(name, rule="affinity"))
-        document["spec"]["targetRef"]["name"] = pool
+        document["spec"]["targetRef"] = target
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
-        if name == "first":
-            await policies.wait_conditions(name, "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-    await policies.wait_conditions("second", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1")
-    status = (await policies.read("second"))["status"]
-    assert "policy first of pool mistral is in force" in status["conditions"][0]["message"]
-    assert (await policies.read("first"))["status"]["endpoints"] == _PODS * len(_POOLS), "of all pools"
-    assert (await admin(picker, "policy"))["metadata"]["name"] == "first"
+        if name == "one-pool":
+            await policies.wait_conditions(name, "Accepted=False/Invalid@1", "Programmed=False/Invalid@1")
+            assert (await admin(picker, "policy"))["metadata"]["name"] == "default"
+    await policies.wait_conditions("all", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
+    refused = (await policies.read("one-pool"))["status"]["conditions"][0]["message"]
+    assert "write {kind: Service, name: picker}" in refused
+    assert (await policies.read("all"))["status"]["endpoints"] == _PODS * len(_POOLS), "of all pools"
+    assert (await admin(picker, "policy"))["metadata"]["name"] == "all"

@@ -77,7 +77,7 @@ class Cluster:
         self._keep = keep
         self._rng = rng
         self._namespace = namespace_of(settings)
-        self._policies = PolicySet(pools=settings.names)
+        self._policies = PolicySet(pools=settings.names, service=settings.service)
         self._outcome = ResolvedPolicies(acting=default, tried=None, verdicts={})
         self._dirty = asyncio.Event()
         self._rewrites = [

@@ -31,9 +31,10 @@ REVISION: Final = 2
 """Raise this whenever the schema changes. The API server refuses a CRD with a smaller number than the
 installed one has (deploy/crds/never-down.yaml), because an older schema cuts fields out of stored objects."""
 _KIND_TEXT: Final = (
-    "How the endpoint picker of one InferencePool chooses a model server for each request. A change takes "
-    "effect within two seconds, without a restart; the table of cached prefixes is kept unless `spec.chunks` "
-    "changes. Of several policies for one pool the oldest routes, and the others say so in their status."
+    "How an endpoint picker chooses a model server for each request. The target is its InferencePool, or the "
+    "Service of a picker that serves several. A change takes effect within two seconds, without a restart; the "
+    "table of cached prefixes is kept unless `spec.chunks` changes. Of several policies for one picker the "
+    "oldest routes, and the others say so in their status."
 )
 
 _RULES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
@@ -208,7 +209,7 @@ def _columns() -> list[dict[str, Any]]:
             "Whether the policy routes (Enforce) or is only scored (DryRun).",
             priority=1,
         ),
-        column("Target", ".spec.targetRef.name", "The InferencePool.", priority=1),
+        column("Target", ".spec.targetRef.name", "The InferencePool, or the Service.", priority=1),
         column(
             "Programmed",
             condition("Programmed", "status"),

@@ -38,7 +38,7 @@ class EventText:
     message: str
     kind: Literal["Normal", "Warning"] = "Warning"
     pool: str = ""
-    """The InferencePool that the Event is attached to."""
+    """The InferencePool that the Event is attached to. Empty: it is about the policy alone."""
     policy: str = ""
     """Name and uid of the policy that the Event is about. Empty: it is about the pool alone."""
     policy_uid: str = ""

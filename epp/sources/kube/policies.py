@@ -5,8 +5,8 @@ Pure and level-based: the result depends only on the current objects, not on the
 - An object is valid if the reader of policy files accepts its spec.
 - Of the valid objects in mode Enforce, the oldest routes. Of those in DryRun, the oldest is scored beside it.
   The status of the others names the one that is used.
-- One policy routes for all pools of a picker (docs/decisions/0203). Policies whose pool exists go before
-  those whose pool does not exist.
+- One policy routes for all pools of a picker, so the policy of a picker of several pools targets the
+  picker's Service (docs/decisions/0203). A policy for one of them is refused.
 - A spec that has routed stays the `last accepted` spec of its policy while a newer spec is refused or only
   tried. So a refused change changes nothing, and gives the place to no other policy. The accepted spec is
   kept in the object's status, so that all replicas agree, also after restarts.
@@ -30,6 +30,9 @@ from epp.sources.kube.objects import PolicyObject, PolicyStatus
 
 _NAME_CHARS: Final = 253
 _NO_POOL: Final = "no InferencePool has the name in spec.targetRef.name"
+
+Target = tuple[str, str]
+"""Kind and name of what a policy targets. The name is empty if the policy names nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class Verdict:
 
     uid: str
     generation: int
-    target: str
-    """The pool that the policy names."""
+    pool: str
+    """The pool that the policy targets. Empty: it targets the picker."""
     accepted: PolicyResult
     programmed: PolicyResult
     last_accepted: Accepted | None
@@ -80,11 +83,11 @@ class ResolvedPolicies:
 
 @dataclass(slots=True)
 class _Claim:
-    """A policy object for one of our pools."""
+    """A policy object for our pool or our Service."""
 
     found: PolicyObject
     """The object as last seen. No decision depends on its status."""
-    target: str
+    pool: str
     spec: PolicySpec | None
     fault: str
     last: Accepted | None
@@ -102,10 +105,14 @@ class _Claim:
 
 
 class PolicySet:
-    """The policies of `pools` by name. `changed` is true until `resolve` has been called."""
+    """The policies of `pools`, and of the picker's Service, by name. `changed` is true until `resolve` has
+    been called.
+    """
 
-    def __init__(self, *, pools: Collection[str]) -> None:
-        self._pools = pools
+    def __init__(self, *, pools: Collection[str], service: str = "") -> None:
+        self._targets = {("InferencePool", pool) for pool in pools} | {("Service", service)}
+        self._refused = "" if len(pools) == 1 else _only_the_picker(pools, service)
+        """Why a policy for one pool is refused. Empty: it is not."""
         self._claims: dict[str, _Claim] = {}
         self._of_other_pools: dict[str, PolicyObject] = {}
         self.changed = False
@@ -125,14 +132,15 @@ class PolicySet:
         name = found.metadata.name
         before = self._claims.get(name)
         self._of_other_pools.pop(name, None)
-        if target(found) not in self._pools:
+        if target(found) not in self._targets:
             self._drop(name)
             self._of_other_pools[name] = msgspec.structs.replace(found, spec=_only_target(found))
         elif before is not None and _same(before, found):
             before.found = found
         else:
             same_object = before is not None and before.found.metadata.uid == found.metadata.uid
-            self._claims[name] = _claim(found, last=before.last if before and same_object else None)
+            last = before.last if before and same_object else None
+            self._claims[name] = _claim(found, last=last, refused=self._refused)
             self.changed = True
 
     def wrote(self, found: PolicyObject) -> None:
@@ -148,8 +156,8 @@ class PolicySet:
         return {name: claim.found.status for name, claim in self._claims.items()}
 
     def of_other_pools(self) -> Collection[PolicyObject]:
-        """Return the policies of this namespace for pools of other pickers, which judge them, if there are
-        such pickers. Of the spec only the target is kept.
+        """Return the policies of this namespace for other pickers, which judge them, if there are such
+        pickers. Of the spec only the target is kept.
         """
         return self._of_other_pools.values()
 
@@ -158,7 +166,8 @@ class PolicySet:
         existing: the pools that exist.
         """
         self.changed = False
-        claims = sorted(self._claims.values(), key=lambda claim: (claim.target not in existing, *claim.order))
+        claims = sorted(self._claims.values(), key=lambda claim: claim.order)
+        claims.sort(key=lambda claim: bool(self._refused and claim.pool))
         winner = next((c for c in claims if _claims_routing(c)), None)
         if winner is None:  # no policy asks to route, so a DryRun policy that has routed goes on
             winner = next((c for c in claims if c.last is not None), None)
@@ -167,7 +176,9 @@ class PolicySet:
         acting = default if winner is None or winner.last is None else _policy(winner, winner.last)
         tried = next((c for c in claims if c.spec is not None and c.spec.mode == "DryRun"), None)
         verdicts = {
-            c.name: _verdict(c, winner=winner, acting=acting, tried=tried, pool_exists=c.target in existing)
+            c.name: _verdict(
+                c, winner=winner, acting=acting, tried=tried, exists=not c.pool or c.pool in existing
+            )
             for c in claims
         }
         policy_tried = None
@@ -188,14 +199,24 @@ class PolicySet:
             self.changed = True
 
 
-def target(found: PolicyObject) -> str:
-    """Return the pool that the policy names. Empty: none."""
+def target(found: PolicyObject) -> Target:
     named = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
-    return str(named.get("name") or "") if isinstance(named, dict) else ""
+    if not isinstance(named, dict):
+        named = {}
+    return "Service" if named.get("kind") == "Service" else "InferencePool", str(named.get("name") or "")
 
 
 def _only_target(found: PolicyObject) -> Mapping[str, Any]:
-    return {"targetRef": {"name": target(found)[:_NAME_CHARS]}}
+    kind, name = target(found)
+    return {"targetRef": {"kind": kind, "name": name[:_NAME_CHARS]}}
+
+
+def _only_the_picker(pools: Collection[str], service: str) -> str:
+    return (
+        f"spec.targetRef: one policy routes for all pools of this picker ({', '.join(pools)}), so it targets the "
+        f"picker; write {{kind: Service, name: {service or '(kubernetes.service of its configuration)'}}}, or "
+        "give this pool a picker of its own"
+    )
 
 
 def _same(before: _Claim, found: PolicyObject) -> bool:
@@ -204,13 +225,17 @@ def _same(before: _Claim, found: PolicyObject) -> bool:
     return (seen.uid, seen.generation) == (now.uid, now.generation)
 
 
-def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
-    spec, fault = None, ""
+def _claim(found: PolicyObject, *, last: Accepted | None, refused: str) -> _Claim:
+    """refused: why no policy may target a pool. Empty: it may."""
+    kind, name = target(found)
+    pool, spec, fault = "" if kind == "Service" else name, None, ""
     try:
         spec = check_spec(found.spec)
     except ConfigError as error:
         fault = str(error)
-    return _Claim(found, target(found), spec, fault, last or _remembered(found))
+    if pool and refused:
+        spec, fault = None, refused
+    return _Claim(found, pool, spec, fault, last or _remembered(found))
 
 
 def _remembered(found: PolicyObject) -> Accepted | None:
@@ -241,13 +266,13 @@ def _policy(claim: _Claim, accepted: Accepted) -> Policy:
 
 
 def _verdict(
-    claim: _Claim, *, winner: _Claim | None, acting: Policy, tried: _Claim | None, pool_exists: bool
+    claim: _Claim, *, winner: _Claim | None, acting: Policy, tried: _Claim | None, exists: bool
 ) -> Verdict:
-    accepted = _accepted(claim, winner=winner, tried=tried, pool_exists=pool_exists)
+    accepted = _accepted(claim, winner=winner, tried=tried, exists=exists)
     return Verdict(
         uid=claim.found.metadata.uid,
         generation=claim.found.metadata.generation,
-        target=claim.target,
+        pool=claim.pool,
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
         last_accepted=claim.last,
@@ -258,29 +283,18 @@ def _verdict(
     )
 
 
-def _accepted(
-    claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, pool_exists: bool
-) -> PolicyResult:
+def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, exists: bool) -> PolicyResult:
     if claim.spec is None:
         return PolicyResult(False, "Invalid", claim.fault)
     dry_run = claim.spec.mode == "DryRun"
     first = tried if dry_run else winner
     if first is not None and first is not claim:
-        return PolicyResult(
-            False, "Conflicted", _conflict(claim, first, what="in dry run" if dry_run else "in force")
-        )
-    if not pool_exists:
+        what = "in dry run" if dry_run else "in force"
+        text = f"the older policy {first.name} is {what} for this picker; delete one of the two"
+        return PolicyResult(False, "Conflicted", text)
+    if not exists:
         return PolicyResult(False, "TargetNotFound", _NO_POOL)
     return PolicyResult(True, "Accepted", "the policy is valid")
-
-
-def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
-    if first.target == claim.target:
-        return f"the older policy {first.name} is {what} for this pool; delete one of the two"
-    return (
-        f"one picker serves this pool and {first.target} by one policy, and policy {first.name} of pool "
-        f"{first.target} is {what}; delete one of the two, or give this pool a picker of its own"
-    )
 
 
 def _programmed(

@@ -85,8 +85,8 @@ def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     result = PolicyResult(
         False,
         "TargetNotFound",
-        f"no picker for {target(policy) or 'this target'} has judged this policy; check spec.targetRef.name, and "
-        "whether a gateway for that pool runs in this namespace",
+        f"no picker for {' '.join(target(policy)).strip()} has judged this policy; check spec.targetRef, and whether a "
+        "gateway with that target runs in this namespace",
     )
     generation, before = policy.metadata.generation, policy.status.conditions
     return PolicyStatus(

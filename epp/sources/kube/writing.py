@@ -183,18 +183,19 @@ class Writer:
             self._complain("an Event", error)
 
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
-        """Return the object that each Event to write is about: the pool, and the policy if the text names
-        one. The keys are names of Events that only this process uses, since these names must be unique.
+        """Return the object that each Event to write is about: the pool and the policy that the text names.
+        The keys are names of Events that only this process uses, since these names must be unique.
         """
         text = event.text
-        name = f"{text.pool[:200].rstrip('-.')}.{self._identity[-8:]}.{event.name}"
+        about = (text.pool or text.policy)[:200].rstrip("-.")
+        name = f"{about}.{self._identity[-8:]}.{event.name}"
         pool = {
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
             "namespace": self._namespace,
             "name": text.pool,
         }
-        found = {name: pool | ({"uid": pool_uid} if pool_uid else {})}
+        found = {name: pool | ({"uid": pool_uid} if pool_uid else {})} if text.pool else {}
         if text.policy:
             found[f"{name}.policy"] = {
                 "apiVersion": API_VERSION,
@@ -249,8 +250,8 @@ def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventTex
     what = f"policy {name}, generation {verdict.generation}"
     if not accepted.so and new("Accepted", accepted.reason, so=False):
         text = f"{what}: {accepted.message}; {programmed.message}"
-        return [EventText("PolicyRefused", text, "Warning", verdict.target, name, verdict.uid)]
+        return [EventText("PolicyRefused", text, "Warning", verdict.pool, name, verdict.uid)]
     if programmed.so and new("Programmed", programmed.reason, so=True):
         text = f"{what}: {programmed.message}"
-        return [EventText("PolicyApplied", text, "Normal", verdict.target, name, verdict.uid)]
+        return [EventText("PolicyApplied", text, "Normal", verdict.pool, name, verdict.uid)]
     return []

@@ -16,6 +16,7 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- $_ := set $kubernetes "selector" (include "gateway.selector" . | fromYaml) }}
 {{- $_ := set $kubernetes "targetPorts" .Values.pool.targetPorts }}
 {{- end }}
+{{- $_ := set $kubernetes "service" (include "gateway.fullname" .) }}
 {{- $admin := dict "address" (printf "%s:9090" $bind) }}
 {{- $base := dict
   "kubernetes" $kubernetes

@@ -93,6 +93,7 @@ def policy(
     created: str = "2026-01-01T00:00:00Z",
     target: str = "vllm",
     uid: str = "",
+    kind: str = "InferencePool",
     status: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> PolicyObject:
@@ -107,7 +108,7 @@ def policy(
             "creationTimestamp": created,
             "resourceVersion": str(generation),
         },
-        "spec": {"targetRef": {"name": target}, **spec},
+        "spec": {"targetRef": {"name": target, "kind": kind}, **spec},
         "status": status or {},
     }
     return msgspec.json.decode(msgspec.json.encode(document), type=PolicyObject)

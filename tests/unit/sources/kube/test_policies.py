@@ -17,7 +17,7 @@ class JudgedPolicies:
 
     def __init__(self, *objects: PolicyObject, pools: Sequence[str] = ("vllm",)) -> None:
         self.pools = pools
-        self.set = PolicySet(pools=pools)
+        self.set = PolicySet(pools=pools, service="picker")
         self.set.replace(objects)
         self.outcome = self.judge()
 
@@ -230,34 +230,40 @@ def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
     assert policies.judge().acting.metadata.name == "q"
 
 
-def test_one_policy_routes_for_all_pools_of_a_picker() -> None:
-    first = policy("p", target="a", rule="affinity", created=OLD)
-    second = policy("q", target="b", rule="random", created=NEW)
-    policies = JudgedPolicies(first, second, policy("r", target="c"), pools=["a", "b"])
+SEVERAL = ("a", "b")
+"""The pools of a picker whose Service is `picker`."""
+
+
+def test_a_policy_of_one_of_several_pools_is_refused_with_what_to_write() -> None:
+    policies = JudgedPolicies(policy("p", target="a", rule="affinity"), pools=SEVERAL)
+    assert policies.outcome.acting == DEFAULT_POLICY
+    assert policies.told("p") == "False Invalid, False Invalid"
+    assert policies.outcome.verdicts["p"].accepted.message == (
+        "spec.targetRef: one policy routes for all pools of this picker (a, b), so it targets the picker; write "
+        "{kind: Service, name: picker}, or give this pool a picker of its own"
+    )
+
+
+def test_the_policy_of_a_picker_routes_for_all_its_pools() -> None:
+    for pools in (SEVERAL, ("a",)):
+        policies = JudgedPolicies(
+            policy("p", target="picker", kind="Service", rule="affinity"),
+            policy("q", target="another", kind="Service"),
+            policy("r", target="picker", rule="random", created=OLD),
+            pools=pools,
+        )
+        assert policies.acting == ("p", 1, "affinity")
+        assert policies.told("p") == "True Accepted, True Programmed"
+        assert [*policies.outcome.verdicts] == ["p"], "the others are for another Service, and another pool"
+
+
+def test_a_refused_policy_of_one_pool_routes_on_until_the_picker_has_one() -> None:
+    spec = {"targetRef": {"name": "a"}, "rule": "affinity"}
+    status = {"lastAccepted": {"generation": 1, "spec": spec}}
+    stored = policy("p", target="a", rule="affinity", created=OLD, status=status)
+    policies = JudgedPolicies(stored, pools=SEVERAL)
     assert policies.acting == ("p", 1, "affinity")
-    assert (policies.told("p"), policies.told("q")) == (
-        "True Accepted, True Programmed",
-        "False Conflicted, False Conflicted",
-    )
-    assert policies.outcome.verdicts["q"].accepted.message == (
-        "one picker serves this pool and a by one policy, and policy p of pool a is in force; "
-        "delete one of the two, or give this pool a picker of its own"
-    )
-    assert "r" not in policies.outcome.verdicts, "the policy is for the pool of another picker"
-
-
-def test_the_policy_of_a_missing_pool_gives_way_to_the_policy_of_an_existing_pool() -> None:
-    first = policy("p", target="a", rule="affinity", created=OLD)
-    second = policy("q", target="b", rule="random", created=NEW)
-    policies = JudgedPolicies(first, second, pools=["a", "b"])
-    policies.judge(existing=["b"])
+    assert policies.told("p") == "False Invalid, False Invalid"
+    policies.put(policy("q", target="picker", kind="Service", rule="random", created=NEW))
     assert policies.acting == ("q", 1, "random")
-    assert policies.told("p").startswith("False Conflicted")
-    policies.remove(second)
-    policies.judge(existing=["b"])
-    assert policies.acting == ("p", 1, "affinity"), (
-        "the policy of a missing pool still routes if there is no other"
-    )
-    assert policies.told("p").startswith("False TargetNotFound")
-    policies.judge(existing=["a", "b"])
-    assert policies.told("p") == "True Accepted, True Programmed"
+    assert policies.told("q") == "True Accepted, True Programmed"
