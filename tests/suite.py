@@ -2,8 +2,8 @@
 
 `make test` runs the parts of the group `test`, which need no environment but the virtual one. `make test-all`
 runs the group `rest` too. Meanwhile the command builds the environments of that group. The fast part comes
-first and has all cores. Then two parts run at a time if there are two cores, because most tests wait for
-processes and one part keeps only one core busy. Each line of output begins with the name of its part. A test
+first and has all cores. Then three parts run at a time if there are two cores, because most tests wait for
+processes and one part keeps less than one core busy. Each line of output begins with the name of its part. A test
 that fails runs once more, in a fresh process with servers of its own. A test counts as failed if it fails
 twice. A test that passes the second time is named in the table, because a test that needs a second run has a
 fault that must be repaired. The status is 1 if a part failed.
@@ -25,7 +25,7 @@ from pathlib import Path
 
 _FOLDER = Path("build/tests")
 _PYTHON = sys.executable
-_AT_ONCE = 2
+_AT_ONCE = 3
 _LONG_FILE_S = 60.0
 """Files that take longer are named below the table."""
 _FAILED = 1
@@ -79,23 +79,35 @@ PARTS = (
     ),
     Part(
         name="integration",
-        about="real Envoy, Redis, Valkey and vLLM",
+        about="real Envoy, Redis and Valkey",
         command=(
-            *(*_PYTEST, "-m", "(envoy or vllm or processes) and not cluster and not core"),
+            *(*_PYTEST, "-m", "(envoy or processes) and not vllm and not cluster and not core"),
             *_IGNORED,
         ),
+        needs="engine-env",
+    ),
+    Part(
+        name="cluster",
+        about="a real Kubernetes control plane",
+        command=(*_PYTEST, "-m", "cluster and not envoy and not vllm and not core"),
+        needs="cluster-env image-env",
+    ),
+    Part(
+        name="pods",
+        about="the charts' pods on a real Kubernetes control plane, with Envoy",
+        command=(*_PYTEST, "-m", "cluster and envoy and not vllm and not core"),
+        needs="cluster-env image-env",
+    ),
+    Part(
+        name="vllm",
+        about="real vLLM",
+        command=(*_PYTEST, "-m", "vllm and not core"),
         needs="vllm-env engine-env",
     ),
     Part(
         name="protocol",
         about="the endpoint picker protocol row by row, and generated input",
-        command=(*_PYTEST, *PROTOCOL, "-m", "not cluster and not core"),
-    ),
-    Part(
-        name="cluster",
-        about="a real Kubernetes control plane",
-        command=(*_PYTEST, "-m", "cluster and not core"),
-        needs="cluster-env image-env",
+        command=(*_PYTEST, *PROTOCOL, "-m", "not cluster and not vllm and not core"),
     ),
     Part(
         name="engine",
@@ -104,12 +116,12 @@ PARTS = (
         needs="engine-env",
     ),
 )
-"""The part with all cores comes first, and then the longest parts, so that two parts that run at a time end
+"""The part with all cores comes first, and then the longest parts, so that parts that run at a time end
 together.
 """
 GROUPS = {
     "test": ("fast", "core", "slow"),
-    "rest": ("integration", "protocol", "cluster", "engine"),
+    "rest": ("integration", "cluster", "pods", "vllm", "protocol", "engine"),
     "all": tuple(part.name for part in PARTS),
 }
 """`make test`, what `make test-all` adds to it, and both together. Only the second needs environments."""
@@ -254,7 +266,7 @@ def main() -> int:
 
 
 def run_all(parts: Sequence[Part]) -> list[Outcome]:
-    at_once = min(_AT_ONCE, os.cpu_count() or 1)
+    at_once = _AT_ONCE if (os.cpu_count() or 1) > 1 else 1
     # Builds run one at a time, beside tests of parts that need no build: on a new machine the control plane
     # compiles for minutes.
     with ThreadPoolExecutor(max_workers=1) as builder, ThreadPoolExecutor(max_workers=at_once) as runner:

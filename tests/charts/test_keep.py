@@ -72,7 +72,7 @@ async def test_a_signal_to_end_between_two_runs_ends_the_keeper(tmp_path: Path) 
     error = tmp_path / "keep.err"
     async with managed_process("keep", run("exit 3"), directory=tmp_path) as keep:
         await wait_until(
-            lambda: "again in 5 s" in error.read_text(), what="the keeper waits for 5 s", timeout_s=PATIENCE_S
+            lambda: "again in 2 s" in error.read_text(), what="the keeper waits for 2 s", timeout_s=PATIENCE_S
         )
         keep.signal(signal.SIGTERM)
         assert await keep.wait() == 0

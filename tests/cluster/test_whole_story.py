@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.m
 NAMESPACE: Final = "models"
 IN_FLIGHT: Final = 24
 AT_LEAST_IN_FLIGHT: Final = 20
-OUTAGE_S: Final = 60
+OUTAGE_S: Final = 20
 LONGEST_ANSWER_S: Final = 60
 SERVER_ARGUMENTS: Final = ["--prefill-tokens-per-s", "4000", "--decode-step-ms", "40"]
 

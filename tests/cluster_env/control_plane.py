@@ -230,6 +230,7 @@ class ControlPlane:
     def _manager_flags(self) -> list[str]:
         return [
             *("--use-service-account-credentials", "--root-ca-file", str(self.ca_file)),
+            "--horizontal-pod-autoscaler-sync-period=2s",  # 15 s by default, and tests wait for it
             *("--service-account-private-key-file", str(self.folder / "pki" / "accounts.key")),
         ]
 

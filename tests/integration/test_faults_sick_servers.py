@@ -8,11 +8,10 @@ import asyncio
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from epp.config.policy import RuleName
 from tests.harness.backend import GENERATED, Behaviour, running_backends
 from tests.harness.client import Reply, http_client
 from tests.harness.gateway import Gateway, running_gateway, write_policy
@@ -45,12 +44,11 @@ async def back(gateway: Gateway, name: str) -> None:
     await wait_until(serves, what=f"{name} serves again")
 
 
-async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_comes_back(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_answers_500_gets_few_requests_and_comes_back(tmp_path: Path) -> None:
+    """tests/unit/picker/test_sick_servers.py has every rule."""
     async with running_gateway(tmp_path, backends=5, policy=POLICY) as gateway:
         sick = gateway.backends[0]
-        for rule in get_args(RuleName):
+        for rule in ("least-cost", "session"):
             write_policy(gateway.config, {**POLICY, "rule": rule}, name=rule)
             await wait_until(partial(in_force, gateway, rule), what=f"{rule} is in force")
             answers = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
@@ -70,10 +68,9 @@ async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_com
             await back(gateway, "s0")
 
 
-@pytest.mark.parametrize("clients", [1, 12])
 @pytest.mark.parametrize(
-    "fault",
-    [{"status": 500}, {"tells": 500}, {"status": 401}, {"status": 400}],
+    ("fault", "clients"),
+    [({"status": 500}, 12), ({"tells": 500}, 1), ({"status": 401}, 1), ({"status": 400}, 1)],
     ids=["500", "told", "401", "400"],
 )
 async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(

@@ -1,4 +1,4 @@
-"""Redis is away for a minute, stalled, full or refuses, and pickers behind one Envoy have a steady load of
+"""Redis is away for a while, stalled, full or refuses, and pickers behind one Envoy have a steady load of
 conversations. No request fails, and the servers' hits come back. `pytest -s` prints the figures of each
 phase.
 """
@@ -23,7 +23,7 @@ from tests.harness.talks import Talks, recent, talks
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.slow]
 
-OUTAGE_S = 60.0
+OUTAGE_S = 15.0
 REPLICAS = 3
 USERS = 8
 ENOUGH = 96
@@ -93,7 +93,7 @@ async def hits_again(after: Phase, *, usual_hits: float) -> None:
 
 
 @pytest.mark.timeout(900)
-async def test_with_redis_killed_for_a_minute_no_request_fails_and_hits_come_back(tmp_path: Path) -> None:
+async def test_with_redis_killed_no_request_fails_and_hits_come_back(tmp_path: Path) -> None:
     async with running_site(tmp_path) as site:
         before = await usual(site)
         await hold_through(site, "killed", seconds=OUTAGE_S, usual_hits=before.hit_ratio)
@@ -102,9 +102,7 @@ async def test_with_redis_killed_for_a_minute_no_request_fails_and_hits_come_bac
 
 
 @pytest.mark.timeout(900)
-async def test_with_redis_stalled_full_or_refusing_no_request_fails_and_hits_come_back(
-    tmp_path: Path,
-) -> None:
+async def test_a_stalled_full_or_refusing_redis_fails_no_request(tmp_path: Path) -> None:
     faults: list[Fault] = ["stalled", "full", "refusing", "read-only"]
     async with running_site(tmp_path) as site:
         before = await usual(site)

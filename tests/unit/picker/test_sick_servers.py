@@ -44,7 +44,7 @@ def test_a_bad_server_gets_at_most_its_share_then_trials_then_its_share(
 
 
 @pytest.mark.parametrize(
-    ("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("least-load", 12), ("session", 12)]
+    ("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12)]
 )
 def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
     rule: RuleName, clients: int, form: dict[str, Any]
@@ -71,7 +71,7 @@ def test_clients_with_bad_requests_leave_no_server_out(rule: RuleName, *, wants_
 
 
 @pytest.mark.parametrize(
-    ("rule", "per_s"), [*product(RULES, [0.5, 2.0, 5.0]), ("least-cost", 200.0), ("round-robin", 200.0)]
+    ("rule", "per_s"), [*product(RULES, [0.5, 5.0]), ("least-cost", 200.0)]
 )
 def test_a_sick_server_is_left_out_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
     traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
@@ -98,9 +98,9 @@ def test_a_server_that_refuses_everything_with_429_also_counts_as_sick() -> None
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> None:
-    traffic = Traffic(rule=rule, sick=hang, sick_from=10.0, sick_to=40.0).run(60.0)
-    assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
-    assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
+    traffic = Traffic(rule=rule, sick=hang, sick_from=10.0, sick_to=25.0).run(40.0)
+    assert traffic.to(SICK, since=13.0, until=25.0) <= 0.02
+    assert traffic.to(SICK, since=34.0, until=40.0) >= 0.15
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -15,13 +15,11 @@ SEEDS = (1, 2)
 """In shorter runs caches are still cold, and the spread of load differs by half between seeds."""
 
 
-def row(
-    workload: str, capacity: tuple[float, float], *, replicas: int, share_delay_s: float | None = None
-) -> Row:
+def row(capacity: tuple[float, float], *, replicas: int, share_delay_s: float | None = None) -> Row:
     setting = Setting(scale=SCALE, replicas=replicas, share_delay_s=share_delay_s)
     runs = [
         Run(
-            workload=workload,
+            workload="b2b",
             rule="least-cost",
             load=0.9,
             seed=seed,
@@ -35,12 +33,11 @@ def row(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["b2b", "chat"])
-def test_four_replicas_that_share_have_hits_and_load_spread_like_one_replica(workload: str) -> None:
-    capacity = calibrate(workload, Setting(scale=SCALE))
-    one = row(workload, capacity, replicas=1)
-    four = row(workload, capacity, replicas=4, share_delay_s=0.05)
-    alone = row(workload, capacity, replicas=4)
+def test_four_replicas_that_share_hit_and_spread_load_like_one_replica() -> None:
+    capacity = calibrate("b2b", Setting(scale=SCALE))
+    one = row(capacity, replicas=1)
+    four = row(capacity, replicas=4, share_delay_s=0.05)
+    alone = row(capacity, replicas=4)
     assert four.hit_ratio >= 0.97 * one.hit_ratio
     assert four.load_cov <= 1.2 * one.load_cov
     assert four.completed >= one.completed - 0.01, "requests that still run at the end are not completed"
