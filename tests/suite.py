@@ -3,10 +3,10 @@
 `make test` runs the parts of the group `test`, which need no environment but the virtual one. `make test-all`
 runs the group `rest` too. Meanwhile the command builds the environments of that group. The fast part comes
 first and has all cores. Then three parts run at a time if there are two cores, because most tests wait for
-processes and one part keeps less than one core busy. Each line of output begins with the name of its part. A test
-that fails runs once more, in a fresh process with servers of its own. A test counts as failed if it fails
-twice. A test that passes the second time is named in the table, because a test that needs a second run has a
-fault that must be repaired. The status is 1 if a part failed.
+processes and one part keeps less than one core busy. Each line of output begins with the name of its part.
+A test that fails runs once more, in a fresh process with servers of its own. A test counts as failed if it
+fails twice. A test that passes the second time is named in the table, because a test that needs a second run
+has a fault that must be repaired. The status is 1 if a part failed.
 """
 
 from __future__ import annotations

@@ -43,9 +43,7 @@ def test_a_bad_server_gets_at_most_its_share_then_trials_then_its_share(
     assert not traffic.out
 
 
-@pytest.mark.parametrize(
-    ("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12)]
-)
+@pytest.mark.parametrize(("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12)])
 def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
     rule: RuleName, clients: int, form: dict[str, Any]
 ) -> None:
@@ -70,9 +68,7 @@ def test_clients_with_bad_requests_leave_no_server_out(rule: RuleName, *, wants_
     assert traffic.left_out_s <= (3.0 if wants_key else 0.0)
 
 
-@pytest.mark.parametrize(
-    ("rule", "per_s"), [*product(RULES, [0.5, 5.0]), ("least-cost", 200.0)]
-)
+@pytest.mark.parametrize(("rule", "per_s"), [*product(RULES, [0.5, 5.0]), ("least-cost", 200.0)])
 def test_a_sick_server_is_left_out_under_slow_and_fast_traffic(rule: RuleName, per_s: float) -> None:
     traffic = Traffic(rule=rule, per_s=per_s, sick_to=100.0).run(160.0 if per_s < 10 else 20.0)
     first = min(at for at, name in traffic.sent if name == SICK)
