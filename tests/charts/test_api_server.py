@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet, value_set
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.processes import wait_until
@@ -98,7 +98,9 @@ def test_the_api_server_accepts_every_object(
     assert "warning" not in accepted.lower()
 
 
-@BY_NAME
+@pytest.mark.parametrize(
+    "wanted", [value_set("gateway-default"), value_set("servers-vllm")], ids=lambda each: each.name
+)
 def test_helm_would_install_the_chart(
     cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, tmp_path: Path
 ) -> None:
@@ -261,23 +263,6 @@ async def test_a_picker_certificate_made_by_the_chart_is_kept_on_upgrade(
     assert pool["endpointPickerRef"]["port"]["number"] == service["ports"][0]["port"]
     plane.helm("uninstall", "gateway", *where, "--wait")
     await emptied(plane, namespace)
-
-
-async def test_model_servers_come_and_go(cluster: ControlPlane, namespace: str) -> None:
-    where = ("--namespace", namespace)
-    cluster.helm("install", "servers", MODEL_SERVER, *where, "--set", "engine=simulated,replicas=3")
-
-    def pods() -> list[Any]:
-        selector = "--selector=prefix-gateway.dev/pool=default"
-        return list(cluster.get("pods", *where, selector)["items"])
-
-    await eventually(lambda: len(pods()) == 3, "three pods with the label that the gateway follows")
-    cluster.helm("upgrade", "servers", MODEL_SERVER, *where, "--set", "engine=simulated,replicas=1")
-    await eventually(lambda: len(pods()) == 1, "one pod")
-    cluster.helm("rollback", "servers", "1", *where)
-    await eventually(lambda: len(pods()) == 3, "three pods again")
-    cluster.helm("uninstall", "servers", *where, "--wait")
-    await emptied(cluster, namespace)
 
 
 def test_the_role_has_only_the_rights_that_the_picker_needs(

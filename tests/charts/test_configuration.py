@@ -94,6 +94,15 @@ def test_the_provider_decides_how_many_destinations_an_answer_may_name(
     assert config.holds_streams == (values.get("provider") != "ai-gateway")
 
 
+def test_istio_calls_the_picker_over_tls_and_without_its_usual_limits(helm: Helm) -> None:
+    rule = of_kind(helm.render_set(value_set("gateway-istio")), "DestinationRule", "gateway-prefix-gateway")
+    assert rule["spec"]["host"] == "gateway-prefix-gateway.llm.svc.cluster.local"
+    policy = rule["spec"]["trafficPolicy"]
+    assert policy["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
+    limits = {**policy["connectionPool"]["http"], **policy["connectionPool"]["tcp"]}
+    assert limits == dict.fromkeys(("http2MaxRequests", "http1MaxPendingRequests", "maxConnections"), 100_000)
+
+
 def test_the_key_of_the_charts_certificate_signs_cheaply(helm: Helm, tmp_path: Path) -> None:
     """The key is on the curve P-256: NGINX Gateway Fabric makes a connection for each request."""
     objects = helm.render(GATEWAY, {"shape": "gateway"})

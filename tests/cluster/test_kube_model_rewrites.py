@@ -22,7 +22,6 @@ from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, picker_account
-from tests.harness.site import running_site
 
 pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
@@ -178,48 +177,3 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await api.close()
-
-
-async def test_the_status_of_each_object_says_whether_it_is_in_use(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    """One object is in use, one is refused, and one is younger than another object for the same name. Then
-    the older object is deleted, and the younger object is in use.
-    """
-    install_crd(cluster)
-    documents = [
-        rewrite_document("a-first", "gpt", "llama", namespace=namespace),
-        rewrite_document("b-second", "gpt", "mistral", namespace=namespace),
-        rewrite_document("no-name", "gpt-2", "", namespace=namespace),
-        rewrite_document("elsewhere", "gpt", "llama", namespace=namespace, pool="another"),
-    ]
-
-    def said(name: str) -> str:
-        conditions = cluster.get(_PLURAL, name, "-n", namespace).get("status", {}).get("conditions", ())
-        return " ".join(
-            f"{c['type']}={c['status']}/{c['reason']}@{c.get('observedGeneration')}" for c in conditions
-        )
-
-    async with running_site(
-        cluster, namespace, tmp_path, pods=1, kubernetes={"rewrites": ["llm-d.ai"]}
-    ) as site:
-        for document in documents:
-            cluster.kubectl("apply", "-f", "-", stdin=document)
-        await wait_until(
-            lambda: said("a-first") == "Accepted=True/Accepted@1", what="the first object is accepted"
-        )
-        await wait_until(
-            lambda: said("b-second") == "Accepted=False/Conflicted@1", what="the second object is in conflict"
-        )
-        await wait_until(
-            lambda: said("no-name") == "Accepted=False/Invalid@1", what="the nameless is refused"
-        )
-        cluster.kubectl("delete", "-n", namespace, _PLURAL, "a-first")
-        await wait_until(
-            lambda: said("b-second") == "Accepted=True/Accepted@1", what="the second object is in use"
-        )
-        await wait_until(
-            lambda: said("elsewhere") == "Accepted=Unknown/TargetNotFound@1",
-            what="no picker writes a status for the object of another pool",
-        )
-        assert "cannot be written" not in site.picker.process.stderr.read_text()

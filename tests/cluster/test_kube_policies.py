@@ -154,53 +154,6 @@ def events(site: Site) -> dict[str, str]:
     return {e["reason"]: e["message"] for e in found}
 
 
-async def test_of_two_policies_the_older_routes_until_it_is_deleted(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
-        site.policies.apply("a-first", rule="affinity")
-        site.policies.apply("b-second", rule="random")
-        await site.policies.wait_conditions(
-            "a-first", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1"
-        )
-        await site.policies.wait_conditions(
-            "b-second", "Accepted=False/Conflicted@1", "Programmed=False/Conflicted@1"
-        )
-        await site.policies.delete("a-first")
-        await site.wait_policy("b-second", rule="random")
-        await site.policies.wait_conditions(
-            "b-second", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1"
-        )
-
-
-async def test_a_policy_in_dry_run_is_counted_and_does_not_act(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    async with running_site(cluster, namespace, tmp_path, pods=3) as site:
-        site.policies.apply("p", rule="affinity")
-        await site.wait_policy("p", rule="affinity")
-        site.policies.apply("p", rule="round-robin", mode="DryRun")
-        await site.policies.wait_conditions("p", "Accepted=True/Accepted@2", "Programmed=False/DryRun@2")
-        await site.wait_policy("p", rule="affinity")
-        await route_requests(site, 30)
-        decision = await site.picker.decision("r0")
-        assert decision is not None
-        assert (decision["rule"], decision["dry_run"]["rule"]) == ("affinity", "round-robin")
-        agreed = await site.picker.metric("epp_dry_run_picks_total", policy="p", agrees="true")
-        assert 0 < agreed < 30
-        assert await site.picker.metric("epp_dry_run_picks_total", policy="p") == 30
-        status: dict[str, Any] = {}
-
-        async def counted() -> bool:
-            nonlocal status
-            status = (await site.policies.read("p"))["status"]
-            return bool(status.get("dryRun", {}).get("picks") == 30)
-
-        await wait_until(counted, what="the status counts the picks")
-        assert status["dryRun"]["agreement"] == f"{agreed / 30:.3f}"
-        assert status["lastAccepted"]["spec"]["rule"] == "affinity"
-
-
 async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_that_one_is_gone(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -253,33 +206,6 @@ async def test_of_several_workers_of_one_pod_only_one_writes_status(
         assert await site.picker.metric("epp_endpoint_ready") == 4
 
 
-async def test_the_picker_does_not_react_to_the_status_that_it_wrote(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    """The picker receives its own writes and does not judge the policy again.
-    It does not write a status that already says the same.
-    """
-    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
-        site.policies.apply("p", rule="affinity")
-        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-        version = (await site.policies.read("p"))["metadata"]["resourceVersion"]
-        renewals = {holder_time(site)}
-
-        async def renewed() -> bool:
-            renewals.add(holder_time(site))
-            return len(renewals) == 4
-
-        await wait_until(renewed, what="some seconds have passed, by the renewals of the lease")
-        assert (await site.policies.read("p"))["metadata"]["resourceVersion"] == version
-        routes = site.picker.process.stderr.read_text().count('"policy p, generation 1, routes"')
-        assert routes == 1
-
-
-def holder_time(site: Site) -> str:
-    lease = site.plane.get("lease", f"prefix-gateway-{POOL}", "-n", site.namespace)
-    return str(lease["spec"]["renewTime"])
-
-
 async def test_events_of_the_pool_report_endpoints_and_policies(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
@@ -304,20 +230,6 @@ async def test_events_of_the_pool_report_endpoints_and_policies(
         assert "EndpointEjected" in described
         described = site.plane.kubectl("describe", "prefixroutingpolicy", "p", "-n", namespace)
         assert "PolicyApplied" in described.partition("Events:")[2]
-
-
-async def test_a_policy_that_comes_to_name_a_pool_without_a_picker_no_longer_says_that_it_routes(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
-        site.policies.apply("p", rule="affinity")
-        await site.policies.wait_conditions("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
-        patch = '{"spec": {"targetRef": {"name": "typo"}}}'
-        site.plane.kubectl("patch", "prp", "p", "--type=merge", f"--patch={patch}", "-n", namespace)
-        await site.policies.wait_conditions(
-            "p", "Accepted=False/TargetNotFound@2", "Programmed=False/TargetNotFound@2"
-        )
-        assert "endpoints" not in (await site.policies.read("p"))["status"]
 
 
 Requests = Sequence[tuple[str, str, object]]

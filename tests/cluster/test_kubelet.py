@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import os
 import signal
@@ -60,131 +59,6 @@ async def fetched(node: RunningNode, url: str) -> tuple[int, str]:
     connector = node.connector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as response:
         return response.status, await response.text()
-
-
-TELLING = """
-    id -u; echo "$WORD $POD on $NODE has $ADDRESS and $POD_AGAIN, $LIMIT cores"; cat /etc/settings/a.yaml; echo
-    touch /outside 2>&1; touch /scratch/inside && echo written; hostname; grep CapEff /proc/1/status
-    sleep 1000
-"""
-READING_API = """
-import os, ssl, urllib.request
-folder = "/var/run/secrets/kubernetes.io/serviceaccount"
-url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}/api/v1/namespaces"
-request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(folder + "/token").read()})
-try:
-    urllib.request.urlopen(request, context=ssl.create_default_context(cafile=folder + "/ca.crt"), timeout=30)
-except urllib.error.HTTPError as error:
-    print(error.code, error.read().decode())
-"""
-
-
-def telling_pod() -> dict[str, Any]:
-    """Return a pod. Its `main` prints what it has, and its `api` prints the API server's answer to its
-    token.
-    """
-    security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
-    refs = {
-        "WORD": {"secretKeyRef": {"name": "login", "key": "word"}},
-        "NODE": {"fieldRef": {"fieldPath": "spec.nodeName"}},
-        "ADDRESS": {"fieldRef": {"fieldPath": "status.podIP"}},
-        "LIMIT": {"resourceFieldRef": {"resource": "limits.cpu"}},
-    }
-    env = [
-        POD_NAME,
-        *({"name": name, "valueFrom": source} for name, source in refs.items()),
-        {"name": "POD_AGAIN", "value": "$(POD) $$(POD)"},
-    ]
-    mounts = [
-        {"name": "settings", "mountPath": "/etc/settings"},
-        {"name": "scratch", "mountPath": "/scratch"},
-    ]
-    main = shell("main", TELLING, env=env, securityContext=security, volumeMounts=mounts)
-    main["resources"] = {"limits": {"cpu": "1500m"}}
-    volumes = [{"name": "settings", "configMap": {"name": "settings"}}, {"name": "scratch", "emptyDir": {}}]
-    return pod("told", [main, python("api", READING_API)], volumes=volumes)
-
-
-def test_a_container_has_its_variables_files_user_and_token(pods: Pods, node: RunningNode) -> None:
-    pods.plane.kubectl(
-        "create", "secret", "generic", "login", "--from-literal=word=open", "-n", pods.namespace
-    )
-    pods.plane.kubectl("create", "configmap", "settings", "--from-literal=a.yaml=first", "-n", pods.namespace)
-    pods.apply(telling_pod())
-
-    found = pods.wait("told", lambda p: bool(container_status(p, "api").get("lastState")), what="api has run")
-    path = f"{pods.namespace}/told"
-    eventually(lambda: "CapEff" in node.log(path, "main"), what="the script has run")
-    address = found["status"]["podIP"]
-    log = node.log(path, "main").splitlines()
-    assert log[:5] == [
-        "65532",
-        f"open told on node-1 has {address} and told $(POD), 2 cores",
-        "first",
-        "touch: cannot touch '/outside': Read-only file system",
-        "written",
-    ]
-    assert log[5:] == ["told", "CapEff:\t0000000000000000"]
-    assert "403" in node.log(path, "api")
-    assert f"system:serviceaccount:{pods.namespace}:default" in node.log(path, "api")
-
-
-def test_a_mounted_config_map_follows_the_object_in_one_step(pods: Pods, node: RunningNode) -> None:
-    create = ("create", "configmap", "settings", "-n", pods.namespace, "--dry-run=client", "-o", "yaml")
-    literals = [("--from-literal=a=1", "--from-literal=b=1"), ("--from-literal=a=2", "--from-literal=c=2")]
-    first, second = (pods.plane.kubectl(*create, *literal) for literal in literals)
-    pods.plane.kubectl("apply", "-f", "-", stdin=first)
-    script = 'while true; do d=$(readlink -f /s/..data); echo "$(ls $d | tr "\\n" " ")= $(ls /s | tr "\\n" " ")"; sleep 0.1; done'
-    main = shell("main", script, volumeMounts=[{"name": "s", "mountPath": "/s"}])
-    pods.apply(pod("reader", [main], volumes=[{"name": "s", "configMap": {"name": "settings"}}]))
-    pods.wait_ready("reader")
-    pods.plane.kubectl("apply", "-f", "-", stdin=second)
-    log = f"{pods.namespace}/reader"
-    eventually(lambda: "a c = a c" in node.log(log, "main"), what="the container sees the new state")
-    assert node.log(log, "main").startswith("a b = a b")
-
-
-def test_init_containers_run_in_order_and_a_sidecar_outlives_the_main_container(
-    pods: Pods, node: RunningNode
-) -> None:
-    """The containers meet in the emptyDir. The test reads it from the node's folder after the pod has
-    ended.
-    """
-    mount = [{"name": "shared", "mountPath": "/shared"}]
-    note = 'note() { echo "$1" >> /shared/notes; }; '
-    trapping = note + 'trap "note WHO-ends; exit 0" TERM; note WHO-runs; while true; do sleep 0.1; done'
-    sidecar = shell(
-        "sidecar",
-        trapping.replace("WHO", "sidecar"),
-        restartPolicy="Always",
-        volumeMounts=mount,
-        startupProbe={"exec": {"command": ["grep", "sidecar-runs", "/shared/notes"]}, "periodSeconds": 1},
-    )
-    init = shell("init", note + "note init-runs", volumeMounts=mount)
-    pre_stop = {"preStop": {"exec": {"command": ["sh", "-c", "echo main-pre-stop >> /shared/notes"]}}}
-    main = shell("main", trapping.replace("WHO", "main"), volumeMounts=mount, lifecycle=pre_stop)
-    pods.apply(
-        pod("ordered", [main], initContainers=[init, sidecar], volumes=[{"name": "shared", "emptyDir": {}}])
-    )
-    pods.wait_ready("ordered")
-    uid = pods.get("ordered")["metadata"]["uid"]
-    notes = node.folder / "pods" / uid / "volumes" / "shared" / "notes"
-    eventually(lambda: "main-runs" in notes.read_text(), what="main runs")
-    pods.delete("ordered", "--grace-period=60")
-    assert notes.read_text().split() == [
-        *("init-runs", "sidecar-runs", "main-runs"),
-        *("main-pre-stop", "main-ends", "sidecar-ends"),
-    ]
-    assert f"{pods.namespace}/ordered" not in node.running()
-
-
-def test_a_container_that_ignores_sigterm_is_killed_after_its_grace_period(
-    pods: Pods, node: RunningNode
-) -> None:
-    pods.apply(pod("deaf", [{"name": "main", "image": "tools:v1", "args": ["1000"]}]))
-    pods.wait_ready("deaf")
-    pods.delete("deaf", "--grace-period=1")
-    assert f"{pods.namespace}/deaf" not in node.running()
 
 
 def gated(name: str) -> dict[str, Any]:
@@ -251,26 +125,6 @@ async def test_a_service_leads_to_the_pods_that_pass_their_readiness_probe(
     await until({"second"})
 
 
-def test_pods_reach_a_service_by_its_name(pods: Pods, node: RunningNode) -> None:
-    code = f"""
-import time, urllib.request
-for name in ("web", "web.{pods.namespace}.svc.cluster.local"):
-    while True:
-        try:
-            print(name, urllib.request.urlopen(f"http://{{name}}:8080/", timeout=5).read().decode(), flush=True)
-            break
-        except OSError:
-            time.sleep(0.1)
-time.sleep(1000)
-"""
-    pods.apply(
-        web_service(to=80), pod("web", [serving_container("web")]), pod("client", [python("main", code)])
-    )
-    lines = ["web web", f"web.{pods.namespace}.svc.cluster.local web"]
-    log = f"{pods.namespace}/client"
-    eventually(lambda: node.log(log, "main").splitlines() == lines, what="the client has its answers")
-
-
 def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_holds_it_back(
     pods: Pods, node: RunningNode
 ) -> None:
@@ -299,49 +153,6 @@ def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_hold
     status = container_status(found, "main")
     assert status["lastState"]["terminated"]["exitCode"] == 7
     assert status["lastState"]["terminated"]["containerID"] != status["containerID"]
-
-
-def test_a_container_that_keeps_failing_waits_longer_and_a_killed_one_starts_at_once(
-    pods: Pods, node: RunningNode
-) -> None:
-    pods.apply(pod("failing", [shell("main", "exit 3")]), pod("killed", [shell("main", "exec sleep 1000")]))
-    pods.wait_ready("killed")
-    before = node.usage(f"{pods.namespace}/killed", "main")
-    node.signal(f"{pods.namespace}/killed", "main", signal.SIGKILL)
-    found = pods.wait(
-        "killed", lambda p: container_status(p, "main")["restartCount"] == 1 and is_ready(p), what="a restart"
-    )
-    assert container_status(found, "main")["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
-    assert node.usage(f"{pods.namespace}/killed", "main").pid != before.pid
-    waiting = pods.wait(
-        "failing",
-        lambda p: container_status(p, "main")["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff",
-        what="a back-off",
-    )
-    assert not is_ready(waiting)
-
-
-def test_a_pod_waits_for_missing_objects_and_its_status_names_them(pods: Pods) -> None:
-    missing = {"secretKeyRef": {"name": "later", "key": "word"}}
-    wanting = shell("main", "sleep 1000", env=[{"name": "WORD", "valueFrom": missing}])
-    unknown = {"name": "main", "image": "tools:v2", "args": ["1000"]}
-    pods.apply(pod("wanting", [wanting]), pod("unknown", [unknown]))
-
-    def waits(reason: str) -> Any:
-        return lambda p: container_status(p, "main")["state"].get("waiting", {}).get("reason") == reason
-
-    pods.wait("unknown", waits("ErrImagePull"), what="the image is refused")
-    pods.wait("wanting", waits("CreateContainerConfigError"), what="the secret is missed")
-    word = base64.b64encode(b"here").decode()
-    pods.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "later"}, "data": {"word": word}})
-    pods.wait_ready("wanting")
-
-
-def test_a_pod_that_runs_to_its_end_succeeds_or_fails(pods: Pods) -> None:
-    once = {"restartPolicy": "Never"}
-    pods.apply(pod("good", [shell("main", "exit 0")], **once), pod("bad", [shell("main", "exit 5")], **once))
-    pods.wait("good", lambda p: p["status"]["phase"] == "Succeeded", what="good succeeds")
-    pods.wait("bad", lambda p: p["status"]["phase"] == "Failed", what="bad fails")
 
 
 def test_nothing_outlives_a_test_run_that_is_killed(

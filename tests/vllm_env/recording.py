@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import subprocess
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from epp.sources.scraping.metric_names import FAMILIES
 from tests.vllm_env import request_fields, routes
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
@@ -85,12 +87,17 @@ def _printed_by(environment: VllmEnvironment, program: str) -> Any:
 
 
 def record_page(server: VllmServer) -> str:
-    """Return the metrics page of a server that has served its model and each of its adapters."""
+    """Return the metrics page of a server that has served its model and each of its adapters, without the
+    families that no reader of ours knows.
+    """
     prompt = prose("recorded prompt", words=120)
     for model in (MODEL_NAME, MODEL_NAME, *server.options.adapters):
         body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
         assert server.post("/v1/completions", body).status == 200
-    return server.get("/metrics").body.decode()
+    page = server.get("/metrics").body.decode()
+    families = re.split(r"^(?=# HELP )", page, flags=re.MULTILINE)
+    names = {name.decode() for name in FAMILIES}
+    return "".join(one for one in families if one and one.split()[2].removesuffix("_total") in names)
 
 
 def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[str, object]:

@@ -54,21 +54,6 @@ def test_a_second_run_repeats_only_unfinished_steps_and_the_page_shows_every_ste
     assert third.ran == ["good", "bad", "slow"], "another device's figures are not this one's"
 
 
-def test_steps_without_time_left_are_reported_as_not_run(tmp_path: Path) -> None:
-    found = command.run_all([step("a"), step("b")], folder=tmp_path, device="d", limit_s=-1, run=Runs())
-    assert [one.status for one in found] == ["not run", "not run"]
-    assert "| b | not run |" in (tmp_path / "page.md").read_text()
-
-
-def test_a_step_is_given_no_more_than_is_left_of_the_whole_time(tmp_path: Path) -> None:
-    for limit_s, most_s in ((30.0, 30.0), (1000.0, 100.0)):
-        runs, folder = Runs(), tmp_path / str(limit_s)
-        folder.mkdir()
-        command.run_all([step("a")], folder=folder, device="d", limit_s=limit_s, run=runs)
-        [given_s] = runs.given_s
-        assert most_s - 5 < given_s <= most_s
-
-
 def test_a_step_that_takes_too_long_is_asked_to_end_and_leaves_no_process_behind(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = f"""
@@ -108,38 +93,6 @@ def test_the_same_rows_run_on_a_gpu_and_tiny_and_are_planned_for_450_s() -> None
     assert {"001-6", "001-7", "001-8", "002-5", "003-5"} <= wanted_rows
     assert sum(one.planned_s for one in wanted) <= 450
     assert all(one.planned_s < one.timeout_s for one in wanted)
-
-
-def test_a_step_that_does_not_fit_is_left_while_a_shorter_one_runs(tmp_path: Path) -> None:
-    wanted = [step("first"), replace(step("long"), planned_s=50.0), step("short")]
-    runs = Runs()
-    found = command.run_all(wanted, folder=tmp_path, device="d", limit_s=40.0, run=runs)
-    assert runs.ran == ["first", "short"]
-    assert [one.status for one in found] == ["done", "not run", "done"]
-
-
-def test_an_unfinished_step_keeps_its_repeats_on_the_same_device_alone(tmp_path: Path) -> None:
-    kept: dict[str, bool] = {}
-    figures = tmp_path / "slow.json"
-
-    def cut_off(_: Step, __: list[str]) -> tuple[None, str]:
-        kept[device] = figures.exists()
-        figures.write_text("{}")
-        return None, ""
-
-    for device in ("first", "one", "one", "other"):
-        command.run_all([step("slow")], folder=tmp_path, device=device, limit_s=99, run=cut_off)
-    assert kept == {"first": False, "one": True, "other": False}
-
-
-def test_missing_packages_are_named_with_the_way_to_carry_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", "--folder", str(tmp_path / "made")])
-    monkeypatch.setattr(steps, "NEEDED", ("no_such_package",))
-    with pytest.raises(SystemExit):
-        command.main()
-    assert "has no no_such_package" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(bool(command.gpu_name("cuda")), reason="there is a GPU")

@@ -74,34 +74,6 @@ def test_routing_by_prefix_finds_more_in_the_caches_than_taking_turns(workload: 
     assert least_cost.hit_ratio > in_turn.hit_ratio
 
 
-@pytest.mark.parametrize("rule", ["least-cost", "lpwl"])
-@pytest.mark.parametrize(
-    "setting",
-    [
-        replace(TINY, replicas=3),
-        replace(TINY, restart=True),
-        replace(TINY, slow=0.25),
-        replace(TINY, scrape_interval_s=5.0, scrape_lag_s=2.0),
-    ],
-    ids=["replicas", "restart", "slow", "lag"],
-)
-def test_runs_with_changing_fleets_repeat_and_fail_requests_only_at_restarts(
-    rule: str, setting: Setting
-) -> None:
-    outcome = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
-    again = outcome_of(run_of(rule, "chat", setting=setting, load=0.5))
-    assert repr(outcome) == repr(again)
-    failed = [record for record in outcome.records if record.failed]
-    assert bool(failed) <= setting.restart
-
-
-@pytest.mark.parametrize("rule", ["least-cost", "lpwl"])
-def test_servers_that_join_get_requests(rule: str) -> None:
-    outcome = outcome_of(run_of(rule, "none", setting=replace(TINY, grow=2), load=5.0))
-    assert {"pod-3", "pod-4"} <= {record.server for record in outcome.records}
-    assert all(record.completed for record in outcome.records)
-
-
 def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path) -> None:
     runs = plan_runs(
         ["b2b"],
