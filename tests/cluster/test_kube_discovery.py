@@ -67,20 +67,6 @@ async def test_pods_come_go_move_and_change_ports(
         await site.wait_addresses(*at(site, 5), *at(site, 5, port=other))
 
 
-async def test_another_selector_selects_other_pods_and_a_deleted_pool_has_none(
-    cluster: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    async with running_site(cluster, namespace, tmp_path, pods=1) as site:
-        await site.pool.add(site.hosts(1, start=1), labels={"model": "large"})
-        await site.wait_addresses(*at(site, 0, 1))
-        await site.pool.change({"selector": {"matchLabels": {"app": "vllm", "model": "large"}}})
-        await site.wait_addresses(*at(site, 1))
-        await site.pool.delete()
-        await site.wait_addresses()
-        await site.pool.create(ports=[site.servers.port])
-        await site.wait_addresses(*at(site, 0, 1))
-
-
 async def test_without_the_crd_of_pools_pods_are_found_by_labels_and_ports(
     own_cluster: ControlPlane, tmp_path: Path
 ) -> None:

@@ -8,13 +8,11 @@ import asyncio
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,52 +27,12 @@ from model_server.tiers.errors import StoreError
 from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.segment import KvLayout
 from model_server.tiers.store import PrefixStore
-from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, serve
-from tests.engine.test_real_server import folder
-
-__all__ = ["folder", "serve"]
-
-
-@contextmanager
-def files_up_to(size_bytes: int) -> Iterator[None]:
-    """Limit the length of files. A full disk has the same effect, and the limit holds for root too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored
 
 
 def stop_clocks(server: Stored) -> None:
     """The pause after a failure does not end, however slow the machine is."""
     server.tiers.clock = server.tiers.writer.clock = lambda: 0.0
-
-
-def damage(server: Stored) -> None:
-    """Change one byte in the middle of every segment's data, while the server runs."""
-    for segment in server.tiers.store.segments():
-        with segment.path.open("r+b") as file:
-            file.seek(-(segment.size_bytes // 3), 2)
-            [byte] = file.read(1)
-            file.seek(-1, 1)
-            file.write(bytes([byte ^ 1]))
-
-
-async def test_a_full_disk_is_left_alone_and_requests_go_on(serve: Serve, tmp_path: Path) -> None:
-    async with serve(folder=tmp_path / "other") as server:
-        expected = [(await server.ask(prompt))[0] for prompt in (FIRST, SECOND)]
-    async with serve() as server:
-        stop_clocks(server)
-        with files_up_to(100_000):
-            answers = [(await server.ask(prompt))[0] for prompt in (FIRST, SECOND)]
-        assert answers == expected
-        status = server.tiers.status()
-        assert (status.write_failures, status.stored_blocks, status.usable) == (1, 0, False)
-        assert status.dropped_blocks >= 40, "no write of the second prompt was tried"
-        assert await server.metric("vllm:kv_offload_tiering_cascade_job_failures_total") == 1
-        assert await server.metric("kv_store:usable") == 0
-        assert not list((tmp_path / "store").glob("*.kv*")), "the reserved room is free again"
 
 
 async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_selective_loads_too(
@@ -182,48 +140,6 @@ async def test_a_folder_that_vanishes_loses_only_the_stored_blocks(serve: Serve,
         assert server.tiers.status().write_failures == 1
 
 
-async def test_a_store_smaller_than_a_prefix_stores_nothing_of_it(serve: Serve) -> None:
-    async with serve(size_bytes=100_000) as server:
-        await server.ask(FIRST)
-        status = server.tiers.status()
-        assert (status.stored_blocks, status.write_failures) == (0, 0)
-        assert status.dropped_blocks >= 20
-        assert status.usable
-
-
-@pytest.mark.parametrize("ratio", [1.0, 0.5])
-async def test_a_damaged_prefix_is_computed_dropped_and_stored_again(serve: Serve, ratio: float) -> None:
-    """With a ratio the damage is found in the middle of a step. The answer is exact then."""
-    async with serve() as server:
-        expected, _ = await server.ask(FIRST)
-        await server.ask(SECOND)
-    async with serve(ratio=ratio, cpu_bytes=0) as server:
-        damage(server)
-        answer, _ = await asyncio.gather(server.text(FIRST), server.text("Something else beside it. " * 9))
-        assert answer == expected
-        status = server.tiers.status()
-        assert status.load_failures >= 1
-        assert await server.metric("vllm:kv_offload_tiering_promotion_job_failures_total") >= 1
-        server.server.engine.check_integrity()
-    async with serve() as server:
-        assert (await server.ask(FIRST))[0] == expected
-        server.tiers.store.check_integrity()
-
-
-async def test_a_truncated_segment_is_noticed_at_the_start(serve: Serve, tmp_path: Path) -> None:
-    async with serve() as server:
-        expected, _ = await server.ask(FIRST)
-        await server.ask(SECOND)
-        paths = [segment.path for segment in server.tiers.store.segments()]
-    for path in paths:
-        with path.open("r+b") as file:
-            file.truncate(path.stat().st_size // 2)
-    async with serve() as server:
-        assert not server.tiers.store.segments()
-        assert await server.ask(FIRST) == (expected, 0)
-        assert server.tiers.status().stored_blocks >= 20
-
-
 def serve_command(folder: Path, store: Path, *flags: str) -> list[str]:
     return [
         *(sys.executable, "-m", "model_server", "serve", "--port", "0", "--runner", "hf", "--device", "cpu"),
@@ -251,23 +167,6 @@ def complete(port: int, prompt: str) -> Any:
     )
     with urllib.request.urlopen(request, timeout=120) as response:
         return json.loads(response.read())
-
-
-async def test_a_server_killed_while_it_writes_leaves_a_store_that_serves_the_same(
-    serve: Serve, folder: Path, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    with started(folder, store) as (_, port):
-        expected = complete(port, FIRST)["choices"][0]["text"]
-        complete(port, SECOND)
-        seen = time.monotonic() + 120
-        while not any(store.glob("*.kv*")):
-            assert time.monotonic() < seen
-    async with serve() as server:
-        for segment in server.tiers.store.segments():
-            segment.check_integrity()
-        again, _ = await server.ask(FIRST)
-        assert again == expected
 
 
 def test_sigterm_waits_for_the_writer_and_another_model_is_refused(

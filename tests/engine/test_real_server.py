@@ -230,16 +230,6 @@ async def test_bias_penalties_and_least_lengths_change_the_answer(running: RealS
     assert await running.text(temperature=1.5, min_p=1.0, max_tokens=8) == greedy
 
 
-async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: RealServer) -> None:
-    whole = await running.text(max_tokens=24)
-    stop = whole[len(whole) // 2 :][:3]
-    answer = (await running.complete(max_tokens=24, stop=[stop]))["choices"][0]
-    assert answer["finish_reason"] == "stop"
-    assert answer["text"] == whole[: whole.index(stop)]
-    assert running.server.engine.num_unfinished == 0
-    running.server.engine.check_integrity()
-
-
 async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> None:
     """A random model also writes bytes that are not text. The pieces together are what the whole answer
     decodes to.
@@ -302,29 +292,12 @@ async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_block
     assert (await running.refused("/v1/completions", prompt=prompt, n=2, temperature=0))["param"] == "n"
 
 
-async def test_a_prompt_over_the_models_length_is_refused_with_both_lengths(running: RealServer) -> None:
-    error = await running.refused("/v1/completions", prompt=[5] * 3000, max_tokens=1)
-    assert error["code"] == "context_length_exceeded"
-    assert "2048" in error["message"]
-
-
 async def test_metrics_count_the_tokens_that_were_really_computed(running: RealServer) -> None:
     await running.text()
     async with running.http.get("/metrics") as response:
         page = await response.text()
     assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"}' in page
     assert "vllm:time_to_first_token_seconds_bucket" in page
-
-
-async def test_an_abandoned_stream_frees_its_blocks_while_a_step_is_computed(running: RealServer) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 1500, "stream": True, "ignore_eos": True}
-    async with running.http.post("/v1/completions", json=body) as response:
-        await response.content.readline()
-    async with asyncio.timeout(60):
-        while running.server.engine.num_unfinished:  # noqa: ASYNC110 - the engine has no event for it
-            await asyncio.sleep(0.01)
-    running.server.engine.check_integrity()
-    assert await running.text()
 
 
 async def test_adapters_are_loaded_from_their_folders_and_say_something_else_from_blocks_of_their_own(

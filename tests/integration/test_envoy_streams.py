@@ -46,19 +46,6 @@ async def test_an_answer_larger_than_the_body_limit_passes(tmp_path: Path) -> No
         assert len(reply.body) > 65536
 
 
-async def test_the_stream_at_the_picker_lives_as_long_as_the_answer(bench: EnvoyBench) -> None:
-    backend = bench.backends[0]
-    bench.picker.always(backend.address)
-    backend.behaviour.before_last.shut()
-    async with bench.client.stream() as answer:
-        await backend.behaviour.before_last.wait_waiting(1)
-        assert bench.picker.exchanges[0].response_status == 200
-        assert bench.picker.open_streams == 1
-        backend.behaviour.before_last.open()
-        assert b"[DONE]" in await answer.rest()
-    await wait_until(lambda: bench.picker.open_streams == 0, what="the stream ends")
-
-
 async def test_answers_that_servers_cut_are_counted_and_named(
     bench: EnvoyBench,
 ) -> None:

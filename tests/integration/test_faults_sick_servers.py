@@ -5,7 +5,6 @@ of the others.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from tests.harness.backend import GENERATED, Behaviour, running_backends
 from tests.harness.client import Reply, http_client
-from tests.harness.gateway import Gateway, running_gateway, write_policy
+from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.redis_server import running_redis
 from tests.harness.replicas import running_replicas
@@ -42,30 +41,6 @@ async def back(gateway: Gateway, name: str) -> None:
         return name in {reply.served_by for reply in replies if reply.status == 200}
 
     await wait_until(serves, what=f"{name} serves again")
-
-
-async def test_a_server_that_answers_500_gets_few_requests_and_comes_back(tmp_path: Path) -> None:
-    """tests/unit/picker/test_sick_servers.py has every rule."""
-    async with running_gateway(tmp_path, backends=5, policy=POLICY) as gateway:
-        sick = gateway.backends[0]
-        for rule in ("least-cost", "session"):
-            write_policy(gateway.config, {**POLICY, "rule": rule}, name=rule)
-            await wait_until(partial(in_force, gateway, rule), what=f"{rule} is in force")
-            answers = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
-            sick.behaviour.status = 500
-            statuses = [(await complete_anew(gateway)).status for _ in range(50)]
-            assert statuses.count(500) <= 20, (
-                f"{rule}: ten requests before the fault is known, then its share"
-            )
-            while 500 not in statuses:  # the rule may prefer other servers of an idle fleet for a while
-                statuses.append((await complete_anew(gateway)).status)
-            await wait_until(lambda: left_out(gateway, "s0"), what=f"{rule} leaves s0 out")
-            after = [(await complete_anew(gateway)).status for _ in range(50)]
-            assert after.count(500) <= 1, f"{rule}: trials only"
-            failed = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
-            assert failed - answers == statuses.count(500) + after.count(500)
-            sick.behaviour.status = 200
-            await back(gateway, "s0")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +81,6 @@ async def test_a_server_that_says_no_at_once_gets_trials_only_and_comes_back(
         assert after <= 6, f"2 % of 300 are trials; {bad} requests came before"
         sick.behaviour = Behaviour()
         await back(gateway, "s0")
-
-
-async def in_force(gateway: Gateway, rule: str) -> bool:
-    return await gateway.picker.metric("epp_policy_info", policy=rule) == 1
 
 
 @pytest.mark.core

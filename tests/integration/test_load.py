@@ -20,7 +20,6 @@ import pytest
 from bench.demo.counters import ServerCounters, scrape
 from bench.demo.fleet import Fleet, running_fleet
 from bench.demo.serving import made_up
-from bench.load import trace
 from bench.load.figures import RunRecord
 from tests.harness.envoy import ENVOY
 from tests.harness.listening import stop_listening
@@ -220,47 +219,6 @@ async def test_every_kind_of_failure_has_its_class_and_fails_the_command(tmp_pat
     with (tmp_path / "out" / "locust_failures.csv").open() as file:
         classes = {row["Error"]: int(row["Occurrences"]) for row in csv.DictReader(file)}
     assert {name.split("'")[1]: count for name, count in classes.items()} == figures.failures
-
-
-async def test_a_server_that_says_nothing_fails_the_request_as_silent(tmp_path: Path) -> None:
-    async def handle(writer: asyncio.StreamWriter) -> None:
-        writer.write(CHUNKED)
-        await writer.drain()
-        await writer.wait_closed()  # until the client gives up
-
-    async with serving_bytes(handle) as (url, _):
-        out = tmp_path / "out"
-        ended = await load(
-            *("chat", "--host", url, "--users", "1", "--requests", "1", "--silence", "0.3", "--out", str(out))
-        )
-    assert ended.status == 1, ended.said
-    assert record(out).figures.failures == {"silent": 1}
-
-
-async def test_a_replay_does_not_wait_for_answers(tmp_path: Path) -> None:
-    """The server sends no answer before all requests are there. A client that waits for answers would wait
-    for ever.
-    """
-    arrived, all_there = 0, asyncio.Event()
-
-    async def handle(writer: asyncio.StreamWriter) -> None:
-        nonlocal arrived
-        arrived += 1
-        if arrived == 12:
-            all_there.set()
-        await all_there.wait()
-        writer.write(whole(GOOD))
-
-    async with serving_bytes(handle) as (url, _):
-        out = tmp_path / "out"
-        options = ["--requests", "12", "--seed", "5", "--trace-speed", "10", "--trace-scale", "0.05"]
-        ended = await load("replay", "--host", url, *options, "--out", str(out))
-    assert ended.status == 0, ended.said
-    figures = record(out).figures
-    assert (figures.answered, figures.health.lateness_s.count) == (12, 12)
-    # The first request waited until the last one was due. Its time counts from its own due moment.
-    last_due_s = trace.generated(12, seed=5)[-1].at_s / 10
-    assert figures.measures["ttft_s"].most >= last_due_s
 
 
 async def test_a_load_that_cannot_run_ends_with_advice(tmp_path: Path) -> None:

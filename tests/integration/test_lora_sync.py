@@ -107,54 +107,6 @@ async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start
     assert site.served() == {"built-in": "/b"}
 
 
-async def test_pruning_unloads_everything_that_the_file_does_not_name(tmp_path: Path) -> None:
-    async with site_of(tmp_path / "adapters.yaml", prune=True) as site:
-        site.want(sql="/sql")
-        await site.sync.sync()
-        assert site.served() == {"sql": "/sql"}
-
-
-async def test_a_load_that_fails_is_tried_again_after_growing_waits_and_delays_no_other(
-    site: SyncedServer,
-) -> None:
-    site.want(demo="/x", sql="/sql")  # the base model's own name is refused
-    await site.sync.sync()
-    assert site.states() == {"demo": "failed", "sql": "loaded", "built-in": "foreign"}
-    [failing, *_] = site.sync.status()["adapters"]
-    assert "base model" in failing["error"]
-    assert 0.5 <= site.sync.wait_s() <= 1.0
-    await site.sync.sync()  # it is too early to try again
-    assert site.sync.status()["adapters"][0]["failures"] == 1
-    site.clock.now += 1.0
-    await site.sync.sync()
-    assert site.sync.status()["adapters"][0]["failures"] == 2
-    assert 1.0 <= site.sync.status()["adapters"][0]["retry_in_s"] <= 2.0
-    assert not site.sync.in_sync
-    site.want(sql="/sql")
-    await site.sync.sync()
-    assert site.sync.in_sync
-    assert 4.5 <= site.sync.wait_s() <= 5.5
-
-
-async def test_an_adapter_that_the_server_forgot_is_loaded_again(site: SyncedServer) -> None:
-    site.want(sql="/sql")
-    await site.sync.sync()
-    site.server.models.unload("sql")
-    await site.sync.sync()
-    assert site.served()["sql"] == "/sql"
-
-
-async def test_an_adapter_that_others_serve_from_elsewhere_is_a_conflict_and_stays(
-    site: SyncedServer,
-) -> None:
-    site.serve("sql", "/theirs")
-    site.want(sql="/sql")
-    await site.sync.sync()
-    assert site.served()["sql"] == "/theirs"
-    assert site.states()["sql"] == "conflict"
-    assert not site.sync.in_sync
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -182,13 +134,6 @@ async def test_a_file_that_cannot_be_used_changes_nothing_and_is_reported(
     site.want(sql="/sql")
     await site.sync.sync()
     assert site.sync.in_sync
-
-
-async def test_before_the_first_good_file_nothing_is_touched(site: SyncedServer) -> None:
-    await site.sync.sync()
-    assert site.served() == {"built-in": "/b"}
-    assert site.sync.status()["adapters"] == []
-    assert not site.sync.in_sync
 
 
 async def test_a_server_that_is_away_is_reported_and_found_again(tmp_path: Path) -> None:

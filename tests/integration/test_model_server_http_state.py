@@ -10,23 +10,6 @@ from tests.harness.http_model_server import NEVER_ENDING, PROMPT, Start, until
 pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 
 
-async def test_tenants_with_different_salts_share_nothing(start: Start) -> None:
-    server = await start()
-    assert await server.cached(cache_salt="a") == 0
-    assert await server.cached(cache_salt="b") == 0
-    assert await server.cached() == 0
-    assert await server.cached(cache_salt="a") > 0
-    assert await server.cached(cache_salt="b") > 0
-
-
-async def test_adapters_share_nothing_with_each_other_or_the_base(start: Start) -> None:
-    server = await start()
-    for name in ("demo", "style", "law"):
-        assert await server.cached(model=name) == 0
-    for name in ("demo", "style", "law"):
-        assert await server.cached(model=name) > 0
-
-
 async def test_an_adapter_comes_and_goes_at_run_time(start: Start) -> None:
     server = await start()
     assert (await server.post("/v1/completions", {"model": "new", "prompt": "x"}))[0] == 404
@@ -43,14 +26,6 @@ async def test_an_adapter_comes_and_goes_at_run_time(start: Start) -> None:
     assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "new"}))[0] == 404
     await server.post("/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "/v2"})
     assert await server.cached(model="new") == 0  # other weights need another cache
-
-
-async def test_reset_empties_the_prefix_cache(start: Start) -> None:
-    server = await start()
-    await server.cached()
-    assert await server.cached() > 0
-    assert (await server.post("/reset_prefix_cache", b""))[0] == 200
-    assert await server.cached() == 0
 
 
 async def test_metrics_carry_vllms_names_labels_and_the_right_counts(start: Start) -> None:
@@ -112,12 +87,6 @@ async def test_lora_info_appears_with_the_first_adapters_request_and_its_newest_
     await asyncio.gather(*posts, return_exceptions=True)
     await until(lambda: server.engine.num_unfinished == 0)
     assert await newest() == {**expected, "running_lora_adapters": ""}
-
-
-async def test_without_prefix_caching_nothing_is_cached(start: Start) -> None:
-    server = await start(enable_prefix_caching=False)
-    await server.complete()
-    assert await server.cached() == 0
 
 
 async def test_tokenize_counts_what_a_request_will_count(start: Start) -> None:

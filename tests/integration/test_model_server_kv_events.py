@@ -119,20 +119,6 @@ async def test_a_subscriber_that_replays_missed_events_knows_every_block_of_the_
     assert +copies == Counter(event_hash(b.block_hash) for b in pool.blocks if b.block_hash is not None)
 
 
-async def test_a_replay_gives_the_published_messages(running: PublishingServer) -> None:
-    first: list[bytes] | None = None
-    for n in range(100):  # a publisher drops messages that it sends before it knows its subscriber
-        await running.complete(f"is anybody listening {n} " * 10)
-        if await running.sub.poll(100):
-            first = await running.received()
-            break
-    assert first is not None
-    await running.complete("one more " * 40)
-    second = await running.received()
-    assert int.from_bytes(second[1], "big") == int.from_bytes(first[1], "big") + 1
-    assert (await running.replay(first[1]))[:2] == [first, second]
-
-
 async def test_the_server_says_where_to_subscribe(running: PublishingServer) -> None:
     async with running.http.get("/kv_event_sources") as response:
         sources = await response.json()
@@ -158,13 +144,3 @@ async def test_a_senseless_request_for_a_replay_is_skipped(running: PublishingSe
         await running.dealer.send_multipart(frames)
     assert len(await running.replay(number(0))) >= 1
     assert await running.replay(number(10_000)) == []
-
-
-async def test_the_number_of_kept_messages_is_bounded(running: PublishingServer) -> None:
-    log = running.server.kv_event_log
-    assert log is not None
-    for _ in range(600):
-        running.server.driver.reset_prefix_cache()
-    messages = await running.replay(number(0))
-    assert [int.from_bytes(frames[1], "big") for frames in messages] == list(range(100, 600))
-    log.check_integrity()
