@@ -66,9 +66,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 @pytest.mark.parametrize(("name", "ours_s"), [("scrapes count", 0.3), ("scrapes are few", 0.4)])
-def test_the_cpu_without_requests_is_that_of_the_other_pickers_turn_where_scrapes_count(
-    name: str, ours_s: float
-) -> None:
+def test_the_cpu_at_rest_is_that_of_the_other_pickers_turn(name: str, ours_s: float) -> None:
     """Our picker without requests uses a tenth of a core on a quiet machine, and a fifth while the other
     picker serves.
     """

@@ -121,9 +121,7 @@ def role_of(objects: Sequence[Manifest]) -> Mapping[str, Any]:
     return {rule["resources"][0]: rule["resourceNames"] for rule in rules if "resourceNames" in rule}
 
 
-def test_several_inference_pools_are_followed_with_rights_for_each_and_one_lease(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_several_pools_are_followed_with_rights_for_each_and_one_lease(helm: Helm, tmp_path: Path) -> None:
     objects = helm.render(
         GATEWAY,
         {"pool": {"name": "ours"}, "inferencePools": [{"name": "llama"}, {"name": "mistral"}]},
@@ -156,9 +154,7 @@ def test_in_shape_gateway_the_chart_makes_each_of_several_pools(helm: Helm, tmp_
     assert settings.names == tuple(made)
 
 
-def test_behind_envoy_gateway_pods_are_followed_by_label_and_no_pool_is_made(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_behind_envoy_gateway_pods_are_followed_by_label(helm: Helm, tmp_path: Path) -> None:
     objects = helm.render_set(value_set("gateway-envoy-gateway"))
     config = config_of(objects, tmp_path)
     assert config.kubernetes is not None
@@ -186,13 +182,13 @@ def test_behind_envoy_gateway_the_modes_are_values(helm: Helm, tmp_path: Path) -
     assert config_of(helm.render(GATEWAY, usual), tmp_path).streams.mode_override
 
 
-def test_behind_envoy_gateway_headers_of_clients_that_name_servers_are_removed(helm: Helm) -> None:
+def test_behind_envoy_gateway_clients_name_no_servers(helm: Helm) -> None:
     policy = of_kind(helm.render_set(value_set("gateway-envoy-gateway")), "ClientTrafficPolicy")
     removed = policy["spec"]["headers"]["earlyRequestHeaders"]["remove"]
     assert removed == ["x-gateway-destination-endpoint", *SERVER_HEADERS]
 
 
-def test_a_route_removes_headers_that_servers_obey_if_the_gateway_takes_none_from_the_picker(
+def test_a_route_removes_headers_that_servers_obey(
     helm: Helm,
 ) -> None:
     """Routes of gateways that use Envoy keep these headers. There a route's filters run after the picker and
@@ -211,9 +207,7 @@ def test_a_route_removes_headers_that_servers_obey_if_the_gateway_takes_none_fro
         assert removed == ([[*SERVER_HEADERS]] if provider == "nginx" else []), provider
 
 
-def test_tracing_reaches_the_picker_and_envoy_and_costs_nothing_while_it_is_off(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tmp_path: Path) -> None:
     off = helm.render(GATEWAY, {})
     assert config_of(off, tmp_path).tracing is False
     assert "OTEL_" not in json.dumps(off)

@@ -85,7 +85,7 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
             assert words[words.index("-c") + 1] in inside, words
 
 
-def test_the_commands_from_nothing_to_the_first_token_are_as_many_as_the_page_says() -> None:
+def test_commands_from_nothing_to_the_first_token_are_as_many_as_page_says() -> None:
     """`helm test` succeeds once a completion was answered (tests/cluster/test_built_images.py). The test
     counts all blocks of commands up to that one.
     """

@@ -39,7 +39,7 @@ async def accepts(bench: EnvoyBench) -> bool:
     return await connects(address.host, address.port)
 
 
-async def test_new_requests_are_served_until_everybody_knows_that_the_pod_terminates(tmp_path: Path) -> None:
+async def test_new_requests_are_served_until_everybody_knows_that_pod_terminates(tmp_path: Path) -> None:
     status = f"127.0.0.1:{free_port()}"
     async with (
         running_bootstrap(tmp_path, envoy={"status": status}) as bench,
@@ -99,7 +99,7 @@ async def test_without_an_envoy_there_is_nothing_to_wait_for(tmp_path: Path) -> 
         assert await hook.wait() == 0
 
 
-async def test_the_hook_waits_for_an_envoy_that_does_not_say_how_many_requests_it_has(tmp_path: Path) -> None:
+async def test_hook_waits_for_envoy_that_does_not_say_how_many_requests_it_has(tmp_path: Path) -> None:
     """A server in Envoy's place closes connections without an answer for a while, as Envoy does when it is
     too busy to answer.
     """

@@ -43,7 +43,7 @@ async def test_a_picker_that_ends_by_itself_is_started_again(tmp_path: Path) -> 
     ]
 
 
-async def test_a_configuration_that_cannot_be_used_ends_the_keeper_only_in_the_first_run(
+async def test_configuration_that_cannot_be_used_ends_keeper_only_in_first_run(
     tmp_path: Path,
 ) -> None:
     async with managed_process("first", run("exit 2"), directory=tmp_path) as keep:
@@ -108,7 +108,7 @@ async def test_the_probe_passes_or_fails_as_the_picker_answers(
         assert await probe(port, tmp_path) == status
 
 
-async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_away(tmp_path: Path) -> None:
+async def test_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_away(tmp_path: Path) -> None:
     assert await probe(free_port(), tmp_path) == 0
     over = asyncio.Event()
 

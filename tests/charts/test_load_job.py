@@ -34,7 +34,7 @@ def test_there_is_no_load_job_unless_the_values_ask_for_one(helm: Helm) -> None:
     assert not [each for each in helm.render(GATEWAY) if each["kind"] == "Job"]
 
 
-def test_the_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: Helm) -> None:
+def test_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: Helm) -> None:
     objects = helm.render(GATEWAY, {"loadTest": ON})
     made = of_kind(objects, "Job")
     service = of_kind(objects, "Service", "gateway-prefix-gateway")

@@ -58,7 +58,7 @@ def test_an_autoscaler_without_a_metric_is_refused(helm: Helm) -> None:
         helm.render(MODEL_SERVER, {"autoscaling": {"enabled": True}})
 
 
-def test_keda_follows_the_pools_saturation_in_place_of_an_autoscaler_of_its_own(helm: Helm) -> None:
+def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: Helm) -> None:
     scaling = {"enabled": True, "maxReplicas": 6, "keda": {"enabled": True, "prometheus": "http://p:9090"}}
     objects = helm.render(MODEL_SERVER, {"autoscaling": scaling})
     assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]

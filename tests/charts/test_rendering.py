@@ -120,7 +120,7 @@ def test_the_picker_outlives_envoy_and_both_the_longest_answer(helm: Helm) -> No
     assert "restartPolicy" not in config_maker, "done before the picker starts"
 
 
-def test_a_changed_configuration_restarts_the_pods_and_a_changed_policy_does_not(helm: Helm) -> None:
+def test_changed_configuration_restarts_pods_and_changed_policy_does_not(helm: Helm) -> None:
     def checksum(values: dict[str, Any]) -> str:
         deployment = of_kind(helm.render(GATEWAY, values), "Deployment", "gateway-prefix-gateway")
         return str(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
@@ -154,7 +154,7 @@ def test_replicas_share_one_table_unless_the_values_forbid_it(helm: Helm) -> Non
     assert not [each for each in without if each["metadata"]["name"].endswith("-valkey")]
 
 
-def test_without_a_cluster_each_rendering_makes_secrets_of_its_own_and_none_where_they_are_named(
+def test_each_rendering_makes_secrets_except_where_they_are_named(
     helm: Helm,
 ) -> None:
     """docs/kubernetes.md says this to people whose tools only render."""
@@ -201,7 +201,7 @@ def test_the_picker_of_a_gateway_is_open_to_the_gateways_namespaces(
         assert peer == peers
 
 
-def test_clients_that_are_named_do_not_shut_out_helm_test_and_the_load_test(helm: Helm) -> None:
+def test_clients_that_are_named_do_not_shut_out_helm_test_and_load_test(helm: Helm) -> None:
     clients = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
     load = {"enabled": True, "image": {"repository": "load"}}
     objects = helm.render(GATEWAY, {"networkPolicy": {"clients": clients}, "loadTest": load})

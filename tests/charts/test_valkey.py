@@ -49,7 +49,7 @@ def path_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("path_with_valkey")
 @pytest.mark.parametrize("mine", ["", r'it"s \n $(mine) `now` #1'], ids=["the chart's", "one's own"])
-async def test_the_real_server_runs_as_in_the_pod_and_lets_in_only_clients_with_the_password(
+async def test_real_server_runs_as_in_pod_and_lets_in_only_clients_with_password(
     helm: Helm, tmp_path: Path, mine: str
 ) -> None:
     values: dict[str, Any] = {
@@ -99,7 +99,7 @@ async def test_valkey_does_not_start_with_an_empty_password(helm: Helm, tmp_path
         assert await process.wait() == 1
 
 
-def test_an_existing_secret_is_used_by_valkey_and_the_pickers_and_none_is_made(helm: Helm) -> None:
+def test_existing_secret_is_used_by_valkey_and_pickers_and_none_is_made(helm: Helm) -> None:
     objects = helm.render(GATEWAY, {"valkey": {"existingSecret": "mine"}})
     assert not [each for each in objects if each["kind"] == "Secret"]
     secrets = {

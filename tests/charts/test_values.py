@@ -259,9 +259,7 @@ SWITCHES = {
 
 
 @CHARTS
-def test_every_switch_makes_its_object_and_what_is_left_without_all_of_them_still_serves(
-    helm: Helm, chart: Path
-) -> None:
+def test_every_switch_makes_its_object_and_the_rest_still_serves(helm: Helm, chart: Path) -> None:
     made, left = (
         {each["kind"] for each in helm.render(chart, switched(chart, on=on))} for on in (True, False)
     )
@@ -300,7 +298,7 @@ def test_digests_win_over_tags(helm: Helm) -> None:
     assert {c["image"] for c in spec["initContainers"]} == {f"r/picker@{digest}"}
 
 
-def test_the_schemas_of_the_policy_and_of_the_configuration_are_the_pickers() -> None:
+def test_schemas_of_the_policy_and_of_the_configuration_are_the_pickers() -> None:
     text = policy_schema.FILE.read_text()
     assert policy_schema.written(text) == text, "run `make docs`"
 

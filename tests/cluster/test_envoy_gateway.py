@@ -53,7 +53,7 @@ BOOTSTRAP: Final = {
 """This cluster has hosts files and no DNS server, and Envoy's own resolver does not read hosts files."""
 
 
-async def test_envoy_gateway_carries_requests_by_prefix_and_loses_none_while_pickers_die_and_are_renewed(
+async def test_envoy_gateway_loses_no_request_while_pickers_die_and_are_renewed(
     own_cluster: ControlPlane,
     envoy_gateway: EnvoyGateway,
     tmp_path: Path,

@@ -280,7 +280,7 @@ async def follow_from_the_distant_past(pool: SimulatedPool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_an_api_server_that_is_away_changes_nothing_and_one_that_returns_is_followed(
+async def test_an_api_server_that_is_away_changes_nothing_until_it_returns(
     own_cluster: ControlPlane, tmp_path: Path
 ) -> None:
     install_inference_pool(own_cluster)

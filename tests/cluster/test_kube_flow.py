@@ -50,7 +50,7 @@ async def wait_status(asked: SiteGateway, name: str, **wanted: Any) -> None:
     await wait_until(has_values, what=f"the status of {name} says {wanted}")
 
 
-async def test_waiting_requests_outlive_changes_of_policy_and_objective_and_are_answered_once(
+async def test_waiting_requests_outlive_changes_of_policy_and_objective(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with site_gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:

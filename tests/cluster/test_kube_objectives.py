@@ -201,7 +201,7 @@ async def site_gateway(plane: ControlPlane, namespace: str, folder: Path) -> Asy
         yield SiteGateway(site, channel)
 
 
-async def test_the_priority_of_an_objective_decides_at_once_which_request_goes_first(
+async def test_priority_of_an_objective_decides_at_once_which_request_goes_first(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with site_gateway(cluster, namespace, tmp_path) as asked:

@@ -154,7 +154,7 @@ def events(site: Site) -> dict[str, str]:
     return {e["reason"]: e["message"] for e in found}
 
 
-async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_that_one_is_gone(
+async def test_status_is_written_by_one_of_two_replicas_then_by_the_other(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=1) as site, site.replica("second") as second:

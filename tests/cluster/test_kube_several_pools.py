@@ -123,7 +123,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
             assert await client.where("qwen-8b") == "503 no_ready_endpoint", "its pool exists"
 
 
-async def test_two_releases_with_two_models_under_one_pool_label_route_48_of_48_rightly_without_annotations(
+async def test_two_releases_with_two_models_under_one_label_route_rightly(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     """The second release comes while requests run. Its pods must not get requests for the first release's

@@ -125,9 +125,7 @@ async def test_a_service_leads_to_the_pods_that_pass_their_readiness_probe(
     await until({"second"})
 
 
-def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_holds_it_back(
-    pods: Pods, node: RunningNode
-) -> None:
+def test_a_failed_liveness_probe_restarts_the_container_after_startup(pods: Pods, node: RunningNode) -> None:
     """The first run of the container never passes its liveness probe. The second run passes, because the file
     for which the probe looks outlives the container.
     """

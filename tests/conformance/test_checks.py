@@ -54,7 +54,7 @@ async def test_our_picker_passes_every_row_in_every_dialect(tmp_path: Path, name
     assert len(outcomes(results, "not asked")) == NOT_ASKED[name]
 
 
-async def test_a_list_for_a_gateway_that_reads_one_address_is_found_by_the_command(tmp_path: Path) -> None:
+async def test_list_for_a_gateway_that_reads_one_address_is_found_by_the_command(tmp_path: Path) -> None:
     """The test runs the command as its users do: exit status, table and JUnit."""
     async with own_picker(tmp_path, dialect="gke", envoy=OWN_ENVOY_AWAY) as picker:
         report = tmp_path / "report.xml"

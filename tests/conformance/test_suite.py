@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "protocol.md"
 DRIVER = ROOT / "epp" / "tools" / "conformance" / "dataplane.py"
 
 
-def test_the_reference_page_has_every_row_and_names_checks_and_tests_that_exist() -> None:
+def test_the_reference_page_has_every_row_and_names_what_exists() -> None:
     lines = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \| (.+?) \|$", PAGE.read_text(), flags=re.MULTILINE)
     assert [int(number) for number, *_ in lines] == list(range(1, 21))
     assert {check.row for check in CHECKS} <= {int(number) for number, *_ in lines}

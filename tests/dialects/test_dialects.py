@@ -70,7 +70,7 @@ async def test_a_request_without_a_body_is_served(setup: Setup) -> None:
     assert (reply.status, reply.served_by in ("s0", "s1", "s2")) == (200, True)
 
 
-async def test_the_list_of_models_is_that_of_all_servers_where_the_gateway_shows_it(setup: Setup) -> None:
+async def test_list_of_models_is_that_of_all_servers_where_the_gateway_shows_it(setup: Setup) -> None:
     reply = await setup.client.get("/v1/models")
     assert reply.status == 200
     if setup.shape.bare:
@@ -94,7 +94,7 @@ async def test_a_model_that_no_server_has_is_a_404_where_the_gateway_shows_it(se
         assert (reply.status, reply.json()["error"]["code"], asked) == (404, "model_not_found", [])
 
 
-async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_back(setup: Setup) -> None:
+async def test_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_back(setup: Setup) -> None:
     reply = await setup.client.complete("by another name", model=ALIAS)
     assert reply.status == 200
     (body,) = [
@@ -108,7 +108,7 @@ async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_bac
         assert reply.served_by == "s2"
 
 
-async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_did(setup: Setup) -> None:
+async def test_answer_that_passes_the_picker_names_the_model_as_the_client_did(setup: Setup) -> None:
     """An answer that does not pass the picker names the target of the alias, as the server does."""
     if setup.shape.bare:
         return  # The gateway did not rename the model.
@@ -125,7 +125,7 @@ async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_di
     setup.backends[2].behaviour = Behaviour()
 
 
-async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:
+async def test_prefill_server_is_named_to_decode_server_and_no_client_names_one(setup: Setup) -> None:
     """The decode server is busy, so another server computes the prompt at a lower cost. The client's header
     never counts.
     """
@@ -172,7 +172,7 @@ async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setu
     assert len(named) == (3 if setup.shape.reads_list else 1)
 
 
-async def test_a_dead_first_choice_is_passed_over_at_once_or_after_failed_scrapes(setup: Setup) -> None:
+async def test_dead_first_choice_is_passed_over_at_once_or_after_failed_scrapes(setup: Setup) -> None:
     """A gateway that reads a list turns to the next endpoint. A gateway that reads one address fails until
     the picker knows that the server is dead.
     """
@@ -331,7 +331,7 @@ async def test_the_subset_hint_binds_where_the_gateway_sends_one(setup: Setup) -
     assert reply.status == 503
 
 
-async def test_the_picker_knows_the_server_that_served_where_the_gateway_tells_it(setup: Setup) -> None:
+async def test_picker_knows_the_server_that_served_where_the_gateway_tells_it(setup: Setup) -> None:
     reply = await setup.client.complete("who was it", headers={"x-request-id": "who"})
     decision = await setup.decision("who")
     if setup.shape.tells_served:
@@ -340,7 +340,7 @@ async def test_the_picker_knows_the_server_that_served_where_the_gateway_tells_i
         assert decision["served"] is None
 
 
-async def test_the_gateway_fails_open_or_closed_without_the_picker_and_finds_it_again(setup: Setup) -> None:
+async def test_gateway_fails_open_or_closed_without_picker_and_finds_it_again(setup: Setup) -> None:
     """If answers do not pass the picker, they go on, and new requests are served too. If they pass the
     picker, the gateway fails closed.
     """

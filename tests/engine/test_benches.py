@@ -56,7 +56,7 @@ def test_001_6_prompts_of_uneven_lengths_hit_49_percent_in_full_blocks(count: in
     assert blocks * BLOCK_TOKENS / (2 * sum(lengths)) == pytest.approx(0.49, abs=0.005)
 
 
-def test_003_5_both_batched_modes_compute_each_distinct_prompt_once_and_answer_alike() -> None:
+def test_003_5_both_batched_modes_compute_each_distinct_prompt_once() -> None:
     """13 requests share 3 prompts, which is one in 4.33, as in the document."""
     bench = replace(runs.prepare_shape("tiny", device_name="cpu", num_blocks=1024), requests=13)
     told = rows.prompt_modes(bench, runs.Kept({}), repeats=1, say=print)

@@ -128,7 +128,7 @@ async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
         assert cached > 300
 
 
-async def test_kv_events_report_the_blocks_on_disk_and_again_after_a_reset_or_a_restart(serve: Serve) -> None:
+async def test_kv_events_report_blocks_on_disk_and_again_after_reset_or_restart(serve: Serve) -> None:
     def told(log: KvEventLog) -> list[tuple[str, str | None, int]]:
         message = log.take(wall_time_s=0.0)
         assert message is not None
@@ -215,7 +215,7 @@ async def test_salted_prefixes_are_found_by_their_own_salt_alone(serve: Serve) -
             await server.http.post("/reset_prefix_cache")
 
 
-async def test_an_adapters_prefixes_are_its_own_and_are_gone_when_its_file_has_changed(
+async def test_an_adapters_prefixes_are_its_own_and_go_when_its_file_changes(
     serve: Serve, folder: Path, tmp_path: Path
 ) -> None:
     alpha, beta = (folder.parent / name for name in tiny_model.ADAPTERS[:2])

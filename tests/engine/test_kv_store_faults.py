@@ -35,7 +35,7 @@ def stop_clocks(server: Stored) -> None:
     server.tiers.clock = server.tiers.writer.clock = lambda: 0.0
 
 
-async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_selective_loads_too(
+async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Selective loads read in the middle of a step, after the fetch."""

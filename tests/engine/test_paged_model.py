@@ -53,7 +53,7 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *,
     check_against_plain(runner, plain, requests)
 
 
-def test_long_and_short_contexts_in_one_step_get_the_logits_of_the_plain_model() -> None:
+def test_long_and_short_contexts_in_one_step_get_the_logits_of_plain_model() -> None:
     """Long contexts are attended one at a time and short ones together, all in the same memory."""
     module = tiny("llama")
     plain = copy.deepcopy(module)
@@ -90,7 +90,7 @@ def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Pat
             assert torch.equal(copy.deepcopy(module)(asked).logits, module(asked).logits)
 
 
-def test_layers_with_the_same_input_share_one_product_and_others_have_their_own() -> None:
+def test_only_layers_with_the_same_input_share_one_product() -> None:
     layer = tiny("llama").model.layers[0].self_attn
     names = ("q_proj", "k_proj", "v_proj")
     plain = [copy.deepcopy(getattr(layer, name)) for name in names]

@@ -64,7 +64,7 @@ def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: fl
             assert again.token_ids[end] == int(expected[end - 1].argmax())
 
 
-def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_model() -> None:
+def test_003_3_after_the_copy_of_a_kept_tail_every_logit_is_plain_models() -> None:
     """Two requests write into copies of one kept block of 5 tokens at the same time. They go on with
     different tokens.
     """

@@ -163,7 +163,7 @@ async def test_a_client_sets_the_templates_variables_and_not_the_template(runnin
         assert "cannot be set" in refused["message"]
 
 
-async def test_equal_seeds_give_equal_answers_whatever_else_runs_and_no_seed_gives_another(
+async def test_equal_seeds_give_equal_answers_whatever_else_runs(
     running: RealServer,
 ) -> None:
     seeded = {"temperature": 1.0, "seed": 7, "max_tokens": 16}
@@ -275,7 +275,7 @@ async def test_a_temperature_too_small_to_divide_by_is_greedy(running: RealServe
     assert await running.text(temperature=5e-324) == await running.text()
 
 
-async def test_several_answers_to_one_prompt_are_drawn_apart_and_share_its_blocks(
+async def test_several_answers_to_one_prompt_differ_and_share_its_blocks(
     running: RealServer,
 ) -> None:
     prompt = "Some words that fill a few blocks of the cache. " * 10
@@ -300,7 +300,7 @@ async def test_metrics_count_the_tokens_that_were_really_computed(running: RealS
     assert "vllm:time_to_first_token_seconds_bucket" in page
 
 
-async def test_adapters_are_loaded_from_their_folders_and_say_something_else_from_blocks_of_their_own(
+async def test_adapters_come_from_their_folders_and_answer_from_own_blocks(
     running: RealServer, folder: Path
 ) -> None:
     prompt = "Adapters read this text, each in its own way. " * 6
@@ -328,7 +328,7 @@ async def test_adapters_are_loaded_from_their_folders_and_say_something_else_fro
         assert error["param"] == "lora_path"
 
 
-async def test_a_client_that_goes_away_leaves_no_adapter_half_loaded_or_half_gone(
+async def test_client_that_goes_away_leaves_no_adapter_half_loaded_or_half_gone(
     running: RealServer, folder: Path
 ) -> None:
     bank = running.server.engine.runner.model.adapters  # type: ignore[attr-defined]  # a runner of a real model has one

@@ -203,7 +203,7 @@ def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:
     assert system.reader.resident_bytes(0) == held > 0
 
 
-def test_a_request_may_read_a_reordered_node_before_its_chunks_are_carried_over(make: Any) -> None:
+def test_a_reordered_node_is_read_before_its_chunks_are_carried_over(make: Any) -> None:
     class Hasty(PrefixStore):
         def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
             new = super().reorder(old, orders)
@@ -280,7 +280,7 @@ def test_chunks_that_are_foreseen_are_read_ahead_and_only_once(make: Any) -> Non
     )
 
 
-def test_002_3_tokens_that_stand_alone_are_swapped_for_the_best_ones_of_chunks_that_are_read() -> None:
+def test_002_3_lone_tokens_are_swapped_for_best_of_chunks_that_are_read() -> None:
     """Chunks have 4 tokens. Two chunks are dense, and two others have one stray token each."""
     importance = torch.tensor([9.0, 8, 7, 0, 6, 5, 4, 1, 3, 0, 0, 0, 2, 0, 0, 0])
     chunks = torch.arange(16) // 4
@@ -308,7 +308,7 @@ def test_002_3_a_choice_of_few_chunks_keeps_its_size_and_reads_no_more() -> None
         assert reads == sorted(reads, reverse=True)
 
 
-def test_002_3_the_tiers_tell_in_which_chunks_tokens_are_across_nodes_and_after_reordering(make: Any) -> None:
+def test_002_3_the_tiers_know_in_which_chunks_tokens_are(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=0.6), capacities=(0, 0))
     token_ids, other = tokens(60, seed=3), tokens(16, seed=3) + tokens(24, seed=4)
     system.put(token_ids[:PREFIX])
@@ -335,7 +335,7 @@ def smollm2() -> tuple[Path, Any]:
     return folder, hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def test_002_1_and_002_7_on_a_real_model_the_first_heads_agree_and_half_of_the_tokens_answer_within_the_rows_bounds(
+def test_002_1_and_002_7_on_a_real_model_half_of_the_tokens_answer(
     smollm2: tuple[Path, Any],
 ) -> None:
     folder, module = smollm2

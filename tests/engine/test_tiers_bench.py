@@ -18,7 +18,7 @@ from model_server.tiers.selection import choose
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 
 
-def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept_on_a_real_model() -> None:
+def test_002_3_on_a_real_model_chunk_reads_halve_at_a_quarter_kept() -> None:
     """Half of a prefix's requests decide the order, and the others read. One run has the defaults, and one
     run has only the document's rule.
     """

@@ -123,7 +123,7 @@ def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Pa
     assert by_cost["token_hit_rate"] > by_turn["token_hit_rate"]
 
 
-def test_the_demo_stays_up_with_a_curl_line_that_works_and_shows_the_decision_about_it(
+def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
     short_tmp: Path,
 ) -> None:
     with demo("--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp) as running:
@@ -154,7 +154,7 @@ def test_the_demo_stays_up_with_a_curl_line_that_works_and_shows_the_decision_ab
     assert not list(short_tmp.iterdir())
 
 
-def test_ctrl_c_in_the_middle_ends_everything_with_the_exit_status_of_the_signal(short_tmp: Path) -> None:
+def test_ctrl_c_in_the_middle_ends_everything_with_exit_status_of_signal(short_tmp: Path) -> None:
     with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
@@ -175,7 +175,7 @@ async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path) -
         await wait_until(lambda: not any(map(alive, children)), what="all children are gone")
 
 
-def test_a_server_that_dies_ends_the_demo_with_its_name_and_the_end_of_its_log(short_tmp: Path) -> None:
+def test_server_that_dies_ends_the_demo_with_its_name_and_end_of_its_log(short_tmp: Path) -> None:
     with demo("--servers", "2", tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
@@ -187,7 +187,7 @@ def test_a_server_that_dies_ends_the_demo_with_its_name_and_the_end_of_its_log(s
     assert not list(short_tmp.iterdir())
 
 
-def test_an_envoy_that_does_not_start_shows_its_output_and_leaves_nothing_behind(short_tmp: Path) -> None:
+def test_an_envoy_that_does_not_start_shows_its_output(short_tmp: Path) -> None:
     broken = short_tmp / "broken"
     broken.write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
     broken.chmod(0o755)

@@ -85,7 +85,7 @@ async def apart(directory: Path) -> AsyncIterator[Apart]:
 
 
 @pytest.mark.core
-async def test_the_prefill_server_computes_the_prompt_and_the_decode_server_does_not(tmp_path: Path) -> None:
+async def test_prefill_server_computes_the_prompt_and_the_decode_server_does_not(tmp_path: Path) -> None:
     async with apart(tmp_path) as site:
         async with site.an_answer_under_way():
             before = await site.computed_tokens(site.decoder)

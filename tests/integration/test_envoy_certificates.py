@@ -58,7 +58,7 @@ async def assert_picked(gateway: Gateway) -> None:
 
 @pytest.mark.core
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
-async def test_a_picker_that_comes_back_with_a_renewed_certificate_is_asked_as_before(
+async def test_a_picker_with_a_renewed_certificate_is_asked_as_before(
     tmp_path: Path, *, mutual: bool
 ) -> None:
     tls = write_tls(tmp_path, mutual=mutual)

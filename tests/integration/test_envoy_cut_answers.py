@@ -62,7 +62,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         assert await gateway.picker.metric("epp_protocol_errors_total") == 0
 
 
-async def test_clients_that_leave_midway_and_answers_that_never_began_are_no_cuts(tmp_path: Path) -> None:
+async def test_clients_that_leave_and_answers_that_never_began_are_no_cuts(tmp_path: Path) -> None:
     policy = {**POLICY, "rule": "round-robin"}
     async with running_gateway(tmp_path, backends=3, policy=policy) as gateway:
         left, reset, cuts = gateway.backends

@@ -98,7 +98,7 @@ async def test_a_body_whose_chunks_make_no_sense_gets_400(gateway: Gateway, rest
     assert (await gateway.client.complete()).status == 200
 
 
-async def test_a_hundred_header_fields_pass_and_more_than_there_is_room_for_get_431(gateway: Gateway) -> None:
+async def test_a_hundred_header_fields_pass_and_too_many_get_431(gateway: Gateway) -> None:
     for fields in (92, 93, 96, 100, 118, 120, 121, 124, 128, 129, 200):
         added = b"".join(b"x-%d: y\r\n" % n for n in range(fields - 2))
         reply = await send_raw(at(gateway), POST + added + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
@@ -111,7 +111,7 @@ async def test_a_hundred_header_fields_pass_and_more_than_there_is_room_for_get_
     assert reply.status == 431
 
 
-async def test_fields_as_long_as_envoy_takes_have_no_room_for_the_pick_and_get_431(gateway: Gateway) -> None:
+async def test_fields_as_long_as_envoy_takes_have_no_room_for_pick_and_get_431(gateway: Gateway) -> None:
     statuses = []
     for size in range(60_700, 61_500, 100):
         # The model server accepts lines of this length.

@@ -39,7 +39,7 @@ async def test_half_a_head_and_half_a_body_get_408_and_an_answer_may_take_longer
         assert (await slow).status == 200
 
 
-async def test_connections_over_the_limit_are_closed_and_the_status_page_has_its_own(tmp_path: Path) -> None:
+async def test_connections_over_the_limit_are_closed_and_status_page_has_its_own(tmp_path: Path) -> None:
     status = f"127.0.0.1:{free_port()}"
     async with (
         running_bootstrap(tmp_path, envoy={"maxConnections": 5, "status": status}) as bench,
@@ -114,7 +114,7 @@ async def test_unfinished_bodies_are_cut_off_at_the_limit_and_the_others_live_on
             assert (await bench.client.complete()).status == 200
 
 
-async def test_over_http2_the_largest_streams_are_ended_and_small_requests_live_on(tmp_path: Path) -> None:
+async def test_over_http2_largest_streams_are_ended_and_small_requests_live_on(tmp_path: Path) -> None:
     async with (
         running_bootstrap(tmp_path, envoy={"maxHeapBytes": 96 * MIB}) as bench,
         AsyncExitStack() as stack,

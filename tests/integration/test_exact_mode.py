@@ -181,7 +181,7 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
         assert status.prompts.keys() == {"mapped", "matched", "missed"}
 
 
-async def test_blocks_from_before_the_pickers_start_count_once_their_prompt_is_routed() -> None:
+async def test_blocks_from_before_the_start_count_once_their_prompt_is_routed() -> None:
     """The picker has restarted. The server's events are replayed, and the prompt then tells which chunks the
     blocks stand for.
     """

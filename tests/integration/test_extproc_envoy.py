@@ -232,7 +232,7 @@ def overloaded(rig: EnvoyRig) -> Iterator[None]:
 @pytest.mark.core
 @pytest.mark.parametrize("size", [1_000, 400_000])
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_picker_with_too_much_to_do_answers_at_once_and_the_body_arrives_whole(
+async def test_picker_with_too_much_to_do_answers_at_once_and_body_arrives_whole(
     rig: EnvoyRig, overloaded: None, mode: str, size: int
 ) -> None:
     body = long_completion(size, tag=f"overload {mode}")

@@ -113,7 +113,7 @@ async def well(gateway: Gateway) -> bool:
     return await gateway.picker.metric("epp_probes_total", verdict="well") > 0
 
 
-async def test_requests_for_a_model_that_one_server_lacks_go_to_those_that_have_it(tmp_path: Path) -> None:
+async def test_requests_for_model_that_one_server_lacks_go_to_those_that_have_it(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=3, policy={**POLICY, "rule": "round-robin"}) as gateway:
         gateway.backends[0].behaviour.lacks = "adapter"
         statuses = [(await complete_anew(gateway, model="adapter")).status for _ in range(12)]
@@ -224,7 +224,7 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
         await wait_until(back, what="the server gets requests again")
 
 
-async def test_a_server_that_gives_headers_and_then_nothing_is_left_out_and_comes_back(
+async def test_a_server_that_stops_after_headers_is_left_out_and_comes_back(
     tmp_path: Path,
 ) -> None:
     policy = {**POLICY, "failures": {"trialSeconds": 0.5, "hangSeconds": 0.5}}

@@ -23,7 +23,7 @@ PATIENCE_S = 1.0
 """How long Envoy waits for the picker, unless the picker says that a request is held."""
 
 
-async def test_a_request_waits_longer_than_envoys_patience_and_is_served_by_the_pick(tmp_path: Path) -> None:
+async def test_request_waits_longer_than_envoys_patience_and_is_served_by_pick(tmp_path: Path) -> None:
     async with busy(tmp_path, envoy={"messageTimeoutSeconds": PATIENCE_S}) as gateway:
         [task] = await begin(gateway, "second", **{"x-request-id": "held"})
         await asyncio.sleep(2 * PATIENCE_S)  # The test is that nothing happens in this time.
@@ -39,7 +39,7 @@ async def test_a_request_waits_longer_than_envoys_patience_and_is_served_by_the_
         assert await waiting(gateway) == 0
 
 
-async def test_a_request_that_envoy_will_not_wait_for_any_longer_is_refused_in_time(tmp_path: Path) -> None:
+async def test_a_request_is_refused_before_envoy_stops_waiting_for_it(tmp_path: Path) -> None:
     async with busy(
         tmp_path, envoy={"messageTimeoutSeconds": PATIENCE_S, "maxMessageTimeoutSeconds": 2 * PATIENCE_S}
     ) as gateway:

@@ -21,7 +21,7 @@ async def test_where_envoy_cannot_be_asked_to_wait_no_request_is_held(tmp_path: 
         assert await gateway.envoy.bypassed() == 0
 
 
-async def test_clients_that_leave_in_great_number_take_no_place_from_those_that_wait(tmp_path: Path) -> None:
+async def test_many_clients_that_leave_take_no_place_from_those_that_wait(tmp_path: Path) -> None:
     async with busy(tmp_path, {"inAll": {"maxRequests": 20}}) as gateway:
         tasks = await begin(gateway, "first-stays", "second-stays")
         for _ in range(10):

@@ -88,7 +88,7 @@ async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed(
     [b"1-0\n" + DEEP, b"9" * 4_000 + b"-0\n", b"-\n", msgspec.msgpack.encode([[b"\x91" * 3_000]])],
     ids=["nested", "position", "no-position", "nested-portion"],
 )
-async def test_invalid_values_in_redis_end_neither_a_running_picker_nor_one_that_starts(
+async def test_invalid_values_in_redis_end_no_running_and_no_starting_picker(
     tmp_path: Path, table: bytes
 ) -> None:
     async with (

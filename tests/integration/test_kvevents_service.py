@@ -204,7 +204,7 @@ async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(pu
         await wait_until(lambda: parts.service.status.servers == {}, what="both servers have gone")
 
 
-async def test_a_message_over_the_limit_is_not_received_and_its_server_is_still_followed(
+async def test_a_server_is_still_followed_after_a_message_over_the_limit(
     publisher: Publisher,
 ) -> None:
     async with following_addresses(an_exact, a=publisher.address) as parts:

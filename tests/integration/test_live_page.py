@@ -31,7 +31,7 @@ async def rows(chrome: Browser) -> list[str]:
 LOADED = "document.querySelectorAll('#t-endpoints tbody tr').length"
 
 
-async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(chrome: Browser) -> None:
+async def test_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(chrome: Browser) -> None:
     async with live_page(4) as scene:
         await chrome.open(scene.url)
         await chrome.until(LOADED)
@@ -64,7 +64,7 @@ async def test_a_person_sees_endpoints_misses_prefixes_queue_dry_run_and_request
         assert chrome.complaints == []
 
 
-async def test_a_thousand_endpoints_are_a_map_and_the_worst_hundred_and_can_be_searched(
+async def test_thousand_endpoints_are_map_and_worst_hundred_and_can_be_searched(
     chrome: Browser,
 ) -> None:
     async with live_page(1000) as scene:

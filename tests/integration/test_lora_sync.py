@@ -203,7 +203,7 @@ def test_the_command_runs_once_or_until_a_signal(tmp_path: Path) -> None:
             server.kill()
 
 
-def test_flags_that_make_no_sense_and_a_server_that_is_away_have_their_exit_codes(tmp_path: Path) -> None:
+def test_senseless_flags_and_a_missing_server_have_their_exit_codes(tmp_path: Path) -> None:
     file = str(tmp_path / "adapters.yaml")
     assert main(["lora-sync", "--server", "localhost:8000", "--file", file]) == 2
     assert main(["lora-sync", "--server", "http://x", "--file", file, "--interval-s", "0"]) == 2

@@ -185,6 +185,6 @@ async def test_a_request_for_an_unknown_model_has_the_servers_asked_again_soon()
     assert heard.portions == 2
 
 
-def test_for_unknown_models_a_large_fleet_is_asked_no_faster_than_it_is_allowed() -> None:
+def test_for_unknown_models_a_large_fleet_is_asked_at_the_allowed_pace() -> None:
     assert soon_s(4) == 5
     assert soon_s(1000) == 50

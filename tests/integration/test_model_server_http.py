@@ -113,7 +113,7 @@ async def test_several_prompts_stream_side_by_side(start: Start) -> None:
         assert "".join(c["text"] for c in mine) == choice["text"]
 
 
-async def test_several_answers_to_each_prompt_come_side_by_side_and_count_its_tokens_once(
+async def test_several_answers_to_each_prompt_count_its_tokens_once(
     start: Start,
 ) -> None:
     server = await start()
@@ -151,7 +151,7 @@ async def test_a_stream_interval_joins_tokens_after_the_first(start: Start) -> N
     assert "".join(texts) == whole["choices"][0]["text"]
 
 
-async def test_stream_headers_come_before_any_prefill_and_an_abort_frees_the_blocks(start: Start) -> None:
+async def test_stream_headers_come_before_any_prefill_and_an_abort_frees_blocks(start: Start) -> None:
     server = await start(costs=NEVER_ENDING)
     async with server.http.post("/v1/completions", json={"prompt": PROMPT, "stream": True}) as response:
         assert response.status == 200

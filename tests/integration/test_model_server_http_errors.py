@@ -146,7 +146,7 @@ async def test_a_compressed_body_gets_400_as_from_vllm_and_is_never_unpacked(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 
-async def test_a_connection_that_breaks_between_two_writes_is_no_error_in_the_log(
+async def test_connection_that_breaks_between_two_writes_is_no_error_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = ServerSettings(
@@ -184,7 +184,7 @@ async def test_a_connection_that_breaks_between_two_writes_is_no_error_in_the_lo
     server.engine.check_integrity()
 
 
-async def test_a_text_that_is_far_too_long_is_refused_without_being_cut_into_tokens(start: Start) -> None:
+async def test_a_far_too_long_text_is_refused_without_being_cut_into_tokens(start: Start) -> None:
     server = await start(max_model_len_tokens=100)
     text = "x " * 50_000
     status, answer = await server.post("/v1/completions", {"prompt": [text]})
@@ -194,7 +194,7 @@ async def test_a_text_that_is_far_too_long_is_refused_without_being_cut_into_tok
     assert tokens["count"] > 100  # the server may count requests of that page
 
 
-async def test_an_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_the_log(
+async def test_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await start()

@@ -64,7 +64,7 @@ async def test_metrics_carry_vllms_names_labels_and_the_right_counts(start: Star
     assert info["enable_prefix_caching"] == "True"
 
 
-async def test_lora_info_appears_with_the_first_adapters_request_and_its_newest_sample_is_true(
+async def test_lora_info_appears_with_the_first_request_for_an_adapter(
     start: Start,
 ) -> None:
     server = await start(costs=NEVER_ENDING, limits=SchedulerLimits(max_loras=1))
@@ -100,7 +100,7 @@ async def test_tokenize_counts_what_a_request_will_count(start: Start) -> None:
     assert (await server.post("/tokenize", {}))[0] == 400
 
 
-async def test_detokenize_gives_the_text_of_an_answer_back_and_refuses_other_tokens(start: Start) -> None:
+async def test_detokenize_gives_the_text_of_answer_back_and_refuses_other_tokens(start: Start) -> None:
     server = await start()
     text = (await server.complete(max_tokens=20))["choices"][0]["text"]
     _, tokens = await server.post("/tokenize", {"prompt": text})

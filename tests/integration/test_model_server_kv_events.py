@@ -98,7 +98,7 @@ def number(value: int) -> bytes:
     return value.to_bytes(8, "big")
 
 
-async def test_a_subscriber_that_replays_missed_events_knows_every_block_of_the_cache(
+async def test_subscriber_that_replays_missed_events_knows_every_block_of_cache(
     running: PublishingServer,
 ) -> None:
     await asyncio.gather(*(running.complete(f"{n} word " * 120, max_tokens=30) for n in range(4)))

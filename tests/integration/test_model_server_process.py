@@ -32,7 +32,7 @@ def serving_process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.mark.core
-def test_a_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_path: Path) -> None:
+def test_stream_under_way_finishes_after_sigterm_and_nothing_new_is_taken(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     with serving_process("--port-file", str(port_file), "--decode-step-ms", "5") as (process, port):
         assert port_file.read_text() == f"{port}\n"
@@ -125,7 +125,7 @@ def test_a_taken_port_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[
     assert str(port) in capsys.readouterr().err
 
 
-def test_an_address_for_kv_events_that_cannot_be_bound_is_one_line_and_exit_code_1(
+def test_an_unusable_address_for_kv_events_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.socket() as taken:

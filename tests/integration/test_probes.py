@@ -113,7 +113,7 @@ async def test_a_server_that_refuses_connections_gets_the_verdict_unclear() -> N
     assert await verdict_on(Address("127.0.0.1", free_port())) == "unclear"
 
 
-async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_the_loop() -> None:
+async def test_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_loop() -> None:
     """A server may send `100 Continue` for ever. Each costs about 33 us, and one turn of the loop reads all
     that the kernel holds.
     """

@@ -41,7 +41,7 @@ async def answered(gateway: Gateway, prompt: str) -> int:
     return (await gateway.client.complete(prompt)).status
 
 
-async def test_a_picker_without_memory_serves_or_fails_open_and_then_serves_again(tmp_path: Path) -> None:
+async def test_picker_without_memory_serves_or_fails_open_and_then_serves_again(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=2) as gateway:
         pid = gateway.picker.process.pid
         with limited(pid, resource.RLIMIT_AS, address_space(pid) + 8 * _MIB):

@@ -233,7 +233,7 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
         assert all(head.startswith("GET /metrics ") for head in servers["redirects"].heads)
 
 
-async def test_a_server_that_comes_back_is_read_again_and_both_changes_are_logged(
+async def test_server_that_comes_back_is_read_again_and_both_changes_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="epp.sources.scraping.scraper")
@@ -308,7 +308,7 @@ async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it()
         await watched.until(lambda: len(watched.seen["free"]) >= 3)
 
 
-async def test_servers_that_become_idle_together_are_spread_over_the_idle_interval() -> None:
+async def test_servers_that_become_idle_together_are_spread_over_idle_interval() -> None:
     """Jitter alone would leave them in one burst: the first of them would be read after 54 s."""
     settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)
     async with BareServer(http(IDLE_PAGE)).running() as server, WatchedScraper(settings).running() as watched:

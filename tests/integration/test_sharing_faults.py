@@ -143,7 +143,7 @@ async def test_a_picker_that_joins_has_the_table_of_the_others_at_once(tmp_path:
             )
 
 
-async def test_a_picker_that_joins_does_not_stop_at_a_table_that_was_stored_for_another(
+async def test_a_joining_picker_does_not_stop_at_a_table_stored_for_another(
     tmp_path: Path,
 ) -> None:
     async with running_redis(tmp_path) as server, two_over(server) as (one, other):

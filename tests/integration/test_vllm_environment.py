@@ -58,7 +58,7 @@ def test_no_process_of_a_server_outlives_a_launcher_that_is_killed(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("1", "errors"), ("", "skipped")])
-def test_without_an_environment_a_test_is_skipped_or_fails_where_it_must_not_be(
+def test_without_environment_test_is_skipped_or_fails_where_it_must_not_be(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, required: str, outcome: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path))
@@ -75,7 +75,7 @@ def test_without_an_environment_a_test_is_skipped_or_fails_where_it_must_not_be(
     result.stdout.fnmatch_lines(["*python -m tests.vllm_env build*"])
 
 
-def test_a_versioned_symbol_goes_to_the_library_of_its_version_and_a_bare_one_to_the_first() -> None:
+def test_a_versioned_symbol_goes_to_the_library_of_its_version() -> None:
     asking = SharedObject(
         needed=frozenset({"libcudart.so.13", "libnccl.so.2", "libc.so.6", "libtorch_cpu.so", "libcuda.so.1"}),
         undefined=frozenset(

@@ -103,7 +103,7 @@ def messages(name: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give_it(
+async def test_every_block_of_routed_prompts_has_name_that_vllms_events_give_it(
     vllm_servers: tuple[VllmServer, VllmServer], vllm_environment: VllmEnvironment
 ) -> None:
     first = EndpointName(vllm_servers[0].name)
@@ -132,7 +132,7 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
         assert chunks <= here.exact.knowledge.servers[first].held
 
 
-async def test_a_picker_that_starts_late_learns_what_the_other_server_holds_with_the_first_prompt(
+async def test_a_late_picker_learns_the_other_servers_blocks_by_the_first_prompt(
     vllm_servers: tuple[VllmServer, VllmServer], vllm_environment: VllmEnvironment
 ) -> None:
     first, second = (EndpointName(server.name) for server in vllm_servers)

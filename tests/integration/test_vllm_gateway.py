@@ -70,7 +70,7 @@ def shown(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-async def test_a_repeated_prefix_keeps_to_one_server_whose_hits_are_those_predicted(
+async def test_a_repeated_prefix_keeps_to_one_server_with_the_predicted_hits(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
     policy = {"sampling": {"share": 0.0}}  # the picker learns only from the counters
@@ -105,7 +105,7 @@ async def test_a_repeated_prefix_keeps_to_one_server_whose_hits_are_those_predic
         assert abs(error(matched, hits)) <= 0.05
 
 
-async def test_adapters_and_salts_share_no_prefix_and_an_adapter_keeps_to_its_server(
+async def test_adapters_and_salts_share_no_prefix_and_keep_to_their_server(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
     async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:

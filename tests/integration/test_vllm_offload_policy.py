@@ -83,13 +83,13 @@ def test_uses_by_a_request_after_a_reset_count_again(answers: dict[str, Any]) ->
     assert answers["after a reset"] == 32
 
 
-def test_the_cpu_backend_still_needs_the_copies_that_the_server_below_is_given(
+def test_cpu_backend_still_needs_the_copies_that_the_server_below_is_given(
     answers: dict[str, Any],
 ) -> None:
     assert answers["cpu backend"] == ("CPU Offloading is currently only supported on CUDA-alike and XPU GPUs")
 
 
-def test_random_histories_of_stores_reads_failures_and_resets_keep_the_invariants(
+def test_random_histories_keep_the_invariants(
     answers: dict[str, Any],
 ) -> None:
     # Blocks were evicted in each run, and the invariants were checked at every step.
@@ -109,7 +109,7 @@ def test_more_of_a_zipf_trace_is_found_than_with_lru_and_arc(
         assert found[f"{OURS}, told"][what] > vllms
 
 
-def test_the_bare_score_finds_less_than_lru_because_it_evicts_heads_of_prefixes(
+def test_the_bare_score_evicts_heads_and_so_finds_less_than_lru(
     answers: dict[str, Any],
 ) -> None:
     for trace in ("steady", "drifting"):
@@ -182,7 +182,7 @@ def answer_of_chunks(server: vllm.VllmServer, name: str, *, important: object) -
     return str(choices[0]["text"])
 
 
-def test_a_real_server_keeps_tokens_that_its_requests_call_important_and_gives_the_same_answers(
+def test_a_real_server_keeps_important_tokens_and_answers_the_same(
     server: vllm.VllmServer,
 ) -> None:
     first = answer_of_chunks(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]])

@@ -111,7 +111,7 @@ def replayed(address: str) -> list[KvEventBatch]:
             batches.append(decode_batch(payload))
 
 
-def test_the_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(started: Started) -> None:
+def test_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(started: Started) -> None:
     asked = [(model, prose(f"profile {model}", words=120)) for model in (vllm.MODEL_NAME, ALPHA)]
     hasher = make_hasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
     expected: set[int] = set()
@@ -150,7 +150,7 @@ def test_its_metrics_and_answers_say_what_the_picker_reads(started: Started) -> 
     assert usage["prompt_tokens_details"]["cached_tokens"] >= vllm.BLOCK_TOKENS
 
 
-async def test_lora_sync_makes_its_adapters_equal_a_file_and_keeps_those_from_its_start(
+async def test_lora_sync_follows_the_file_and_keeps_adapters_from_the_start(
     started: Started, tmp_path: Path
 ) -> None:
     file = tmp_path / "adapters.yaml"

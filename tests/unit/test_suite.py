@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -101,3 +102,16 @@ def test_every_test_file_is_in_a_folder_where_pytest_looks() -> None:
     ]
     assert len(files) > 300
     assert [path for path in files if path.parts[0] not in places] == []
+
+
+def test_every_test_name_is_a_claim_of_at_most_70_characters() -> None:
+    root = Path(__file__).parents[2]
+    named = re.compile(r"^ *(?:async )?def (test_\w+)\(", re.MULTILINE)
+    names = {
+        name
+        for folder in ("bench", "tests")
+        for path in (root / folder).rglob("test_*.py")
+        for name in named.findall(path.read_text())
+    }
+    assert len(names) > 1000
+    assert sorted(name for name in names if len(name) > 70) == []

@@ -148,7 +148,7 @@ TestKnowledge = pytest.mark.slow(KnowledgeMachine.TestCase)
 TestKnowledge.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def test_a_block_that_is_lost_while_its_prompt_is_computed_is_reported_after_a_long_wait() -> None:
+def test_a_block_lost_while_its_prompt_is_computed_is_reported_later() -> None:
     machine = KnowledgeMachine()
     machine.start(complete=True)
     name, other = SERVERS[0], b"s" * 16

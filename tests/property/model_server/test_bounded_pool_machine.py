@@ -60,7 +60,7 @@ class BoundedPoolMachine(RuleBasedStateMachine):
         self.pool.end_step()
 
     @invariant()
-    def test_000_3_unused_blocks_stay_under_the_bound_and_held_blocks_are_never_evicted(self) -> None:
+    def test_000_3_unused_blocks_stay_bounded_and_held_blocks_stay(self) -> None:
         if not hasattr(self, "pool"):
             return
         self.pool.check_integrity()

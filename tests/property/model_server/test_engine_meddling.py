@@ -109,7 +109,7 @@ class MeddledEngine:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(config=configs, script=st.lists(actions, max_size=60))
-def test_whatever_happens_during_a_step_every_answer_is_right_and_every_block_is_freed(
+def test_whatever_happens_in_a_step_answers_are_right_and_blocks_freed(
     config: EngineConfig, script: list[tuple[object, ...]]
 ) -> None:
     session = MeddledEngine(config)

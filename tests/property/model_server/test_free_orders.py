@@ -126,7 +126,7 @@ sequences = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1
 
 @given(sequences=sequences)
 @settings(deadline=None)
-def test_001_3_lru_with_blocks_freed_in_reverse_equals_last_touch_if_sequences_end_in_different_steps(
+def test_001_3_lru_freed_in_reverse_equals_last_touch(
     sequences: list[tuple[int, int]],
 ) -> None:
     """vLLM frees blocks in reverse into a list. The report has a heap of heaps. Both structures give one
@@ -151,7 +151,7 @@ def test_001_3_lru_with_blocks_freed_in_reverse_equals_last_touch_if_sequences_e
         assert pools[0].free_in_order() == pools[1].free_in_order()
 
 
-def test_only_last_touch_evicts_the_longest_of_sequences_that_end_in_one_step_first() -> None:
+def test_only_last_touch_evicts_the_longest_ended_sequence_first() -> None:
     orders = {}
     for name in ("lru", "last-touch"):
         pool = BlockPool(6, order=make_order(name))

@@ -206,7 +206,7 @@ def test_prefixes_are_loaded_or_read_outside_the_blocks() -> None:
     assert model.outside_reads > 10
 
 
-def test_blocks_after_a_prefix_that_is_read_outside_are_found_by_requests_of_the_same_kind() -> None:
+def test_blocks_after_an_outside_prefix_are_found_by_the_same_kind() -> None:
     """The blocks are in their places, after blocks that stay empty."""
     coming = [arrival_alone(prefix, outside=False, at_most=6) for prefix in (0, 1, 2)]
     coming += [arrival_alone(0, outside=True, at_most=2), arrival_alone(0, outside=True, at_most=2)]

@@ -28,7 +28,7 @@ def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field:
     assert why in str(caught.value)
 
 
-def test_metrics_may_become_stale_when_the_next_scrape_is_due_but_not_before() -> None:
+def test_metrics_may_become_stale_when_next_scrape_is_due_but_not_before() -> None:
     scrape = check_spec({"scrape": {"intervalSeconds": 9, "staleAfterSeconds": 9}}).scrape
     assert scrape.interval_seconds == scrape.stale_after_seconds == 9
     with pytest.raises(ConfigError, match="metrics would be stale between two scrapes"):

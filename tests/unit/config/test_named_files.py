@@ -10,7 +10,7 @@ from epp.base.errors import ConfigError
 from epp.config.named_files import read_file, read_secret
 
 
-def test_the_error_for_a_missing_relative_path_names_the_folder_that_was_searched(
+def test_error_for_a_missing_relative_path_names_folder_that_was_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, PolicySpec, che
 HEAD = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: test}}\n"
 
 
-def test_the_fields_that_differ_from_the_defaults_read_back_as_the_same_spec() -> None:
+def test_fields_that_differ_from_the_defaults_read_back_as_the_same_spec() -> None:
     spec = check_spec({"rule": "affinity", "gain": {"minMatchTokens": 128}, "sampling": {}})
     assert only_set(spec) == {"rule": "affinity", "gain": {"minMatchTokens": 128}}
     assert check_spec(only_set(spec)) == spec

@@ -57,7 +57,7 @@ def test_a_mistake_in_the_configuration_gets_its_message(tmp_path: Path, text: s
     assert message in error_of_config(text, tmp_path)
 
 
-def test_an_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_path: Path) -> None:
+def test_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_path: Path) -> None:
     message = error_of_config("{endpointsFile: e, log: {zzz: 1}}", tmp_path)
     assert message == "unknown field `zzz` - at `$.log`; fields are level, format"
 

@@ -50,7 +50,7 @@ async def gateway_answering(body: bytes, *, status: int = 200) -> AsyncIterator[
         yield f"http://127.0.0.1:{port}"
 
 
-async def test_each_users_first_request_is_not_timed_and_a_user_goes_on_after_a_failure() -> None:
+async def test_each_users_first_request_is_not_timed() -> None:
     shape = Shape(
         users=3, tenants=2, requests_per_user=3, system_words=5, think_s=(0.0, 0.0), arrivals_per_s=1e6
     )

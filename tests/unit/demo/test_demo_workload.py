@@ -10,12 +10,12 @@ from bench.demo.workload import Shape, make_workload
 SHAPE = Shape.of(servers=4, requests=264)
 
 
-def test_the_same_seed_gives_the_same_workload_and_another_seed_another_workload() -> None:
+def test_same_seed_gives_same_workload_and_another_seed_another_workload() -> None:
     assert make_workload(SHAPE, seed=1) == make_workload(SHAPE, seed=1)
     assert make_workload(SHAPE, seed=1) != make_workload(SHAPE, seed=2)
 
 
-def test_a_turn_sends_the_conversation_so_far_after_its_tenants_system_prompt() -> None:
+def test_turn_sends_conversation_so_far_after_its_tenants_system_prompt() -> None:
     workload = make_workload(SHAPE, seed=1)
     user = workload.users[3]
     first, second = next(c for c in user.conversations if len(c) > 1)[:2]

@@ -38,7 +38,7 @@ class Runs:
         return status, f"figures of {step.name}"
 
 
-def test_a_second_run_repeats_only_unfinished_steps_and_the_page_shows_every_step(tmp_path: Path) -> None:
+def test_a_second_run_repeats_only_unfinished_steps(tmp_path: Path) -> None:
     wanted = [step("good"), step("bad"), step("slow"), step("away", missing="there is no such thing")]
     first = Runs(bad=1, slow=None)
     found = command.run_all(wanted, folder=tmp_path, device="d", limit_s=1000, run=first)
@@ -54,7 +54,7 @@ def test_a_second_run_repeats_only_unfinished_steps_and_the_page_shows_every_ste
     assert third.ran == ["good", "bad", "slow"], "another device's figures are not this one's"
 
 
-def test_a_step_that_takes_too_long_is_asked_to_end_and_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_a_step_that_takes_too_long_ends_with_its_processes(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     program = f"""
 import pathlib, signal, subprocess, sys, time

@@ -45,7 +45,7 @@ def test_an_incomplete_answer_is_an_error_with_its_class(body: bytes, kind: str)
     assert caught.value.kind == kind
 
 
-def test_requests_due_while_the_generator_slept_are_all_sent_with_their_own_lateness() -> None:
+def test_requests_due_while_the_generator_slept_have_their_own_lateness() -> None:
     made = [trace.Call(at_s=0.1 * n, blocks=(n,), prompt_tokens=1, output_tokens=1) for n in range(20)]
     schedule, health = Schedule(made, started_at=0.0), Health()
     for now in (0.0, 1.0):

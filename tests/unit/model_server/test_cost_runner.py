@@ -62,7 +62,7 @@ def test_prefill_beside_decode_costs_more_than_both() -> None:
     assert both == pytest.approx(0.0201 + 1.05 * 1.5)
 
 
-def test_speed_divides_every_duration_and_adapters_load_once_while_resident() -> None:
+def test_speed_divides_durations_and_resident_adapters_load_once() -> None:
     fast = CostModel(decode_step_s=0.02, lora_load_s=0.25, speed=10, decode_per_context_token_s=0)
     runner = CostRunner(fast, max_loras=2, next_token=lambda _: TokenId(7))
 

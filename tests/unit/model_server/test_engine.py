@@ -112,7 +112,7 @@ def test_a_small_request_does_not_overtake_a_request_without_room() -> None:
     assert [r.request_id for r in engine.scheduler.waiting] == [large.request_id, small.request_id]
 
 
-def test_when_blocks_run_out_the_newest_request_is_preempted_and_finishes_later() -> None:
+def test_without_blocks_the_newest_request_is_preempted_and_ends_later() -> None:
     engine = counting_engine(num_blocks=6)
     requests = [request_of(8, max_tokens=12) for _ in range(2)]
     add(engine, *requests)
@@ -153,7 +153,7 @@ def test_equal_prompts_admitted_in_one_step_share_their_blocks() -> None:
     assert scheduled(engine) == {first.request_id: 20, second.request_id: 4}
 
 
-def test_003_5_of_64_requests_that_arrive_together_each_distinct_prompt_is_computed_once() -> None:
+def test_003_5_of_64_requests_at_once_each_prompt_is_computed_once() -> None:
     """Prompts are computed in chunks in the same steps. A block can be found as soon as a planned step
     computes it. Each request computes the tokens that fill no block.
     """

@@ -126,7 +126,7 @@ async def test_the_queue_takes_all_prompts_of_a_request_or_none() -> None:
     driver.submit(several[3:], Mailbox(), stream=False)
 
 
-async def test_when_the_loop_ends_waiting_readers_get_an_error_and_new_requests_are_refused() -> None:
+async def test_when_the_loop_ends_waiting_readers_get_an_error() -> None:
     driver = driver_of(Time())
     mailbox = Mailbox()
     loop = asyncio.create_task(driver.run())

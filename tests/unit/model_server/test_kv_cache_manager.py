@@ -33,7 +33,7 @@ def decode(manager: KVCacheManager, request: Request, token: int) -> None:
     manager.check_integrity()
 
 
-def test_001_1_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served() -> None:
+def test_001_1_equal_requests_keep_duplicate_blocks_and_share_the_first() -> None:
     """Document 001's timeline: two equal prompts of 62 tokens, greedy, the second admitted one step later."""
     manager = manager_of(10)
     first, second = request_of(62), request_of(62)
@@ -71,7 +71,7 @@ def test_a_full_hit_leaves_one_token_to_compute() -> None:
     assert admit(manager, request_of(33)) == 32
 
 
-def test_001_3_the_least_recently_freed_sequence_is_evicted_first_and_its_tail_before_its_head() -> None:
+def test_001_3_the_least_recently_freed_tail_is_evicted_first() -> None:
     manager = manager_of(6)
     old, new = request_of(48), request_of(48, first=1000)
     admit(manager, old)
@@ -228,7 +228,7 @@ def test_blocks_from_another_server_take_only_the_room_that_is_free() -> None:
     manager.check_integrity()
 
 
-def test_blocks_from_another_server_are_added_to_those_that_are_here_already() -> None:
+def test_blocks_from_another_server_join_those_that_are_here() -> None:
     manager = manager_of(10)
     first = request_of(33)
     admit(manager, first)

@@ -66,7 +66,7 @@ def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     assert said.count("\n") == 1
 
 
-def test_calibrating_a_server_that_serves_no_models_is_an_error_of_one_line(
+def test_calibrating_a_server_that_serves_no_models_is_error_of_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with a_web_page() as url:

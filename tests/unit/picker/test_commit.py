@@ -41,7 +41,7 @@ from tests.unit.picker.picker_questions import (
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
-def test_a_request_is_in_flight_until_its_end_however_often_the_end_is_reported(outcome: Outcome) -> None:
+def test_request_is_in_flight_until_its_end_however_often_end_is_reported(outcome: Outcome) -> None:
     picker = a_picker(on=endpoints("ab"))
     pick = picker.pick(ask(text("p")), now=1.0)
     assert in_flight(picker) == {pick.decision.chosen: 1}
@@ -87,7 +87,7 @@ def test_a_failure_removes_only_chunks_that_no_other_request_recorded() -> None:
     assert picker.pick(ask(text("p") + text("more")), now=3.0).decision.matched_tokens == 31 * 64
 
 
-def test_headers_end_the_work_of_a_plain_answer_but_not_of_a_streamed_answer() -> None:
+def test_headers_end_the_work_of_a_plain_answer_but_not_of_streamed_answer() -> None:
     for stream, left in ((False, 0), (True, 2000)):
         picker = a_picker()
         pick = picker.pick(ask(text("p"), stream=stream), now=1.0)
@@ -280,7 +280,7 @@ def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> Non
     assert picker.table.entries == len(pick.chain)
 
 
-def test_a_request_that_was_refused_does_not_count_as_work_that_others_waited_for() -> None:
+def test_a_refused_request_is_no_work_that_others_waited_for() -> None:
     picker = a_picker(on=endpoints("a"))
     refused, later = (picker.pick(ask(text(name), stream=True), now=1.0) for name in "pq")
     assert later.booking.ahead_tokens == 4000

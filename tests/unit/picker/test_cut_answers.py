@@ -25,7 +25,7 @@ def test_a_server_that_cuts_every_answer_gets_trials_and_is_back(rule: RuleName,
     assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
 
 
-def test_without_probes_a_server_that_cuts_gets_trials_only_and_also_comes_back() -> None:
+def test_without_probes_a_server_that_cuts_gets_trials_and_is_back() -> None:
     failures = FailureSettings(probe=False)
     traffic = Traffic(sick=begins, cuts=True, failures=failures).run(45.0)
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02

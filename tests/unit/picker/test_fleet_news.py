@@ -27,7 +27,7 @@ def blocks() -> int:
     return sys.getallocatedblocks()
 
 
-def test_an_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -> None:
+def test_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -> None:
     picker = a_picker(on=endpoints("ab"))
     for second in range(3):
         assert len(picker.pick(ask(), now=float(second)).destinations) == 2
@@ -59,7 +59,7 @@ def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> None:
+def test_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     sizes = []
@@ -71,7 +71,7 @@ def test_a_server_that_changes_its_model_all_the_time_leaves_nothing_behind() ->
     assert picker.learned("m") is picker.learned("m")
 
 
-def test_what_was_learned_of_a_served_model_is_kept_while_other_names_come_and_go() -> None:
+def test_what_a_served_model_taught_stays_while_other_names_come_and_go() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     serve(picker, ask(text("one")), now=1.0)

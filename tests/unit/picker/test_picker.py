@@ -35,7 +35,7 @@ from tests.unit.picker.picker_questions import (
 # -- prefixes ------------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_cached() -> None:
+def test_a_repeated_prompt_goes_where_it_was_and_is_predicted_cached() -> None:
     picker = a_picker()
     first = serve(picker, ask(text("p")), now=1.0)
     second = picker.pick(ask(text("p")), now=2.0)
@@ -46,7 +46,7 @@ def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_c
     assert undone(picker, second.decision.chosen, now=2.0) == 2000 - second.decision.matched_tokens
 
 
-def test_the_predicted_cached_tokens_are_whole_blocks_and_never_the_whole_prompt() -> None:
+def test_predicted_cached_tokens_are_whole_blocks_and_never_whole_prompt() -> None:
     picker = a_picker(on=endpoints("a"))
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
     serve(
@@ -89,7 +89,7 @@ def test_token_ids_count_four_bytes_to_a_token() -> None:
     assert 2000 - 64 <= again.matched_tokens < 2000
 
 
-def test_a_match_below_the_gain_threshold_is_ignored_but_still_booked_as_cached() -> None:
+def test_match_below_gain_threshold_is_ignored_but_still_booked_as_cached() -> None:
     spec = PolicySpec(gain=Gain(min_match_ratio=0.5))
     picker = a_picker(spec)
     warm = serve(picker, ask(text("system", 1024) + text("one", 7000)), now=1.0).decision.chosen
@@ -166,9 +166,7 @@ def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
 
 @pytest.mark.parametrize("rule", get_args(RuleName))
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_the_fallback_list_has_two_or_more_endpoints_if_there_are_two_and_no_duplicates(
-    rule: RuleName, count: int
-) -> None:
+def test_the_fallback_list_has_two_endpoints_or_more_and_no_duplicates(rule: RuleName, count: int) -> None:
     picker = a_picker(PolicySpec(rule=rule), on=endpoints("abcd"[:count], model="m", adapters=["x"]))
     for number in range(40):
         model = "x" if number % 3 == 0 else "m"

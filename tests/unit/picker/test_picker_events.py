@@ -105,7 +105,7 @@ def test_every_listener_gets_every_event_after_it_subscribes() -> None:
     assert late == events[1:]
 
 
-def test_a_restart_seen_in_counters_sends_an_event_and_a_restart_that_the_source_states_does_not() -> None:
+def test_only_a_restart_seen_in_counters_sends_an_event() -> None:
     picker, events = heard_picker()
     name = EndpointName("a")
     picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)

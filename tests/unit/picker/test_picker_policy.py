@@ -37,7 +37,7 @@ def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> N
     assert picker.policy.spec == spec
 
 
-def test_a_new_chunk_size_empties_the_table_and_older_requests_end_without_an_error() -> None:
+def test_new_chunk_size_empties_table_and_older_requests_end_without_error() -> None:
     picker = a_picker(on=endpoints("ab"))
     old = [picker.pick(ask(text("p"), stream=True), now=1.0) for _ in range(4)]
     picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)

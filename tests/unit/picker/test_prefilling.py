@@ -65,7 +65,7 @@ def long_pick(picker: Picker, name: str = "p", *, now: float = 1.0, stream: bool
     return picker.pick(ask(text(name, LONG), stream=stream), now=now)
 
 
-def test_a_long_prompt_is_computed_by_a_prefill_endpoint_that_the_request_names() -> None:
+def test_long_prompt_is_computed_by_a_prefill_endpoint_that_request_names() -> None:
     pick = long_pick(split())
     chosen = pick.decision.prefill
     assert chosen is not None
@@ -98,7 +98,7 @@ def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
     assert long_pick(split(slow)).decision.prefill is None
 
 
-def test_a_prompt_that_the_answering_endpoint_holds_is_not_computed_elsewhere() -> None:
+def test_prompt_that_answering_endpoint_holds_is_not_computed_elsewhere() -> None:
     picker = split()
     first = long_pick(picker)
     picker.on_response_headers(first, status=200, served=first.destinations[0], now=1.5)
@@ -108,7 +108,7 @@ def test_a_prompt_that_the_answering_endpoint_holds_is_not_computed_elsewhere() 
     assert again.decision.prefill is None
 
 
-def test_the_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> None:
+def test_prompt_is_booked_only_at_the_prefill_endpoint_and_held_by_both() -> None:
     picker = split()
     pick = long_pick(picker)
     helper = pick.decision.prefill
@@ -186,7 +186,7 @@ def test_an_error_counts_against_the_prefill_endpoint() -> None:
         assert picker.fleet.failures.share(state, now=7.0) == 0
 
 
-def test_another_endpoint_that_serves_the_request_has_no_booked_prompt_either() -> None:
+def test_another_endpoint_that_serves_request_has_no_booked_prompt_either() -> None:
     picker = split()
     pick = long_pick(picker)
     other = pick.destinations[1]

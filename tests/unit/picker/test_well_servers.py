@@ -76,7 +76,7 @@ def test_a_404_for_a_missing_stored_response_is_the_clients_fault() -> None:
     assert price(picker, "b") == 0.0
 
 
-def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() -> None:
+def test_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() -> None:
     """The body may name a stored response, and nobody has read it."""
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
     unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
@@ -139,7 +139,7 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
     assert bool(picker.left_out(now=10.0)) is stands_still
 
 
-def test_health_checks_do_not_count_as_complete_answers_of_a_server_that_cuts() -> None:
+def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
         picker.answer_cut(state(picker, "b").endpoint.address, now=1.0)
@@ -174,7 +174,7 @@ def test_sglang_counts_tokens_late_so_long_answers_are_no_stall() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_without_token_counters_a_probe_distinguishes_a_long_answer_from_a_hang(verdict: Verdict) -> None:
+def test_without_token_counters_probe_distinguishes_long_answer_from_hang(verdict: Verdict) -> None:
     """A server whose page has no counter has ten long answers that are not streamed. The other server has
     short ones.
     """

@@ -34,7 +34,7 @@ def test_a_call_leaves_work_for_later_once_when_its_request_is_picked() -> None:
     assert caller.left_work == 1
 
 
-def test_the_gate_is_pumped_soon_when_a_request_waits_and_when_another_ends() -> None:
+def test_gate_is_pumped_soon_when_a_request_waits_and_when_another_ends() -> None:
     calls = Calls(mode="Hold")
     first, _ = calls.ask()
     assert calls.pumps == 0

@@ -9,7 +9,7 @@ from epp.transport.http2.grpc_messages import OK
 from tests.unit.protocol.calls_bench import Calls, answer, body, head
 
 
-def test_the_next_call_after_the_end_of_flow_control_has_the_gate_pumped_soon() -> None:
+def test_next_call_after_the_end_of_flow_control_has_the_gate_pumped_soon() -> None:
     calls = Calls(mode="Hold")
     calls.ask()
     _, waits = calls.ask()

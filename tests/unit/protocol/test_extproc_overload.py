@@ -96,7 +96,7 @@ def test_below_its_capacity_every_request_is_read(slowness: float) -> None:
 
 @pytest.mark.parametrize("slowness", [1, 4, 8])
 @pytest.mark.parametrize("load", [1.5, 2.0])
-def test_in_an_overload_no_request_waits_60_ms_and_half_of_the_capacity_is_read(
+def test_in_overload_no_request_waits_60_ms_and_half_of_capacity_is_read(
     load: float, slowness: float
 ) -> None:
     queue = SlowPicker(slowness)

@@ -77,9 +77,7 @@ def test_each_mode_gets_its_answers_in_order_with_the_pick_in_one_of_them(
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, STREAMED, NONE])
-def test_headers_are_answered_at_once_if_the_data_plane_waits_for_the_answer(
-    bench: Bench, modes: Modes
-) -> None:
+def test_headers_are_answered_at_once_if_the_data_plane_waits_for_answer(bench: Bench, modes: Modes) -> None:
     assert slots(run(bench.stream(), head(modes))) == [H]
 
 
@@ -181,7 +179,7 @@ def test_an_early_body_of_unknown_length_is_complete_when_its_json_is(
     assert bench.seen.picks[0].decision.kind == kind
 
 
-def test_a_buffered_body_without_bytes_before_trailers_is_routed_by_metadata(bench: Bench) -> None:
+def test_buffered_body_without_bytes_before_trailers_is_routed_by_metadata(bench: Bench) -> None:
     actions = run(bench.stream(), head(BUFFERED), RequestTrailers())
     assert slots(actions) == [H, T]
     (answer,) = routed(actions)
@@ -245,7 +243,7 @@ def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench
     assert routed(actions) == []
 
 
-def test_each_held_piece_of_the_body_is_answered_once_if_the_response_came_first(bench: Bench) -> None:
+def test_each_held_piece_of_body_is_answered_once_if_response_came_first(bench: Bench) -> None:
     stream = bench.stream()
     run(stream, head(EARLY), RequestBody(BODY[:9]), RequestBody(BODY[9:19]), ResponseHeaders(OK))
     assert slots(run(stream, RequestTrailers())) == [H, D, D, T]

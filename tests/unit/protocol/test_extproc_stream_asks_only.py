@@ -36,7 +36,7 @@ def test_without_a_path_and_a_mode_the_pick_is_one_address(bench: Bench) -> None
     assert bench.seen.picks[0].decision.kind == "completions", "the fields of the body show which API it is"
 
 
-def test_a_clean_close_after_the_pick_is_no_abort_if_only_the_pick_was_asked_for(bench: Bench) -> None:
+def test_clean_close_after_the_pick_is_no_abort_if_only_pick_was_asked_for(bench: Bench) -> None:
     stream, body = bench.stream(), RequestBody(LONG, end_of_stream=True)
     run(stream, BARE, body)
     stream.half_close(now=4.0)

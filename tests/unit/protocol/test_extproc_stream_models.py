@@ -141,7 +141,7 @@ def test_no_content_length_is_added_if_none_was_declared() -> None:
 
 
 @pytest.mark.parametrize("modes", [EARLY, PARTIAL])
-def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_the_body(modes: Modes) -> None:
+def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_body(modes: Modes) -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()

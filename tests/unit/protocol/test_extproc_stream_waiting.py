@@ -70,7 +70,7 @@ def test_a_data_plane_that_buffers_is_asked_to_wait(modes: Modes) -> None:
 
 
 @pytest.mark.parametrize("modes", [DUPLEX, GRPC])
-def test_with_full_duplex_headers_and_body_are_answered_together_after_the_wait(modes: Modes) -> None:
+def test_in_full_duplex_headers_and_body_are_answered_after_the_wait(modes: Modes) -> None:
     held = Held(ttl_seconds=900.0)
     _, answered = held.waits(modes)
     assert answered == ()
@@ -99,7 +99,7 @@ def test_a_request_goes_at_once_if_the_data_plane_cannot_wait(modes: Modes) -> N
     assert len(routed(answered)) == 1
 
 
-def test_a_buffered_body_does_not_wait_if_the_data_plane_cannot_be_asked_for_time() -> None:
+def test_no_buffered_body_waits_if_the_data_plane_cannot_give_time() -> None:
     held = Held(longest_delay_s=0.0)
     stream = held.stream()
     stream.receive(head(BUFFERED), now=1.0)

@@ -24,7 +24,7 @@ RENAMED = (
 
 
 @given(st.lists(st.integers(0, len(EVENTS)), max_size=12))
-def test_the_answer_has_the_name_that_the_client_sent_however_its_bytes_are_split(cuts: list[int]) -> None:
+def test_answer_has_the_name_that_client_sent_however_its_bytes_are_split(cuts: list[int]) -> None:
     """Text that the model wrote is not a name, and neither is a longer name."""
     names = AnswerNames(served=SERVED, asked=ASKED)
     ends = [*sorted(cuts), len(EVENTS)]

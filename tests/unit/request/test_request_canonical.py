@@ -176,7 +176,7 @@ def test_responses_items_other_than_messages_are_distinguished() -> None:
     assert prompt(type="reasoning", summary=[]) == b""
 
 
-def test_a_previous_response_is_an_unknown_prefix_that_nothing_else_matches() -> None:
+def test_previous_response_is_an_unknown_prefix_that_nothing_else_matches() -> None:
     plain = parse(RESPONSES, input="hi", instructions="be kind").prompt
     later = parse(RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_1").prompt
     other = parse(RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_2").prompt

@@ -92,7 +92,7 @@ def test_only_the_bytes_of_the_name_change(before: bytes, after: bytes) -> None:
     assert with_model(memoryview(before), before="gpt", after='ll"ama') == after
 
 
-def test_a_body_with_an_escaped_key_is_written_again_with_its_values_unchanged() -> None:
+def test_body_with_escaped_key_is_written_again_with_its_values_unchanged() -> None:
     body = b'{"mod\\u0065l": "gpt", "n": 1.50, "deep": [ 1 , {"a": "\\u00e9"} ]}'
     changed = with_model(body, before="gpt", after="llama")
     assert json.loads(changed) == {**json.loads(body), "model": "llama"}

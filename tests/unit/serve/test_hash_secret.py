@@ -24,7 +24,7 @@ def test_the_secret_comes_from_the_file_then_from_the_signing_key(tmp_path: Path
     assert hash_secret(Config(sharing=redis), hub=None) == derived(key.read_bytes().strip())
 
 
-def test_without_a_file_or_a_key_the_secret_is_made_once_at_start_for_all_workers(tmp_path: Path) -> None:
+def test_without_file_or_key_secret_is_made_once_at_start_for_all_workers(tmp_path: Path) -> None:
     made = [hash_secret(Config(), hub=None) for _ in range(2)]
     assert made[0] != made[1]
     write_beside(tmp_path / "hub.sock")
@@ -42,7 +42,7 @@ def test_the_error_for_an_unusable_file_names_its_field(tmp_path: Path, content:
         hash_secret(Config(hash_secret_file=str(file)), hub=None)
 
 
-def test_workers_that_share_over_redis_do_not_use_a_secret_of_their_machine(tmp_path: Path) -> None:
+def test_workers_that_share_over_redis_do_not_use_secret_of_their_machine(tmp_path: Path) -> None:
     """The workers of other machines could not know it: all workers then agree on a secret over Redis."""
     write_beside(tmp_path / "hub.sock")
     config = Config(sharing=Sharing(redis=Redis(url="redis://h")))

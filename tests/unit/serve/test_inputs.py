@@ -33,7 +33,7 @@ def test_the_error_for_a_missing_file_names_field_and_folder(
         load_inputs(load_config(file))
 
 
-def test_a_policy_file_beside_a_cluster_is_the_default_policy_and_never_a_dry_run(tmp_path: Path) -> None:
+def test_policy_file_beside_a_cluster_is_default_policy_and_never_dry_run(tmp_path: Path) -> None:
     policy, kubeconfig = tmp_path / "policy.yaml", tmp_path / "kubeconfig"
     policy.write_text(f"{{{HEAD}, spec: {{mode: DryRun}}}}")
     kubeconfig.write_text("{current-context: c, contexts: [{name: c, context: {namespace: n}}]}")

@@ -45,7 +45,7 @@ def test_our_own_envoy_waits_long_enough_for_the_default_policy() -> None:
     assert remarks("auto", envoy=OWN, mode="Hold") == []
 
 
-def test_a_wait_beyond_the_bound_of_our_own_envoy_gets_a_remark_with_the_bound() -> None:
+def test_wait_beyond_the_bound_of_our_own_envoy_gets_a_remark_with_bound() -> None:
     (said,) = remarks("envoy", envoy=OWN, mode="Hold", ttl_by_priority={"-10": 600})
     assert (
         f"wait for 600 s, but with envoy a request with a buffered body is refused after {60 * WAIT_SHARE:g} s"

@@ -22,7 +22,7 @@ def value(metrics: Metrics, name: str) -> float:
     return found
 
 
-async def test_the_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(
+async def test_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "epp")

@@ -48,7 +48,7 @@ def test_the_conversations_run_in_the_simulator_by_every_rule(rule: RuleName) ->
     assert first.hit_ratio > 0.2
 
 
-def test_the_report_names_the_pairs_of_rules_that_the_simulator_orders_differently() -> None:
+def test_report_names_the_pairs_of_rules_that_simulator_orders_differently() -> None:
     runs = [run_of("least-cost", slower=9.0), run_of("round-robin"), run_of("round-robin", seed=2)]
     text = vllm_report.report(runs)
     assert "over 15% apart by mean TTFT: 1; in another order live: 1" in text

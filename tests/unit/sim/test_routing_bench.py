@@ -153,7 +153,7 @@ def test_an_azure_trace_is_read_with_made_up_prefixes(tmp_path: Path) -> None:
     assert any(record.num_cached_tokens for record in outcome.records)
 
 
-def test_a_ratio_has_its_error_over_the_seeds_and_rules_without_all_seeds_are_left_out() -> None:
+def test_a_ratio_has_its_error_over_the_seeds() -> None:
     def result(rule: str, seed: int, *, ttft_s: float, good: float) -> Result:
         row = replace(simulated, ttft_mean_s=ttft_s, ttft_p90_s=1.0, tpot_p90_s=1.0, good=good)
         return Result(run=replace(run_of(rule), seed=seed), row=row, wall_s=0.0)

@@ -45,7 +45,7 @@ def test_four_replicas_that_share_hit_and_spread_load_like_one_replica() -> None
 
 
 @pytest.mark.slow
-def test_many_servers_are_served_by_pickers_that_share_and_by_pickers_apart() -> None:
+def test_pickers_that_share_and_pickers_apart_serve_many_servers() -> None:
     row, sent = scale.run(scale.Pool("least-cost", 2), servers=16, rate_per_s=160, seconds=2)
     assert row.completed == 1.0
     assert sent > 30

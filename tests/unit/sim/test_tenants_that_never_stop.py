@@ -111,7 +111,7 @@ def test_each_tenant_gets_its_max_min_share_within_a_tenth(records: list[Record]
     assert all(abs(tokens - fair) <= 0.1 * fair for tokens in served.values()), served
 
 
-def test_at_most_5_percent_of_the_requests_of_the_higher_priority_are_refused(records: list[Record]) -> None:
+def test_at_most_5_percent_of_the_requests_of_higher_priority_are_refused(records: list[Record]) -> None:
     """A single picker never refuses one. One of four pickers may send a request of a lower priority before it
     hears of a request of the higher priority.
     """

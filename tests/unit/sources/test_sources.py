@@ -46,7 +46,7 @@ def sources(first_pause_s: float = 0.001) -> Sources:
     return Sources(rng=random.Random(1), first_pause_s=first_pause_s)
 
 
-async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_counted(
+async def test_source_that_fails_is_started_again_with_reason_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     errors = (

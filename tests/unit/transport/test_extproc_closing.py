@@ -36,7 +36,7 @@ class Side(asyncio.Transport):
         self.done.append("abort")
 
 
-def test_a_peer_that_lets_our_bytes_wait_for_over_thirty_seconds_never_reads() -> None:
+def test_peer_that_lets_our_bytes_wait_for_over_thirty_seconds_never_reads() -> None:
     closing = Closing()
     assert not closing.never_reads(now=1000.0)
     closing.unread_since = 1000.0
@@ -46,7 +46,7 @@ def test_a_peer_that_lets_our_bytes_wait_for_over_thirty_seconds_never_reads() -
     assert not closing.never_reads(now=1030.1)
 
 
-def test_a_peer_has_one_second_to_close_its_side_from_the_first_end_of_ours() -> None:
+def test_peer_has_one_second_to_close_its_side_from_the_first_end_of_ours() -> None:
     closing, side = Closing(), Side()
     assert not closing.is_over(now=1000.0)
     closing.begin(side, now=1000.0)

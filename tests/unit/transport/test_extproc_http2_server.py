@@ -92,7 +92,7 @@ async def test_a_connection_is_idle_again_when_its_last_call_has_ended() -> None
     assert first.closed
 
 
-async def test_one_address_has_half_of_all_connections_and_pays_for_its_own_newcomers() -> None:
+async def test_one_address_has_half_of_the_connections_and_pays_for_more() -> None:
     server = server_of([], max_peers=8)
     wires = arrive(server, "10.0.0.2", *["10.0.0.1"] * 6)
     assert [wire.closed for wire in wires] == [False, True, True, False, False, False, False]

@@ -101,7 +101,7 @@ async def test_messages_of_open_calls_are_handled_before_new_calls() -> None:
     assert server.handled == [(1, b"first"), (1, b"second"), (3, b"first"), (5, b"first")]
 
 
-async def test_new_calls_get_as_much_time_as_open_calls_and_their_waits_are_known() -> None:
+async def test_new_calls_get_as_much_time_as_open_calls() -> None:
     """The messages of other calls never end. New calls are begun all the same, and their waits count from
     their arrival.
     """

@@ -93,7 +93,7 @@ async def test_calls_of_ext_proc_have_most_of_the_time() -> None:
     assert min(guest.served for guest in others) > 10, "health checks are answered all the same"
 
 
-async def test_turns_at_once_end_after_some_milliseconds_until_the_next_iteration() -> None:
+async def test_turns_at_once_end_after_some_milliseconds_until_next_iteration() -> None:
     loop = Loop()
     guest = loop.busy(AddressTurns("a"))
     assert loop.clock[0] <= loop.turns.ends

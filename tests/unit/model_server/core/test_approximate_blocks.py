@@ -45,7 +45,7 @@ def add_request(
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
-def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_block(
+def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(
     algorithm: HashAlgorithm,
 ) -> None:
     chains = []
@@ -64,7 +64,7 @@ def test_002_8_no_block_of_an_approximate_prefix_has_the_hash_of_an_exact_block(
     assert len({block for chain in chains for block in chain}) == 24
 
 
-def test_002_8_exact_requests_never_reuse_approximate_blocks_and_no_event_names_them() -> None:
+def test_002_8_no_exact_request_and_no_event_names_approximate_blocks() -> None:
     config = EngineConfig(num_blocks=12, block_size_tokens=16, eos_token_id=NO_TOKEN)
     engine = Engine(config, CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7)))
     heard = engine.kv_cache.observer = ReportedBlocks()

@@ -44,7 +44,7 @@ def prompts_that_share(rng: random.Random, *, num_blocks: int, block: int) -> It
 
 
 @pytest.mark.slow
-def test_000_1_chained_and_direct_hashes_name_the_same_prefixes_over_100_000_random_blocks() -> None:
+def test_000_1_chained_and_direct_hashes_name_the_same_prefixes() -> None:
     block = 4
     hashers = {name: make_hasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}
     prefix_of: dict[tuple[str, BlockHash], tuple[int, ...]] = {}
@@ -64,7 +64,7 @@ def test_000_1_chained_and_direct_hashes_name_the_same_prefixes_over_100_000_ran
     print(f"\n000-1: 100,000 blocks, {hits} hits with each of {', '.join(HASH_ALGORITHMS)}, 0 collisions")
 
 
-def test_000_1_direct_hashing_covers_quadratically_many_tokens_and_chained_linearly() -> None:
+def test_000_1_only_direct_hashing_covers_quadratically_many_tokens() -> None:
     class Counting(list[int]):
         """Counts the tokens that are read from it."""
 
@@ -104,7 +104,7 @@ def test_vllms_formulas_give_the_hashes_of_its_recorded_events(algorithm: HashAl
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
 @pytest.mark.parametrize("adapter", [None, ("a", "/adapters/a"), ("same", "same"), ("x", "x")])
 @pytest.mark.parametrize("salt", [None, "tenant", "lora"])
-def test_vllms_formulas_agree_with_the_rule_for_large_tokens_adapters_and_salts(
+def test_vllms_formulas_hold_for_large_tokens_adapters_and_salts(
     algorithm: HashAlgorithm, adapter: tuple[str, str] | None, salt: str | None
 ) -> None:
     tokens = [0, 23, 24, 255, 256, 65_535, 65_536, 2**31 - 1] * 6

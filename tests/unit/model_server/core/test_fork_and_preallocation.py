@@ -39,7 +39,7 @@ def decode_if_room(manager: KVCacheManager, request: Request, token: int) -> boo
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_forked_sequences_share_all_blocks_until_one_of_them_writes_into_the_tail(*, partial: bool) -> None:
+def test_forked_sequences_share_all_blocks_until_one_writes_the_tail(*, partial: bool) -> None:
     manager = manager_of_options(10, CacheOptions(partial_blocks=partial))
     parent, child = request_of(38), request_of(38)
     admit_alone(manager, parent)
@@ -87,7 +87,7 @@ def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
     assert manager.take_copies() == ()
 
 
-def test_preallocated_blocks_come_with_a_needed_block_and_are_used_before_new_blocks() -> None:
+def test_preallocated_blocks_are_used_before_new_blocks() -> None:
     manager = manager_of_options(10, CacheOptions(preallocated_blocks=2))
     request = request_of(20)
     admit_alone(manager, request)

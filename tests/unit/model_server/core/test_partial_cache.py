@@ -59,7 +59,7 @@ def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> lis
     return list(manager.pool.find_all(name))
 
 
-def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_partial_block_follows_a_full_one() -> None:
+def test_000_2_a_partial_block_is_rekeyed_as_it_grows() -> None:
     manager = partial_manager()
     request = request_of(list(range(46)))  # two full blocks and one of 14
     admit_in_one_step(manager, request)
@@ -97,7 +97,7 @@ class Trie:
 
 
 @pytest.mark.slow
-def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations() -> None:
+def test_000_2_hits_equal_those_of_a_naive_dictionary_of_prefixes() -> None:
     rng, manager, trie = random.Random(5), partial_manager(40_000, block_size=4), Trie()
     live: list[Request] = []
     hits = hit_tokens = copies = 0
@@ -129,7 +129,7 @@ def test_000_2_hits_equal_a_naive_dictionary_of_prefixes_over_10_000_operations(
     )
 
 
-def test_without_partial_blocks_prompts_shorter_than_a_block_are_never_found() -> None:
+def test_without_partial_blocks_prompts_shorter_than_block_are_never_found() -> None:
     """The note under document 000: with 15 tokens and blocks of 16, only partial blocks exist."""
     partial = partial_manager()
     full = KVCacheManager(num_blocks=100, block_size_tokens=16, enable_prefix_caching=True)
@@ -154,7 +154,7 @@ def test_a_free_tail_that_ends_where_the_match_ends_is_continued_in_place() -> N
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_tail_that_is_in_use_or_differs_later_is_copied_as_far_as_it_matches(*, held: bool) -> None:
+def test_a_tail_in_use_is_copied_as_far_as_it_matches(*, held: bool) -> None:
     manager = partial_manager()
     first = request_of(list(range(10)))
     admit_in_one_step(manager, first)
@@ -244,7 +244,7 @@ def test_eviction_and_reset_also_remove_listings() -> None:
 @pytest.mark.parametrize("num_blocks", [12, 40])
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_answers_read_through_shared_and_copied_blocks_equal_those_of_requests_alone(
+def test_answers_through_shared_blocks_are_those_of_requests_alone(
     *, partial: bool, num_blocks: int, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -150,7 +150,7 @@ def test_003_3_a_shared_partial_tail_is_copied_once_for_each_writer(num_tokens: 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_003_2_answers_equal_those_of_a_request_alone_even_if_blocks_are_short(seed: int) -> None:
+def test_003_2_answers_are_those_of_a_request_alone_if_blocks_are_short(seed: int) -> None:
     """Prompts are repeated, batches are mixed, requests are preempted, and some are aborted. Kept prompts are
     evicted for all of them.
     """

@@ -20,7 +20,7 @@ from model_server.core.cache_options import CacheOptions
 pytestmark = pytest.mark.slow
 
 
-def test_000_5_the_hit_rate_rises_linearly_with_the_share_of_frequent_prompts() -> None:
+def test_000_5_the_hit_rate_rises_linearly_with_share_of_frequent_prompts() -> None:
     points = [(p, rate) for p, rate, _ in figure_1(answer_tokens=(5, 20))]
     slope, _, r_squared = linear_fit(points)
     print(f"\n000-5: {points[0][1]:.3f} at p = 0.1, {points[-1][1]:.3f} at p = 1, R squared {r_squared:.4f}")
@@ -34,7 +34,7 @@ def test_000_5_full_blocks_alone_find_none_of_the_reports_prompts() -> None:
     assert found.hit_tokens == 0
 
 
-def test_000_5_a_small_bound_lowers_the_hit_rate_as_the_time_between_two_uses_predicts() -> None:
+def test_000_5_a_small_bound_lowers_the_hit_rate_as_predicted() -> None:
     few, plenty = family(bounds=(8, 400), tenths=(1, 4, 7, 10), answer_tokens=(5, 20))
     for curve in (few, plenty):
         told = ", ".join(f"{rate:.3f} ({expected:.3f})" for _, rate, expected in curve.points)
@@ -44,7 +44,7 @@ def test_000_5_a_small_bound_lowers_the_hit_rate_as_the_time_between_two_uses_pr
     assert plenty.r_squared > 0.99
 
 
-def test_000_6_a_repeated_prompt_is_found_whole_and_covers_the_expected_share() -> None:
+def test_000_6_a_repeated_prompt_is_found_whole_and_covers_expected_share() -> None:
     rates = identical_prompts()
     print("\n000-6: " + ", ".join(f"{name} {rate:.4f}" for name, rate in rates.items()))
     assert rates["prompts found"] >= 0.99
@@ -54,7 +54,7 @@ def test_000_6_a_repeated_prompt_is_found_whole_and_covers_the_expected_share() 
 
 
 @pytest.mark.parametrize(("prompt_tokens", "expected"), [(5, 56.4), (6, 67.6)])
-def test_000_6_the_rate_is_the_reports_8_14_percent_if_answers_have_56_or_68_tokens(
+def test_000_6_answers_of_56_or_68_tokens_give_the_reports_8_14_percent(
     prompt_tokens: int, expected: float
 ) -> None:
     answer, rate = answers_for_the_reported_rate(prompt_tokens)

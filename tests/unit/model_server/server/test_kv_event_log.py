@@ -64,7 +64,7 @@ def taken_events(log: KvEventLog) -> tuple[KvEvent, ...]:
     return batch.events
 
 
-def test_the_event_for_the_blocks_of_a_prompt_has_their_tokens_and_the_hash_before_them() -> None:
+def test_event_for_blocks_of_prompt_has_their_tokens_and_hash_before_them() -> None:
     log = KvEventLog(block_size_tokens=SIZE)
     cache = cache_of(10, log)
     first = compute(cache, first=100, num_tokens=9)

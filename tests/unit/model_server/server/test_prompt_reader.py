@@ -211,7 +211,7 @@ def test_a_long_text_is_cut_in_parts_into_the_tokens_of_the_whole() -> None:
     ("most", "max_tokens", "kept"),
     [(5, 10, 5), (-1, 10, MAX_LEN - 10), (-1, None, MAX_LEN - 1), (5000, 1, None)],
 )
-def test_a_long_prompt_is_cut_to_its_last_tokens_if_the_request_asks_for_it(
+def test_long_prompt_is_cut_to_its_last_tokens_if_the_request_asks_for_it(
     most: int, max_tokens: int | None, kept: int | None
 ) -> None:
     text = " word" * 2000

@@ -199,7 +199,7 @@ async def test_a_request_that_goes_away_while_it_loads_leaves_nothing(serving: S
     assert len(serving.tiers.fetched) == 2, "the second fetch was not begun"
 
 
-async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:
+async def test_a_request_that_leaves_early_makes_room_for_the_next_fetch() -> None:
     """No step could notice that the request is gone, because all others wait for its fetch."""
     serving = StagedEngine()
     gone, _ = serving.submit("gone")
@@ -214,7 +214,7 @@ async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_
     serving.thread.shutdown()
 
 
-async def test_after_a_reset_all_stored_blocks_are_reported_once_without_waiting_for_the_disk(
+async def test_after_a_reset_all_stored_blocks_are_reported_once(
     serving: StagedEngine,
 ) -> None:
     def stored(name: bytes) -> TierStored:

@@ -33,7 +33,7 @@ def test_missing_adapters_are_loaded_and_loaded_adapters_stay() -> None:
     assert plan({A: "/a", B: "/b"}, {B: "/b"}, {}, now=0.0, prune=False) == [Load(A, "/a")]
 
 
-def test_only_adapters_of_this_process_are_unloaded_and_unloading_comes_before_loading() -> None:
+def test_only_our_adapters_are_unloaded_and_that_before_loading() -> None:
     history = {A: Record(loaded_path="/a")}
     served = {A: "/a", B: "/b"}
     assert plan({C: "/c"}, served, history, now=0.0, prune=False) == [Unload(A, "/a"), Load(C, "/c")]
@@ -44,7 +44,7 @@ def test_only_adapters_of_this_process_are_unloaded_and_unloading_comes_before_l
     ]
 
 
-def test_another_path_means_unload_first_for_our_adapter_and_a_conflict_for_others() -> None:
+def test_another_path_unloads_our_adapter_first_and_is_conflict_for_others() -> None:
     ours = {A: Record(loaded_path="/1")}
     assert plan({A: "/2"}, {A: "/1"}, ours, now=0.0, prune=False) == [Unload(A, "/1")]
     assert plan({A: "/2"}, {A: "/1"}, {}, now=0.0, prune=False) == []
@@ -59,7 +59,7 @@ def test_a_failed_load_does_not_make_an_adapter_of_others_ours() -> None:
         assert plan(wanted, {A: "/theirs"}, {A: tried}, now=100.0, prune=False) == []
 
 
-def test_an_adapter_of_others_does_not_break_the_sync_but_an_unwanted_one_of_ours_does() -> None:
+def test_only_unwanted_adapters_of_ours_break_the_sync() -> None:
     ours = {B: Record(loaded_path="/b")}
     served = {A: "/a", B: "/b"}
     foreign, leaving = status({}, served, ours, now=0.0, prune=False)
@@ -104,7 +104,7 @@ def test_failures_are_counted_for_one_action_only() -> None:
     assert other.failures == 1
 
 
-def test_adapters_that_a_restarted_server_lost_are_not_ours_and_unknown_names_are_forgotten() -> None:
+def test_adapters_that_a_restarted_server_lost_are_not_ours() -> None:
     history = {A: Record(loaded_path="/a"), B: Record(loaded_path="/b"), C: Record(loaded_path="/c")}
     after = observed(history, wanted={A: "/a"}, served={B: "/b"})
     assert after == {A: Record(), B: Record(loaded_path="/b")}
@@ -140,7 +140,7 @@ adapters = st.dictionaries(names, st.sampled_from(["/1", "/2"]), max_size=3)
     prune=st.booleans(),
     restart_after=st.integers(0, 6),
 )
-def test_once_faults_end_the_wanted_adapters_are_served_and_others_stay_unless_pruned(
+def test_once_faults_end_the_wanted_adapters_are_served(
     started_with: dict[AdapterName, str],
     wishes: list[dict[AdapterName, str]],
     faults: list[bool],

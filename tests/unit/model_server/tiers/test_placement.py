@@ -24,7 +24,7 @@ def by_age(use: ChunkUse) -> float:
     return use.last_use
 
 
-def test_002_4_the_documents_example_keeps_the_chunk_with_more_important_tokens() -> None:
+def test_002_4_documents_example_keeps_chunk_with_more_important_tokens() -> None:
     for score, kept in ((by_product, "B"), (by_uses, "A")):
         tiers: TieredPlacement[str] = TieredPlacement([1], score=score)
         for key, important in [("A", 1), ("B", 2)] * 2 + [("A", 1)]:
@@ -59,13 +59,13 @@ def important_hit_rate(score: Score, *, seed: int) -> float:
     return found / wanted
 
 
-def test_002_4_more_is_found_than_with_lru_and_lfu_if_each_chunk_has_its_own_random_importance() -> None:
+def test_002_4_random_importance_finds_more_than_lru_and_lfu() -> None:
     for seed in (1, 2):
         ours = important_hit_rate(by_product, seed=seed)
         assert ours > important_hit_rate(by_uses, seed=seed) > important_hit_rate(by_age, seed=seed)
 
 
-def test_by_default_the_number_of_uses_decides_and_important_tokens_break_ties() -> None:
+def test_by_default_number_of_uses_decides_and_important_tokens_break_ties() -> None:
     def strength(*, uses: int, important: float, earlier: float = 0.0) -> float:
         return by_uses_and_importance(ChunkUse(1, important, uses, earlier=earlier))
 
@@ -101,9 +101,7 @@ def chunks_found(score: Score, *, seed: int, history_holds: bool) -> int:
 
 
 @pytest.mark.parametrize("history_holds", [True, False])
-def test_the_default_finds_as_many_chunks_as_counting_uses_and_the_documents_rule_does_not(
-    *, history_holds: bool
-) -> None:
+def test_only_the_default_finds_as_many_chunks_as_counting_uses(*, history_holds: bool) -> None:
     seeds = range(8)
     found = {
         score: sum(chunks_found(score, seed=seed, history_holds=history_holds) for seed in seeds)
@@ -164,7 +162,7 @@ def test_002_4_a_use_counts_the_tokens_that_were_important_for_it() -> None:
     assert tiers.tier_of("b") == 0
 
 
-def test_002_4_earlier_uses_of_its_tokens_count_from_the_first_use_of_a_chunk() -> None:
+def test_002_4_earlier_uses_of_its_tokens_count_from_first_use_of_chunk() -> None:
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_product)
     for _ in range(3):
         tiers.use("old", size_bytes=1, num_important=2)
@@ -178,7 +176,7 @@ def test_002_4_earlier_uses_of_its_tokens_count_from_the_first_use_of_a_chunk() 
     tiers.check_integrity()
 
 
-def test_002_4_a_request_that_reads_a_whole_node_does_not_evict_chunks_that_it_reads_next() -> None:
+def test_002_4_a_request_does_not_evict_chunks_that_it_reads_next() -> None:
     """There are four equal chunks and two fit. Each request begins with the two that are not there. If
     nodes did not matter, these would evict the chunks that the request reads next.
     """

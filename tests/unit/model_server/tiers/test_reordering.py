@@ -50,13 +50,13 @@ class Simulated:
         return self.now >= self.until_s
 
 
-def test_while_the_engine_computes_reordering_takes_only_its_share_of_the_time() -> None:
+def test_while_the_engine_computes_reordering_takes_only_its_share_of_time() -> None:
     simulated = Simulated(busy_share=0.1, is_idle=lambda _: False, until_s=1000)
     simulated.reordering.run()
     assert 95 <= simulated.reordering.reordered_nodes <= 100
 
 
-def test_an_idle_engine_reorders_node_after_node_and_a_pause_ends_when_the_engine_becomes_idle() -> None:
+def test_an_idle_engine_reorders_node_after_node_without_a_pause() -> None:
     simulated = Simulated(busy_share=0.01, is_idle=lambda now: now >= 50, until_s=60)
     simulated.reordering.run()
     early = [at for at in simulated.done_at if at < 50]
@@ -107,7 +107,7 @@ def fresh() -> Learnt:
     return Learnt(num_layers=2, block_tokens=LAYOUT.block_tokens)
 
 
-def test_a_node_is_due_after_two_requests_and_then_each_time_their_number_has_doubled() -> None:
+def test_a_node_is_due_after_two_requests_and_at_each_doubling() -> None:
     learnt, due_after = fresh(), []
     for request in range(1, 20):
         learnt.record(BLOCKS, weights(4))
@@ -120,7 +120,7 @@ def test_a_node_is_due_after_two_requests_and_then_each_time_their_number_has_do
     assert due_after == [2, 4, 8, 16]
 
 
-def test_the_parts_of_a_split_node_keep_their_means_and_a_longer_node_starts_again() -> None:
+def test_parts_of_split_node_keep_their_means_and_longer_node_starts_again() -> None:
     learnt = fresh()
     learnt.record(BLOCKS, weights(4))
     head = learnt.known(BLOCKS[:1])
@@ -171,7 +171,7 @@ def test_the_importance_of_removed_nodes_is_forgotten() -> None:
     assert learnt.next_due() is None
 
 
-def test_a_node_is_reported_when_its_last_part_has_come_and_when_its_first_part_leaves(
+def test_a_node_is_reported_when_it_is_whole_and_when_it_breaks(
     tmp_path: Path,
 ) -> None:
     store = PrefixStore(tmp_path, LAYOUT, capacity_bytes=CAPACITY)

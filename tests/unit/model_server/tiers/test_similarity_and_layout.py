@@ -56,7 +56,7 @@ def test_002_3_bytes_are_equal_after_the_order_is_undone() -> None:
             assert stored[slot * 12 : slot * 12 + 12] == records[token * 12 : token * 12 + 12]
 
 
-def test_reordering_halves_chunk_reads_if_requests_agree_on_nine_tenths_of_their_choice() -> None:
+def test_reordering_halves_chunk_reads_if_requests_mostly_agree() -> None:
     """The choices here were made to overlap. For row 002-3 on a real model's choices see
     tests/engine/test_tiers_bench.py.
     """

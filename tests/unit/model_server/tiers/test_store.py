@@ -40,7 +40,7 @@ def covered(store: PrefixStore, hashes: Sequence[BlockHash]) -> int:
     return sum(num_blocks for _, num_blocks in store.match(hashes))
 
 
-def test_random_prefixes_come_back_after_splits_reordering_eviction_and_reopening(tmp_path: Path) -> None:
+def test_random_prefixes_come_back_after_all_that_can_happen(tmp_path: Path) -> None:
     rng = random.Random(1)
     store = opened(tmp_path)
     for step in range(120):
@@ -64,7 +64,7 @@ def test_random_prefixes_come_back_after_splits_reordering_eviction_and_reopenin
     assert 0.5 * CAPACITY < store.used_bytes <= CAPACITY, "the limit was reached"
 
 
-def test_002_3_reordering_changes_neither_matching_nor_the_bytes_that_are_read(tmp_path: Path) -> None:
+def test_002_3_reordering_changes_neither_matching_nor_bytes_that_are_read(tmp_path: Path) -> None:
     store = opened(tmp_path)
     hashes = chain(range(24))
     store.put(hashes, records(hashes))
@@ -103,7 +103,7 @@ def test_a_second_process_and_records_of_another_shape_are_refused(tmp_path: Pat
     store.check_integrity()
 
 
-def test_blocks_of_other_weights_with_the_same_names_are_never_found_and_are_replaced(
+def test_blocks_of_other_weights_are_never_found_and_are_replaced(
     tmp_path: Path,
 ) -> None:
     """The file of an adapter has changed, but its blocks are named by the adapter's name and path."""
@@ -136,7 +136,7 @@ def test_blocks_of_other_weights_with_the_same_names_are_never_found_and_are_rep
     store.check_integrity()
 
 
-def test_a_node_of_other_weights_than_those_before_it_is_dropped_at_the_start(tmp_path: Path) -> None:
+def test_node_of_other_weights_than_those_before_it_is_dropped_at_start(tmp_path: Path) -> None:
     one, longer = chain(range(4)), chain(range(8))
     for folder, weights in (("old", "old"), ("new", "new")):
         store = opened(tmp_path / folder)
@@ -285,7 +285,7 @@ def test_readers_never_see_a_half_written_node_while_it_is_reordered(tmp_path: P
     store.check_integrity()
 
 
-def test_a_check_waits_until_the_segment_that_is_being_written_is_in_the_tree(
+def test_check_waits_until_the_segment_that_is_being_written_is_in_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path)

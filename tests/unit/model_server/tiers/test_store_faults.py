@@ -111,7 +111,7 @@ def test_files_that_were_read_longest_ago_are_closed_and_opened_again(tmp_path: 
     assert open_in(tmp_path) == 0
 
 
-def test_a_segment_that_was_replaced_or_removed_is_read_while_it_is_open_and_damaged_then(
+def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(
     tmp_path: Path,
 ) -> None:
     store = opened(tmp_path, max_open_files=1)
@@ -146,7 +146,7 @@ def test_a_prefix_that_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
     store.check_integrity()
 
 
-def test_the_least_recently_used_leaf_goes_first_and_a_restart_keeps_the_order_of_writing(
+def test_the_least_recently_used_leaf_goes_first_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     def prefix(start: int) -> list[BlockHash]:
@@ -179,7 +179,7 @@ def test_the_least_recently_used_leaf_goes_first_and_a_restart_keeps_the_order_o
 
 
 @pytest.mark.parametrize("good_calls", range(7))
-def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its_files(
+def test_a_split_that_fails_leaves_a_store_that_agrees_with_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good_calls: int
 ) -> None:
     """File and folder are synced for the tail, the head and the new node, which makes six calls."""
@@ -267,7 +267,7 @@ def test_tree_sizes_and_files_agree_whatever_system_call_fails(
     store.close()
 
 
-def test_a_chain_with_more_nodes_than_the_recursion_limit_is_removed_in_one_step(tmp_path: Path) -> None:
+def test_chain_with_more_nodes_than_recursion_limit_is_removed_in_one_step(tmp_path: Path) -> None:
     """Each turn of a long conversation adds a node below the last one."""
     store = opened(tmp_path, capacity_bytes=10_000_000)
     hashes = chain([token % 250 for token in range(4 * 200)])

@@ -174,7 +174,7 @@ def test_a_disk_that_fails_is_not_used_until_its_pause_ends(
     assert writing.store.num_held(other) == 2
 
 
-def test_a_damaged_node_in_the_way_is_dropped_and_the_prefix_is_stored_the_next_time(
+def test_damaged_node_in_the_way_is_dropped_and_prefix_is_stored_next_time(
     writing: Writing,
 ) -> None:
     one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])

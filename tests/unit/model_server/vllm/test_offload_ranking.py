@@ -84,7 +84,7 @@ def test_a_chunk_is_at_least_as_important_as_the_chunks_after_it() -> None:
     assert tier.evict(3) == ["c", "b", "a"]
 
 
-def test_a_use_of_a_chunk_counts_for_those_before_it_even_if_vllm_reports_only_the_tail() -> None:
+def test_a_use_of_a_chunk_counts_for_those_before_it() -> None:
     tier = Tier()
     tier.use(["a", "b", "c"])
     tier.use(["b", "c"], first=1)
@@ -92,7 +92,7 @@ def test_a_use_of_a_chunk_counts_for_those_before_it_even_if_vllm_reports_only_t
     assert [tier.score(name) for name in "abc"] == [3 * SIZE_TOKENS] * 3
 
 
-def test_among_equal_scores_the_least_recently_used_prompt_goes_first_and_its_tail_before_its_head() -> None:
+def test_among_equal_scores_the_least_recently_used_tail_goes_first() -> None:
     tier = Tier()
     tier.use(["a0", "a1"])
     tier.use(["b0", "b1"])
@@ -131,7 +131,7 @@ def test_chunks_that_left_are_remembered_up_to_a_limit() -> None:
     assert tier.score("a") == SIZE_TOKENS
 
 
-def test_a_chunk_that_was_popular_before_is_evicted_before_one_that_is_popular_now() -> None:
+def test_a_once_popular_chunk_goes_before_one_that_is_popular_now() -> None:
     tier = Tier(capacity_chunks=2)
     for _ in range(USES_PER_CHUNK):
         tier.use(["once"])

@@ -210,7 +210,7 @@ def test_a_file_of_another_form_is_refused_with_the_field(raw: str, where: str) 
     assert [problem.where for problem in refused.value.problems] == [where]
 
 
-def test_the_command_prints_one_output_and_its_exit_code_says_whether_the_profile_is_sound(
+def test_the_exit_code_says_whether_the_profile_is_sound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "profile.yaml"
@@ -265,7 +265,7 @@ def test_offloading_to_main_memory_names_a_policy_that_vllm_can_load() -> None:
     }
 
 
-def test_an_offload_tier_without_memory_or_with_an_unknown_policy_is_refused() -> None:
+def test_offload_tier_without_memory_or_with_an_unknown_policy_is_refused() -> None:
     told = complaints(kvOffload={"memoryBytes": 0, "policy": "fifo"})
     assert "lru, arc, importance" in told["kvOffload.policy"]
     assert "without memory" in told["kvOffload.memoryBytes"]

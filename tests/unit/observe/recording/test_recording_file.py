@@ -15,7 +15,7 @@ from tests.unit.observe.recording.recorded import read, record_request, written
 from tests.unit.picker.picker_questions import a_picker, text
 
 
-def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(tmp_path: Path) -> None:
+def test_file_opens_with_policy_and_servers_and_holds_no_text_of_prompt(tmp_path: Path) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")
     secret = b"the patient's name is Hidden Person. " * 100
     record_request(picker, recorder, secret, salt="a tenant's salt", now=1.0)
@@ -33,7 +33,7 @@ def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(
     assert path.stat().st_mode & 0o077 == 0, "only the owner may read the file"
 
 
-def test_the_file_and_its_predecessor_stay_within_the_bound_and_each_can_be_read_alone(
+def test_both_files_stay_within_the_bound_and_can_be_read_alone(
     tmp_path: Path,
 ) -> None:
     picker, recorder = a_picker(), Recorder(key=b"k")

@@ -61,7 +61,7 @@ def test_a_reader_that_ends_its_reading_makes_room_at_once() -> None:
     assert read_lines(tap, "another") == []
 
 
-def test_while_requests_are_recorded_their_tenants_are_read_without_flow_control() -> None:
+def test_a_recording_has_tenants_without_flow_control_too() -> None:
     picker = a_picker()
     gate, spec = Gate(picker), picker.policy.spec
     tenant = [(spec.flow.tenant_header, "acme")]

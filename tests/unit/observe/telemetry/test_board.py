@@ -91,7 +91,7 @@ def test_hit_rates_are_those_of_the_last_samples() -> None:
     assert (row["predicted"], row["actual"], row["spark"]) == (0.5, 0.25, [0.0, 0.8])
 
 
-def test_counters_of_a_server_that_started_again_give_no_rate_out_of_bounds() -> None:
+def test_counters_of_server_that_started_again_give_no_rate_out_of_bounds() -> None:
     first = status_of_endpoint(prefix_queries_tokens=100.0, prefix_hits_tokens=90.0, predicted_tokens=0)
     page = BoardPage(first)
     page.board.sample()

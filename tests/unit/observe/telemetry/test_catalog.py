@@ -28,7 +28,7 @@ def test_each_metric_has_its_own_name_by_the_conventions_of_prometheus() -> None
         assert len(set(metric.labels)) == len(metric.labels)
 
 
-def test_each_help_text_is_a_sentence_without_characters_that_break_the_table() -> None:
+def test_each_help_text_is_a_sentence_without_characters_that_break_table() -> None:
     for metric in METRICS:
         assert metric.help.endswith("."), metric.name
         assert "|" not in metric.help

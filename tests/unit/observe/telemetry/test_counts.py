@@ -10,7 +10,7 @@ from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCou
 from epp.observe.telemetry.metrics import observe
 
 
-def test_a_value_counts_in_the_bucket_of_the_first_bound_that_is_not_below_it() -> None:
+def test_value_counts_in_the_bucket_of_first_bound_that_is_not_below_it() -> None:
     times = Distribution((1.0, 2.0, 5.0))
     for value in (0.0, 1.0, 1.1, 5.0, 5.1, 1e9):
         observe(times, value)

@@ -96,6 +96,6 @@ def test_the_page_says_since_when_it_counts() -> None:
     assert registry.get_sample_value("t_seconds_created") == 1234.0
 
 
-def test_a_value_of_none_gives_no_series_and_without_objects_there_is_no_family() -> None:
+def test_none_gives_no_series_and_no_objects_give_no_family() -> None:
     assert [s for s in samples(page_of_servers({"b": Server(None, "", {}, {})})) if s[0] == "t_speed"] == []
     assert list(page_of_servers({}).collect()) == []

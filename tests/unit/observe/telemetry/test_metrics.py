@@ -144,7 +144,7 @@ def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> Non
     assert shown.value("epp_reload_ok", "policy") == 0
 
 
-def test_answers_are_counted_by_server_and_status_and_removed_with_the_endpoint(shown: Shown) -> None:
+def test_answers_are_counted_by_server_and_status_until_it_leaves(shown: Shown) -> None:
     for status, headers_s in ((200, 0.5), (204, 0.25), (503, 0.1), (429, 0.1), (404, 0.1), (400, 0.1)):
         done = pick(decision(chosen="b"))
         done.decision.served_by, done.decision.status = EndpointName("a"), status
@@ -236,7 +236,7 @@ def test_label_values_from_outside_cannot_forge_a_line(shown: Shown) -> None:
     assert shown.value("epp_in_flight") == 0
 
 
-def test_skipped_events_of_sharing_are_shown_by_reason_and_absent_without_sharing(shown: Shown) -> None:
+def test_skipped_events_are_shown_by_reason_and_absent_without_sharing(shown: Shown) -> None:
     assert shown.value("epp_sharing_peers") == 3
     assert shown.samples("epp_sharing_skipped_events_total") == {("stale",): 2}
     shown.status = PickerStatus()

@@ -69,7 +69,7 @@ def test_a_place_that_logs_very_many_lines_is_left_out_for_a_while() -> None:
     ]
 
 
-def test_a_window_of_repeated_lines_ends_by_itself_and_debug_lines_have_none() -> None:
+def test_window_of_repeated_lines_ends_by_itself_and_debug_lines_have_none() -> None:
     repeats = Repeats()
     assert [repeats.count(record("a"), now=now) for now in (0.0, 1.0, 9.9, 10.0)] == [1, 2, 3, 1]
     assert {repeats.count(record("d", level=logging.DEBUG), now=12.0) for _ in range(5)} == {1}

@@ -9,7 +9,7 @@ import pytest
 from epp.observe.telemetry.sick_servers import SickServersLog
 
 
-def test_a_server_is_named_once_when_it_is_left_out_and_once_when_it_is_back(
+def test_server_is_named_once_when_it_is_left_out_and_once_when_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

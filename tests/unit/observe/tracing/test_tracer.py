@@ -97,7 +97,7 @@ def test_a_span_lasts_from_arrival_to_pick_with_the_time_in_the_queue() -> None:
     assert (span.start_time, span.end_time) == (int((AT - 2.0) * 1e9), int((AT + 0.5) * 1e9))
 
 
-def test_a_span_is_the_child_of_the_callers_and_the_decision_names_its_trace() -> None:
+def test_span_is_the_child_of_the_callers_and_the_decision_names_its_trace() -> None:
     traces = Traces()
     made = traces.one(trace=CALLER)
     (span,) = traces.arrived()

@@ -19,7 +19,7 @@ from tests.unit.picker.endpoints.bookings import a_state
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
 
 
-def test_as_many_adapters_as_the_server_has_slots_are_remembered_by_last_use() -> None:
+def test_as_many_adapters_as_server_has_slots_are_remembered_by_last_use() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "x", "z"]):
         use_adapter(state, adapter, spec=SPEC, now=float(now))

@@ -38,7 +38,7 @@ def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(
     assert state.load(state.metrics) == 1
 
 
-def test_the_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> None:
+def test_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
     pages.take_in(state, page(1.0, running=5, waiting=2), now=1.0)
@@ -92,7 +92,7 @@ def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
     assert state.fresh(now=15.1, stale_after_s=5.0) is None
 
 
-def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -> None:
+def test_lost_bookings_go_after_ten_minutes_also_while_scrapes_fail() -> None:
     state = a_state()
     book(state, 100, now=0.0)
     state.detach()
@@ -187,7 +187,7 @@ def test_release_is_idempotent() -> None:
     assert len(backlog.bookings) == 1
 
 
-def test_a_prompt_known_to_be_done_is_removed_with_its_part_of_the_estimate() -> None:
+def test_prompt_known_to_be_done_is_removed_with_its_part_of_the_estimate() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 400, now=0.5)

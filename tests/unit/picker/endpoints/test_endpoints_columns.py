@@ -29,7 +29,7 @@ def holds(fleet: Fleet, name: str, adapter: str) -> None:
     pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
 
 
-def test_an_endpoint_whose_scrapes_fail_leaves_and_comes_back_when_they_succeed() -> None:
+def test_an_endpoint_leaves_and_returns_with_its_scrapes() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
     fail_scrapes(fleet, "a", times=2)
     assert ready(fleet) == ["a", "b"]
@@ -66,7 +66,7 @@ def test_a_model_that_no_endpoint_declares_may_go_to_any_endpoint() -> None:
     assert names_serving(a_fleet(endpoint("a"), endpoint("b", model="m")), "unknown") == ["a", "b"]
 
 
-def test_an_adapter_seen_on_a_page_may_go_to_any_server_of_the_same_base_model() -> None:
+def test_adapter_seen_on_a_page_may_go_to_any_server_of_same_base_model() -> None:
     fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="m"), endpoint("c", model="n"))
     holds(fleet, "a", "x")
     assert fleet.adapter("x") == "x"
@@ -123,7 +123,7 @@ def test_a_snapshot_of_some_slots_has_their_numbers_in_the_order_asked_for() -> 
     assert fleet.columns.block_tokens[seen.at].tolist() == [1, 1]
 
 
-def test_a_snapshot_shows_which_endpoints_hold_the_adapter_or_have_a_free_slot() -> None:
+def test_snapshot_shows_which_endpoints_hold_the_adapter_or_have_free_slot() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, _ = fleet.states()
     use_adapter(a, "x", spec=SPEC, now=0.0)

@@ -25,7 +25,7 @@ def test_a_new_list_reports_the_endpoints_that_came_left_or_restarted() -> None:
     fleet.check_integrity()
 
 
-def test_an_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
+def test_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
     fleet = a_fleet(endpoint("a", model="m"))
     before = fleet.get(EndpointName("a"))
     change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], now=1.0)

@@ -63,7 +63,7 @@ def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None
     assert undone_at(backlog, now=4.0) == 412.5
 
 
-def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others() -> None:
+def test_work_that_ended_between_scrapes_is_not_taken_from_others() -> None:
     backlog = Backlog(now=0.0)
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -74,7 +74,7 @@ def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others()
     assert undone_at(backlog, now=1.0) == 4900
 
 
-def test_the_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
+def test_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
     backlog = Backlog(now=0.0)
     aborted = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
@@ -159,7 +159,7 @@ def test_without_counters_the_estimate_is_used() -> None:
     assert undone_at(backlog, now=1.5) == 50
 
 
-def test_an_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
+def test_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
     state = a_state()
     book(state, 5000, now=0.5)
     pages.take_in(state, page(1.0, running=1, prompt_tokens=0.0), now=1.0)
@@ -266,7 +266,7 @@ def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     assert loaded_adapters(state) == {"x", "z"}
 
 
-def test_an_adapter_load_counts_between_the_two_pages_where_its_request_ended() -> None:
+def test_adapter_load_counts_between_the_two_pages_where_its_request_ended() -> None:
     state = a_state()
     loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
     loading.loads = aborted.loads = True

@@ -242,7 +242,7 @@ def test_a_server_that_was_idle_in_between_does_not_teach_how_fast_it_is() -> No
     assert v_of(server) == 8000.0
 
 
-def test_before_any_answer_has_ended_a_single_server_cannot_move_the_rate_far() -> None:
+def test_before_any_answer_has_ended_a_single_server_cannot_move_rate_far() -> None:
     model = ModelRate(start=8000.0)
     for _ in range(20):
         for tokens in (4000.0, 4000.0, 4000.0, 1e12):

@@ -125,7 +125,7 @@ def test_a_probe_is_marked_as_queued_if_requests_wait_at_its_server(waiting: int
     assert probe.queued == bool(waiting)
 
 
-def test_a_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> None:
+def test_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> None:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
     pick = picker.pick(chat_request(), now=0.5)
@@ -162,7 +162,7 @@ def test_a_request_with_an_absurd_forecast_is_forgotten_after_a_while() -> None:
     assert len(answers) == 0
 
 
-def test_requests_that_break_with_a_removed_server_are_held_against_no_server() -> None:
+def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     picker = started()
     picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
     picker.set_endpoints(four()[1:], now=1.0)

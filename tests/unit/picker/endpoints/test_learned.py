@@ -25,7 +25,7 @@ def idle(at: float, *, finished: float, prompt_tokens: float, running: int = 0) 
     )
 
 
-def test_an_estimate_starts_from_the_policy_and_follows_the_reported_counts() -> None:
+def test_estimate_starts_from_the_policy_and_follows_the_reported_counts() -> None:
     estimate = TokenEstimate(start=4.0)
     assert estimated_tokens(PromptSize(4000), estimate.terms) == 1000
     for _ in range(50):
@@ -75,9 +75,7 @@ def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float
     "kinds", [["english"], ["code"], ["chinese"], ["pictures"], ["english", "chinese", "pictures"]]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_any_kind_of_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(
-    kinds: list[str], seed: int
-) -> None:
+def test_traffic_is_estimated_within_a_tenth_after_a_hundred_requests(kinds: list[str], seed: int) -> None:
     estimate, rng = TokenEstimate(start=4.0), random.Random(seed)
     for _ in range(100):
         estimate.learn(*sized_prompt(rng.choice(kinds), rng))
@@ -110,7 +108,7 @@ def test_a_window_with_only_our_requests_gives_a_sample() -> None:
     assert sample_of(window, idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
 
 
-def test_a_window_with_unknown_requests_gives_no_sample_and_a_new_window_starts() -> None:
+def test_a_window_with_unknown_requests_gives_no_sample() -> None:
     window = CounterWindow()
     sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):

@@ -80,7 +80,7 @@ def test_an_endpoint_without_an_incarnation_comes_back_cold() -> None:
     assert picker.table.mirrors[A].entries == 0
 
 
-def test_an_endpoint_that_left_is_forgotten_if_the_policy_cuts_chunks_differently() -> None:
+def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> None:
     picker, _ = warm_picker(process_of_a())
     picker.set_endpoints([], now=0.0)
     spec = PolicySpec(chunks=Chunks(size_bytes=128))
@@ -92,7 +92,7 @@ def test_an_endpoint_that_left_is_forgotten_if_the_policy_cuts_chunks_differentl
     check_integrity(picker.table)
 
 
-def test_an_endpoint_that_left_is_remembered_until_it_returns_or_its_time_ends() -> None:
+def test_an_endpoint_that_left_is_remembered_for_its_time() -> None:
     absent = RecentlyLeft()
     assert absent.leave(process_of_a(), now=0.0)
     assert absent.come_back(process_of_a()) is True

@@ -70,7 +70,7 @@ def test_a_model_goes_to_the_servers_that_list_it() -> None:
     assert not fleet.one_model
 
 
-def test_an_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
+def test_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
     assert names_that_serve(fleet, "ghost") == "c", "only this server may have the model"
     assert names_that_serve(fleet, "m") == "a"
@@ -102,7 +102,7 @@ def observe(fleet: Fleet, name: str, **page: Any) -> EndpointState:
     return state
 
 
-def test_the_names_on_a_page_stand_for_a_list_that_the_server_does_not_give() -> None:
+def test_names_on_a_page_stand_for_a_list_that_the_server_does_not_give() -> None:
     fleet = fleet_of("abc", a=listing("m", "alias"), c=listing("n"))
     state = observe(fleet, "b", models=frozenset({"m"}))
     take(fleet, b=None)
@@ -235,7 +235,7 @@ def test_a_declared_model_goes_only_to_the_endpoints_that_declare_it() -> None:
     assert names_that_serve(fleet, "served-name") == "a"
 
 
-def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() -> None:
+def test_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
@@ -253,7 +253,7 @@ def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
         picked_from(fleet, "m", "")
 
 
-def test_servers_that_list_the_same_model_learn_together_and_others_separately() -> None:
+def test_servers_that_list_same_model_learn_together_and_others_separately() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
     rates = {name: state.rate.model for name in "abc" if (state := fleet.get(EndpointName(name)))}
     assert rates["a"] is rates["b"] is not rates["c"]

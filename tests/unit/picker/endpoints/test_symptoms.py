@@ -54,7 +54,7 @@ def test_open_requests_with_counters_that_stand_still_are_a_stall() -> None:
     assert watched.page(state, 6.0, now=5.0) == "may stall", "the time counts from the last growth"
 
 
-def test_a_server_stalls_alone_if_the_counters_of_another_one_have_grown_since() -> None:
+def test_server_stalls_alone_if_counters_of_another_one_have_grown_since() -> None:
     watched, state, other = WatchedServers(), sent_to(a_state()), sent_to(a_state())
     for n in range(2):
         watched.page(state, 5.0, now=float(n))
@@ -84,7 +84,7 @@ def test_a_server_that_waits_for_a_slow_client_does_not_stall() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "at_end"), [(None, False), (5.0, True)])
-def test_a_server_that_does_not_count_while_it_generates_is_assumed_to_work(
+def test_server_that_does_not_count_while_it_generates_is_assumed_to_work(
     tokens: float | None, *, at_end: bool
 ) -> None:
     watched, state = WatchedServers(), sent_to(a_state())

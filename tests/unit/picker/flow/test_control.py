@@ -27,7 +27,7 @@ def test_a_request_for_a_busy_fleet_waits_until_the_headroom() -> None:
     assert gate.let_go[-1] is second
 
 
-def test_no_request_overtakes_those_that_wait_even_if_a_server_is_free_by_now() -> None:
+def test_no_request_overtakes_those_that_wait_though_a_server_is_free() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     first, second = gate.offer(SECOND, now=0.1), gate.offer(Ask(1), now=1.0)
@@ -92,7 +92,7 @@ def test_a_request_that_does_not_go_at_once_is_not_charged(ttft_s: float | None)
     assert "t" not in gate.flow.shares.tokens
 
 
-def test_a_request_waits_for_its_prefix_while_the_next_one_takes_the_idle_server() -> None:
+def test_request_waits_for_its_prefix_while_the_next_one_takes_idle_server() -> None:
     gate = gateway(num_servers=2)
     gate.offer(Ask(5000, home=0), now=0.0)  # half a second at server 0, which holds its prompt
     gate.fleet.busy_until = [1.0, 0.5]

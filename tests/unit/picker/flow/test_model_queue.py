@@ -89,7 +89,7 @@ def test_a_request_that_no_server_can_take_goes_to_the_picker_at_once() -> None:
     assert queue.forecast(waiting, now=0.0) == Forecast(0.0, 0.0, 0.0, 1)
 
 
-def test_people_see_the_tenants_with_the_most_tokens_and_others_under_one_name() -> None:
+def test_people_see_the_tenants_with_most_tokens_and_others_under_one_name() -> None:
     flow = Flow(mode="Hold", max_tenants=1)
     picker = busy_picker(PolicySpec(flow=flow, cost=Cost(prefill_tokens_per_second=RATE)), busy=2)
     gate = Gate(picker)

@@ -9,7 +9,7 @@ from epp.picker.flow.pace import Rate
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway
 
 
-def test_a_rate_counts_what_comes_within_a_moment_as_exactly_as_what_comes_apart() -> None:
+def test_a_rate_counts_exactly_what_comes_within_a_moment() -> None:
     together, apart = Rate(), Rate()
     for n in range(1000):
         together.add(3.0, now=0.02 * n)

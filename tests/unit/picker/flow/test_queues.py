@@ -45,7 +45,7 @@ def test_a_tenant_that_comes_back_has_saved_up_no_share(order: Sequence[str]) ->
     assert late["busy"] >= 4, late
 
 
-def test_a_tenant_whose_only_request_waited_keeps_what_it_had_less_than_others() -> None:
+def test_a_tenant_whose_only_request_waited_keeps_its_arrears() -> None:
     """The prompt is cached on a busy server, so another tenant goes first. The first tenant is then owed
     what the other got.
     """

@@ -24,7 +24,7 @@ def test_the_first_32_tenants_are_counted_by_name_and_all_others_together() -> N
     assert (shares.tokens["t0"], shares.tokens[OTHERS_LABEL]) == (15, 680)
 
 
-def test_tenants_that_share_a_queue_count_together_with_those_that_have_no_name() -> None:
+def test_tenants_in_a_shared_queue_count_with_those_without_a_name() -> None:
     shares = Shares()
     for tenant in (OTHERS, *(f"t{n}" for n in range(33))):
         shares.add(0, tenant, 10)

@@ -64,7 +64,7 @@ def forged_text(text: bytes, *, seed: int) -> bytes:
     return made
 
 
-def test_a_text_forged_for_a_known_seed_has_no_chunk_in_common_under_a_secret() -> None:
+def test_text_forged_for_a_known_seed_has_no_chunk_in_common_under_secret() -> None:
     schedule = ChunkSchedule()
     known = Roots(schedule).seed(model="m")
     forged = forged_text(SYSTEM, seed=known)

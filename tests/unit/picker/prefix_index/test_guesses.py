@@ -50,7 +50,7 @@ def test_a_guess_renews_nothing_until_it_proves_true() -> None:
         check_integrity(table)
 
 
-def test_what_an_open_guess_covers_stays_when_it_is_evicted_and_goes_with_it() -> None:
+def test_what_open_guess_covers_stays_when_it_is_evicted_and_goes_with_it() -> None:
     table = new_table(A, capacity_bytes=4)
     table.record(A, chain("abc"), now=1)
     guessed = guess(table, A, chain("abcd"))

@@ -49,7 +49,7 @@ def test_a_cleared_server_holds_nothing_at_once_and_others_keep_theirs(table: Pr
     check_integrity(table)
 
 
-def test_entries_are_removed_in_bounded_steps_and_then_new_entries_are_recorded(table: PrefixTable) -> None:
+def test_entries_are_removed_in_bounded_steps_before_new_ones_come(table: PrefixTable) -> None:
     clear_endpoint(table, A)
     left, steps = [table.mirrors[A].entries], 0
     while left[-1] or steps < 3:

@@ -22,7 +22,7 @@ def test_bytes_that_are_not_a_secret_are_not_accepted(shown: bytes) -> None:
     assert derived(b"file").agreed(shown) is None
 
 
-def test_a_configured_secret_is_never_replaced_and_only_its_digest_is_shown() -> None:
+def test_configured_secret_is_never_replaced_and_only_its_digest_is_shown() -> None:
     given = derived(b"file")
     assert given.agreed(given.shown()) == given
     assert given.agreed(ONE.shown()) is None

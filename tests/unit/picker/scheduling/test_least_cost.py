@@ -128,7 +128,7 @@ def test_a_copy_has_a_lower_stall_price_if_its_holder_is_busy() -> None:
     assert first(one_in(1, 6.0, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "14 s there"
 
 
-def test_the_stall_price_of_an_adapter_load_stays_even_if_the_prefix_is_popular() -> None:
+def test_stall_price_of_an_adapter_load_stays_even_if_prefix_is_popular() -> None:
     def score_s(rule: LeastCost) -> float:
         holder = SeenEndpoint("holder", 800, 9000.0, has_adapter=True)
         seen = [holder, SeenEndpoint("other", in_flight=10, free_slot=True)]
@@ -162,7 +162,7 @@ def test_holders_share_their_requests_if_many_picks_are_unreported() -> None:
     assert taken[99] < 120, "a pick looks at two of the ten"
 
 
-def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported() -> None:
+def test_holder_is_compared_with_usual_server_if_many_picks_are_unreported() -> None:
     """All pickers see the same idle server, and each of them would make one more copy of the prefix there."""
     seen = [
         SeenEndpoint("h", cached=900, backlog=8000),
@@ -174,12 +174,12 @@ def test_a_holder_is_compared_with_a_usual_server_if_many_picks_are_unreported()
     assert taken[0] > 270
 
 
-def test_servers_without_the_adapter_do_not_come_before_a_server_that_has_it() -> None:
+def test_servers_without_the_adapter_do_not_come_before_server_that_has_it() -> None:
     seen = [*(SeenEndpoint(f"s{n}") for n in range(50)), SeenEndpoint("a", has_adapter=True, in_flight=1)]
     assert {first(seen, seed=seed, adapter="x", unreported_picks=500.0) for seed in range(50)} == {50}
 
 
-def test_servers_with_longer_queues_than_all_unreported_requests_are_never_drawn() -> None:
+def test_servers_with_queues_beyond_all_unreported_requests_are_not_drawn() -> None:
     seen = [
         SeenEndpoint("a"),
         SeenEndpoint("b"),
@@ -249,7 +249,7 @@ def test_requests_for_a_prefix_and_all_since_are_counted() -> None:
     assert came(demand, 0, now=4.0) is None, "no server held a part of the prompt"
 
 
-def test_only_the_last_prefixes_and_requests_that_were_served_are_remembered() -> None:
+def test_only_last_prefixes_and_requests_that_were_served_are_remembered() -> None:
     demand = Demand()
 
     def serve(prefix: int, *, now: float) -> None:

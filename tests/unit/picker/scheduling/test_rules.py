@@ -35,7 +35,7 @@ def test_every_rule_name_of_a_policy_has_a_rule() -> None:
     beginning=st.sampled_from([0, 1, 2**64 - 1]),
     adapter=st.sampled_from(["", "x"]),
 )
-def test_the_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
+def test_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
     *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
 ) -> None:
     seen = [
@@ -61,7 +61,7 @@ def test_the_order_names_each_candidate_once_and_all_of_them_if_there_are_few(
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
-def test_equal_candidates_are_chosen_by_chance_and_not_by_their_place_in_the_list(name: RuleName) -> None:
+def test_equal_candidates_are_chosen_by_chance_and_not_by_their_place(name: RuleName) -> None:
     counts = firsts(rule_of(name), [SeenEndpoint(n) for n in "abcd"])
     assert set(counts) == set("abcd")
     assert max(counts.values()) < 160  # 100 each on average
@@ -103,7 +103,7 @@ def test_affinity_breaks_ties_by_the_tokens_to_compute_then_requests() -> None:
     assert order(rule_of("affinity"), seen) == ["few requests", "few tokens", "many tokens"]
 
 
-def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
+def test_affinity_looks_for_adapter_then_free_slot_then_prefix() -> None:
     seen = [
         SeenEndpoint("match", cached=900),
         SeenEndpoint("slot", free_slot=True),
@@ -187,7 +187,7 @@ def sessions_to(names: list[str], *, sessions: int = 500) -> dict[str, str]:
     return {f"s{i}": order(rule, seen, session=f"s{i}")[0] for i in range(sessions)}
 
 
-def test_a_session_keeps_its_endpoint_whatever_the_load_and_the_order_of_the_list() -> None:
+def test_session_keeps_its_endpoint_whatever_the_load_and_order_of_list() -> None:
     rule = rule_of("session")
     chosen = {
         order(rule, [SeenEndpoint(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
@@ -234,11 +234,11 @@ def owners(names: list[str], *, in_flight: int = 0) -> dict[int, str]:
     return {key: order(rule, seen, beginning=key)[0] for key in keys()}
 
 
-def test_equal_beginnings_have_one_owner_in_every_picker_whatever_the_order_of_its_list() -> None:
+def test_equal_beginnings_have_one_owner_in_every_picker() -> None:
     assert owners(NAMES) == owners(NAMES[::-1]) == owners(NAMES, in_flight=30)
 
 
-def test_owners_are_spread_almost_evenly_and_only_those_of_a_lost_endpoint_change() -> None:
+def test_owners_are_spread_evenly_and_only_a_lost_endpoints_change() -> None:
     before, after = owners(NAMES), owners(NAMES[1:])
     counts = Counter(before.values())
     assert set(counts) == set(NAMES)
@@ -248,7 +248,7 @@ def test_owners_are_spread_almost_evenly_and_only_those_of_a_lost_endpoint_chang
     }
 
 
-def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
+def test_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
     rule, key = rule_of("prefix-hash"), keys()[0]
     idle = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)
 
@@ -264,16 +264,14 @@ def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() ->
 
 
 @given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))
-def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
-    load: list[int], key: int
-) -> None:
+def test_no_endpoint_passes_its_bound_while_another_is_under_its_own(load: list[int], key: int) -> None:
     seen = [SeenEndpoint(f"e{i}", in_flight=n) for i, n in enumerate(load)]
     first = order(rule_of("prefix-hash"), seen, beginning=key)[0]
     had = dict(zip([s.name for s in seen], load, strict=True))[first]
     assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
 
 
-def test_an_owner_takes_its_prompts_up_to_four_requests_even_if_all_others_are_idle() -> None:
+def test_an_owner_takes_up_to_four_requests_even_if_others_are_idle() -> None:
     rule, key = rule_of("prefix-hash"), keys()[0]
     owner = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)[0]
     for in_flight, kept in ((3, True), (4, False)):

@@ -50,7 +50,7 @@ def over(one: SeenEndpoint, *, load: LoadSettings = LOAD) -> list[str]:
         (SeenEndpoint("a", backlog=1001.0), SeenEndpoint("a", backlog=1000.0), "undone"),
     ],
 )
-def test_a_load_above_a_threshold_crosses_it_and_a_load_at_the_threshold_does_not(
+def test_load_above_a_threshold_crosses_it_and_load_at_threshold_does_not(
     above: SeenEndpoint, at_limit: SeenEndpoint, why: str
 ) -> None:
     assert over(above) == [why]
@@ -105,7 +105,7 @@ def test_if_all_are_over_a_threshold_the_pick_is_saturated() -> None:
     assert choice.places == [1, 0]
 
 
-def test_if_all_endpoints_are_over_a_threshold_the_policy_may_refuse_the_request() -> None:
+def test_if_all_endpoints_are_over_a_threshold_policy_may_refuse_request() -> None:
     with pytest.raises(SaturatedError) as refused:
         choose(
             [SeenEndpoint("a", waiting=1)],
@@ -191,7 +191,7 @@ def test_the_smallest_scores_are_those_that_a_full_sort_puts_first(keys: list[in
     different=st.sampled_from([1, 2, 12, 10**6]),
     seed=st.integers(0, 1000),
 )
-def test_the_smallest_of_very_many_scores_are_those_that_a_full_sort_puts_first(
+def test_smallest_of_very_many_scores_are_those_that_full_sort_puts_first(
     size: int, different: int, seed: int
 ) -> None:
     rng = random.Random(seed)

@@ -75,9 +75,7 @@ def test_an_endpoint_that_also_answers_stalls_its_answers() -> None:
 @pytest.mark.parametrize(
     ("lacking", "in_flight"), [(255, 1000), (4000, 0)], ids=["too short", "not worth the transfer"]
 )
-def test_a_prompt_stays_if_little_of_it_is_uncached_or_if_moving_it_costs_more(
-    lacking: int, in_flight: int
-) -> None:
+def test_a_prompt_stays_if_moving_it_gains_little_or_costs_more(lacking: int, in_flight: int) -> None:
     idle = [SeenEndpoint("p")]
     here = SeenEndpoint("d", in_flight=in_flight, cached=4000 - lacking)
     assert computed(here, prefillers(idle), idle) is None

@@ -43,7 +43,7 @@ def test_the_picker_is_asked_only_by_the_route_to_the_model_servers() -> None:
     assert all("typed_per_filter_config" not in route for route in blocked)
 
 
-def test_blocked_paths_come_before_all_other_routes_in_upper_and_lower_case() -> None:
+def test_blocked_paths_in_any_case_come_before_all_other_routes() -> None:
     config = msgspec.structs.replace(
         a_config(), blocked_paths=("/metrics", "/sleep"), allowed_paths=("/sleep",)
     )

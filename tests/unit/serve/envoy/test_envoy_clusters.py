@@ -21,14 +21,14 @@ def test_a_worker_that_hangs_is_left_out_within_3_5_s() -> None:
 
 
 @pytest.mark.parametrize("eds_file", ["eds.json", "run/eds.json", "/run/eds.json"])
-def test_the_path_of_the_endpoints_file_is_absolute_and_its_folder_is_watched(eds_file: str) -> None:
+def test_path_of_the_endpoints_file_is_absolute_and_its_folder_is_watched(eds_file: str) -> None:
     config = clusters.model_servers(a_config(eds_file=eds_file))["eds_cluster_config"]["eds_config"]
     source = config["path_config_source"]
     assert source["path"] == str(Path.cwd() / eds_file)
     assert source["watched_directory"] == {"path": str((Path.cwd() / eds_file).parent)}
 
 
-def test_the_picker_speaks_http2_and_the_model_servers_http1_with_short_idle_connections() -> None:
+def test_the_picker_speaks_http2_and_the_model_servers_http1() -> None:
     picker = clusters.picker(a_config())["typed_extension_protocol_options"][HTTP]
     servers = clusters.model_servers(a_config())["typed_extension_protocol_options"][HTTP]
     assert list(picker["explicit_http_config"]) == ["http2_protocol_options"]

@@ -28,7 +28,7 @@ def test_a_reader_keeps_the_old_text_until_it_opens_the_file_again(tmp_path: Pat
     assert os.listdir(tmp_path) == ["file"], "nothing is left beside the file"  # noqa: PTH208 - hidden files too
 
 
-def test_a_missing_folder_is_made_and_envoy_may_read_the_file_as_another_user(tmp_path: Path) -> None:
+def test_missing_folder_is_made_and_envoy_may_read_file_as_another_user(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file"
     assert write_if_changed(path, b"one")
     assert path.stat().st_mode & 0o777 == 0o644

@@ -135,7 +135,7 @@ async def test_a_refused_content_is_logged_once_and_the_next_content_is_tried(
     assert follower.results == [False, True]
 
 
-async def test_a_content_that_cannot_be_used_for_the_moment_is_tried_until_it_can(
+async def test_content_that_cannot_be_used_for_the_moment_is_tried_until_it_can(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     follower = PickyFollower(path, applied=b"one")

@@ -169,7 +169,7 @@ async def test_the_default_policy_can_change_while_no_object_routes(tmp_path: Pa
         await wait_until(lambda: news.acting is other, what="the new default")
 
 
-async def test_the_process_that_writes_takes_the_lease_and_then_writes_the_status(tmp_path: Path) -> None:
+async def test_process_that_writes_takes_the_lease_and_then_writes_the_status(tmp_path: Path) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[policy("p")])
     async with following_cluster(server, tmp_path, writes=True) as (news, _):
         await wait_until(lambda: len(server.wrote) >= 2, what="the Lease and the status")

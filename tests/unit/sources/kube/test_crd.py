@@ -77,7 +77,7 @@ def test_everything_that_can_grow_has_a_bound(schema: Mapping[str, Any]) -> None
     assert loose == []
 
 
-def test_the_spec_has_the_fields_and_bounds_of_the_policy_file_and_no_default(
+def test_spec_has_the_fields_and_bounds_of_the_policy_file_and_no_default(
     schema: Mapping[str, Any],
 ) -> None:
     spec = schema["properties"]["spec"]

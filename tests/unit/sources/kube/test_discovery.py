@@ -105,7 +105,7 @@ def incarnation(found: object, port: int = 8000) -> str:
     return endpoint.incarnation
 
 
-def test_a_restarted_container_is_another_incarnation_of_the_ports_it_serves() -> None:
+def test_restarted_container_is_another_incarnation_of_the_ports_it_serves() -> None:
     ports = {"vllm": [8000], "exporter": [9100]}
     before = pod("a", "10.0.0.1", ports=ports)
     served_anew = pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1})
@@ -114,7 +114,7 @@ def test_a_restarted_container_is_another_incarnation_of_the_ports_it_serves() -
     assert incarnation(before) == incarnation(beside)
 
 
-def test_for_a_port_that_no_container_declares_any_restart_is_another_incarnation() -> None:
+def test_any_restart_counts_for_a_port_that_no_container_declares() -> None:
     ports: dict[str, list[int]] = {"vllm": [], "exporter": []}
     before = pod("a", "10.0.0.1", ports=ports)
     assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"vllm": 1}))
@@ -134,7 +134,7 @@ def test_a_dual_stack_pod_is_reached_by_the_configured_family(family: AddressFam
     assert endpoint.address == Address(host, 8000)
 
 
-def test_a_pod_without_the_configured_family_is_reached_by_its_other_address() -> None:
+def test_pod_without_the_configured_family_is_reached_by_its_other_address() -> None:
     (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1"), family="IPv6"))
     assert endpoint.address == Address("10.0.0.1", 8000)
 
@@ -256,7 +256,7 @@ def test_a_pod_that_two_pools_select_is_one_endpoint_of_the_first_of_them() -> N
     assert in_several([a.found(), b.found()]) == ["x:8000"]
 
 
-def test_the_younger_of_two_pods_in_two_pools_keeps_their_common_address_or_name() -> None:
+def test_of_pods_in_two_pools_the_younger_keeps_their_address_or_name() -> None:
     old = discovery(pod("x", "10.0.0.1"), pod("s", "10.0.0.7"), pool="a")
     made = "2026-01-02T00:00:00Z"
     young = discovery(

@@ -103,7 +103,7 @@ def test_when_two_candidates_create_the_lease_together_one_gets_a_conflict() -> 
     assert two.holders(now=0.0) == ["a"]
 
 
-def test_two_candidates_never_hold_the_lease_at_once_however_they_are_delayed() -> None:
+def test_two_candidates_never_hold_lease_at_once_however_they_are_delayed() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         names = ("a", "b", "c")

@@ -61,7 +61,7 @@ def test_an_endpoint_that_left_and_came_back_counts_from_its_return() -> None:
     ("part", "whole", "text"),
     [(0, 0, None), (1, 0, None), (1, 3, "0.333"), (0, 5, "0.000"), (7, 5, "1.000"), (-1, 5, "0.000")],
 )
-def test_a_ratio_fits_the_pattern_of_the_crd_and_there_is_no_ratio_of_nothing(
+def test_ratio_fits_the_pattern_of_crd_and_there_is_no_ratio_of_nothing(
     part: float, whole: float, text: str | None
 ) -> None:
     assert ratio_text(part, whole) == text

@@ -68,7 +68,7 @@ def test_a_policy_whose_target_changes_to_another_pool_is_removed() -> None:
     assert policies.outcome.acting == DEFAULT_POLICY
 
 
-def test_the_oldest_of_several_policies_routes_and_the_others_report_a_conflict() -> None:
+def test_oldest_of_several_policies_routes_and_the_others_report_conflict() -> None:
     policies = JudgedPolicies(
         policy("new", created=NEW, rule="random"), policy("old", created=OLD, rule="affinity")
     )
@@ -77,7 +77,7 @@ def test_the_oldest_of_several_policies_routes_and_the_others_report_a_conflict(
     assert "older policy old" in policies.outcome.verdicts["new"].accepted.message
 
 
-def test_among_policies_of_the_same_second_the_first_name_counts_as_the_oldest() -> None:
+def test_among_policies_of_the_same_second_the_first_name_counts_as_oldest() -> None:
     assert JudgedPolicies(policy("b"), policy("a")).acting[0] == "a"
 
 

@@ -37,7 +37,7 @@ def as_read(written: PolicyStatus) -> PolicyStatus:
     return msgspec.json.decode(msgspec.json.encode(written), type=PolicyStatus)
 
 
-def test_the_status_has_conditions_endpoints_hit_ratio_and_the_accepted_fields() -> None:
+def test_status_has_conditions_endpoints_hit_ratio_and_the_accepted_fields() -> None:
     body: Mapping[str, Any] = patch(status(verdict_on(rule="affinity")), uid="u")
     assert body["metadata"] == {"uid": "u"}
     told = body["status"]

@@ -196,7 +196,7 @@ async def test_an_object_that_would_take_long_to_decode_is_not_decoded() -> None
 
 
 @pytest.mark.parametrize("last", [GONE, b"<html>"], ids=["too old", "unreadable"])
-async def test_a_watch_left_early_is_closed_and_not_left_to_the_garbage_collector(last: bytes) -> None:
+async def test_watch_left_early_is_closed_and_not_left_to_the_garbage_collector(last: bytes) -> None:
     usual = sys.get_asyncgen_hooks()
     left: list[object] = []
     sys.set_asyncgen_hooks(finalizer=left.append)

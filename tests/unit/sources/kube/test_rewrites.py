@@ -76,7 +76,7 @@ def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
     ]
 
 
-def test_weights_are_those_of_the_object_and_a_missing_weight_counts_as_one() -> None:
+def test_weights_are_those_of_the_object_and_missing_weight_counts_as_one() -> None:
     found = all_rewrites(
         [
             rewrites_of(

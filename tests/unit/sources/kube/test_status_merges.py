@@ -128,7 +128,7 @@ async def test_a_status_with_empty_maps_of_an_earlier_release_is_written_once() 
     assert server.patches == 1
 
 
-async def test_a_status_of_another_pool_with_a_field_of_another_type_is_left_alone() -> None:
+async def test_status_of_another_pool_with_a_field_of_another_type_is_left_alone() -> None:
     status = {"observedGeneration": 1, "saturation": 0.5}
     server = Merging(an_object(target="other", status=status))
     await server.look_for_30_s()

@@ -101,7 +101,7 @@ async def test_events_beyond_the_budget_are_logged(caplog: pytest.LogCaptureFixt
     )
 
 
-async def test_the_name_of_an_event_is_valid_however_long_the_name_of_the_pool_is() -> None:
+async def test_name_of_an_event_is_valid_however_long_the_name_of_the_pool_is() -> None:
     names: list[str] = []
 
     class Taking(CountingServer):

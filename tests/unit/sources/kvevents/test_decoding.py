@@ -16,7 +16,7 @@ def event_batch(*events: object) -> bytes:
     return msgspec.msgpack.encode([1.5, list(events), 0])
 
 
-def test_recorded_messages_of_vllm_are_decoded_as_a_plain_decoder_reads_them() -> None:
+def test_recorded_messages_of_vllm_are_decoded_as_plain_decoder_reads_them() -> None:
     recording = read_kv_events("sha256")
     for recorded in recording.batches:
         for event, plain in zip(decode(recorded.payload), recorded.events(), strict=True):
@@ -170,9 +170,7 @@ def test_as_many_events_as_a_server_sends_are_read() -> None:
     ("keys", "more"),
     [(None, False), ([None], False), ([[]], False), ([["a"]], True), ([["x" * 9999]], True), ([], False)],
 )
-def test_an_event_shows_whether_the_name_of_its_first_block_depends_on_more_than_tokens(
-    keys: object, *, more: bool
-) -> None:
+def test_an_event_shows_whether_more_than_tokens_name_its_first_block(keys: object, *, more: bool) -> None:
     event = {
         "type": "BlockStored",
         "block_hashes": [1],

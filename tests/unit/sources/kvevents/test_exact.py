@@ -128,7 +128,7 @@ def test_a_prompt_that_no_server_holds_is_credited_to_none() -> None:
     assert fleet.held(tokens) == {}
 
 
-def test_a_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() -> None:
+def test_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() -> None:
     fleet, tokens = TwoReportingServers(ModelSettings(language=None, seed="0")), prompt_of(1)
     fleet.tell(A, blocks_stored(tokens))
     assert fleet.exact.models()[""].state == "off"
@@ -154,7 +154,7 @@ def test_a_server_with_blocks_of_another_size_is_left_out() -> None:
     assert "blocks of 32 tokens" in fleet.exact.servers()[B].reason
 
 
-def test_prompts_that_no_event_names_turn_the_model_off_and_a_named_prompt_turns_it_on_again() -> None:
+def test_prompts_that_no_event_names_turn_the_model_off_until_one_is_named() -> None:
     fleet = TwoReportingServers()
     fleet.tell(A, blocks_stored(prompt_of(0)))
     for n in range(1, 9):
@@ -219,7 +219,7 @@ def test_a_prompt_with_a_new_process_number_shows_a_restart() -> None:
     assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]
 
 
-def test_a_server_with_more_blocks_than_allowed_is_off_and_its_reason_names_the_setting() -> None:
+def test_a_server_with_too_many_blocks_is_off_and_names_the_setting() -> None:
     fleet = TwoReportingServers(max_blocks=60)
     fleet.tell(A, blocks_stored(prompt_of(1)))
     fleet.tell(B, blocks_stored(prompt_of(2)))
@@ -274,7 +274,7 @@ def test_the_model_of_the_last_dropped_server_is_forgotten() -> None:
     fleet.exact.check_integrity()
 
 
-def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the_algorithm() -> None:
+def test_parts_of_blocks_and_sliding_windows_decide_no_algorithm() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, {**blocks_stored(tokens), "token_ids": [1]})
     fleet.tell(A, {**blocks_stored(tokens), "token_ids": tokens[:-1]})
@@ -292,7 +292,7 @@ def test_tokens_without_whole_blocks_and_sliding_window_layers_do_not_decide_the
     assert fleet.exact.servers()[A].state == "following"
 
 
-def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_has_gone() -> None:
+def test_other_servers_are_read_again_after_the_last_with_old_names_left() -> None:
     """This happens in a rolling upgrade to servers that name blocks in another way."""
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, blocks_stored(prompt_of(0)))
@@ -309,7 +309,7 @@ def test_other_servers_are_read_again_after_the_last_server_with_the_old_names_h
 
 
 @pytest.mark.slow
-def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes() -> None:
+def test_prompts_that_wait_for_first_event_are_bounded_in_number_and_bytes() -> None:
     fleet = TwoReportingServers()
     for n in range(300):
         fleet.route(A, prompt_of(n, blocks=1))

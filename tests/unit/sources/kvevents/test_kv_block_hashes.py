@@ -15,7 +15,7 @@ from tests.contract.vllm_block_hashes import block_hashes, event_hash
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-def test_every_block_that_vllm_stored_for_the_recorded_prompts_has_the_name_we_compute(
+def test_every_block_that_vllm_stored_has_the_name_we_compute(
     algorithm: Algorithm,
 ) -> None:
     recording = read_kv_events(algorithm)

@@ -37,7 +37,7 @@ def test_a_chain_that_is_mapped_again_changes_nothing() -> None:
     assert (again, changed) == (first, [])
 
 
-def test_new_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_again() -> None:
+def test_new_blocks_of_a_known_chunk_replace_the_old_ones() -> None:
     tree = ChunkTree(max_chunks=100)
     path, _ = tree.map(mapped([1, 2], [71], [0, 1]))
     path[1].seen = True
@@ -58,7 +58,7 @@ def test_chunks_after_a_chunk_that_becomes_known_become_known_too() -> None:
     tree.check_integrity()
 
 
-def test_a_chunk_keeps_its_first_prefix_when_another_prefix_has_the_same_hash() -> None:
+def test_chunk_keeps_its_first_prefix_when_another_prefix_has_same_hash() -> None:
     tree = ChunkTree(max_chunks=100)
     first, _ = tree.map(mapped([1, 9], [71, 72], [1, 2]))
     path, _ = tree.map(mapped([2, 9], [81, 82], [1, 2]))
@@ -67,7 +67,7 @@ def test_a_chunk_keeps_its_first_prefix_when_another_prefix_has_the_same_hash() 
     tree.check_integrity()
 
 
-def test_the_ends_of_the_chains_that_were_not_mapped_for_the_longest_time_go_first() -> None:
+def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> None:
     tree = ChunkTree(max_chunks=3)
     tree.map(mapped([1, 2], [71, 72], [1, 2]))
     tree.map(mapped([5], [75], [1]))

@@ -39,7 +39,7 @@ def blocks_at(
     return mapped.blocks, mapped.ends_blocks
 
 
-def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_continue(
+def test_chunks_of_a_common_beginning_have_the_same_blocks(
     language: FolderLanguage,
 ) -> None:
     start = message("system", "the quick brown fox jumps over the lazy dog " * 5)
@@ -72,7 +72,7 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
         assert found <= len(tokens.ids) // 4
 
 
-def test_letters_of_several_bytes_are_counted_once_for_any_number_of_chunks() -> None:
+def test_letters_of_several_bytes_are_counted_once_for_all_chunks() -> None:
     """Before, each end of a chunk looked at the whole text: 8 MB would have taken half a minute."""
     text = "漢é😀a" * 4_000
     size = len(text.encode())
@@ -153,7 +153,7 @@ def test_prompts_that_the_request_renders_in_its_own_way_are_refused(
     assert caught.value.reason == "arguments"
 
 
-def test_the_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:
+def test_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> None:
     """Each search goes through the whole prompt. A client with many short messages must not take seconds
     of a core.
     """

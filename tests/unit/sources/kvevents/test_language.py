@@ -43,7 +43,7 @@ def test_the_reason_of_a_template_that_refuses_is_kept(tmp_path: Path) -> None:
     "arguments",
     ["[" * 50_000, '{"a":' * 50_000, "[1", "[" + "1e-310," * 3_000 + "1]", "[" + "[]," * 300_000 + "1]"],
 )
-def test_nested_or_broken_arguments_count_as_a_prompt_that_cannot_be_mapped(
+def test_nested_or_broken_arguments_count_as_prompt_that_cannot_be_mapped(
     language: FolderLanguage, arguments: str
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}

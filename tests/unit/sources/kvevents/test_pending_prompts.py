@@ -11,7 +11,7 @@ def nodes(count: int, *, first: int = 0) -> list[Node]:
     return [Node(ChunkHash(first + n), None, n + 1, 10, (), known=True) for n in range(count)]
 
 
-def test_a_lost_chunk_is_returned_once_the_prompt_that_delays_it_was_computed() -> None:
+def test_lost_chunk_is_returned_once_prompt_that_delays_it_was_computed() -> None:
     pending, path = PendingPrompts(), nodes(3)
     assert pending.expect(path, now=0.0) == []
     pending.note_loss(path[0])

@@ -121,7 +121,7 @@ def test_unknown_cache_size_is_none() -> None:
     assert (got.capacity_tokens, got.block_size) == (None, 16)
 
 
-def test_adapters_that_a_server_says_are_loaded_are_read_with_the_idle_ones() -> None:
+def test_adapters_that_a_server_says_are_loaded_are_read_with_idle_ones() -> None:
     page = vllm_page([BUSY]) + (
         b"# TYPE vllm:lora_adapter_loaded gauge\n"
         b'vllm:lora_adapter_loaded{model_name="m",engine="0",adapter_name="sql",level="gpu",pinned="false"} 1\n'
@@ -340,7 +340,7 @@ def test_an_older_trtllm_serve_says_nothing_of_its_load() -> None:
     assert (got.running, got.waiting, got.kv_usage) == (None, None, 0.5)
 
 
-def test_a_page_where_only_numbers_of_the_process_changed_is_not_parsed_again() -> None:
+def test_page_where_only_numbers_of_process_changed_is_not_parsed_again() -> None:
     reader, page = PageReader(), vllm_page([BUSY])
     first = reader.read(PROCESS % 9.5 + page, scraped_at=1.0)
     second = reader.read(PROCESS % 10.5 + page, scraped_at=2.0)

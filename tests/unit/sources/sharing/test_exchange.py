@@ -29,7 +29,7 @@ def test_a_pick_is_known_to_the_others_with_its_work() -> None:
 
 
 @pytest.mark.slow
-def test_the_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> None:
+def test_number_of_unreported_requests_is_estimated_from_the_age_of_news() -> None:
     """Others send fifty requests a second, and a request is known a tenth of a second later. So five are
     not known yet.
     """
@@ -144,7 +144,7 @@ def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
     assert set(other.matched(text("p"), now=11.0)) == {served.name}
 
 
-def test_a_request_that_is_let_go_is_counted_by_scrapes_and_its_work_drains() -> None:
+def test_request_that_is_let_go_is_counted_by_scrapes_and_its_work_drains() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     one.picker.detach(pick, now=10.5)

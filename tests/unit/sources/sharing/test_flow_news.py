@@ -60,7 +60,7 @@ def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now
     )
 
 
-def test_requests_that_wait_at_one_picker_count_in_the_bounds_of_the_others() -> None:
+def test_requests_that_wait_at_one_picker_count_in_the_bounds_of_others() -> None:
     one, other = two_busy(per_tenant=WaitingSettings(max_requests=3))
     for n in range(3):
         offer(one, f"p{n}", now=3.1)
@@ -75,7 +75,7 @@ def test_requests_that_wait_at_one_picker_count_in_the_bounds_of_the_others() ->
     ("header", "body"),
     [("x" * 300, {}), ("é" * 5000, {}), ("t", {"priority": 9999}), ("t", {"priority": -9999}), ("", {})],
 )
-def test_other_pickers_can_read_any_tenant_and_priority_that_a_client_names(
+def test_other_pickers_can_read_any_tenant_and_priority_that_client_names(
     header: str, body: dict[str, int]
 ) -> None:
     """A batch with a name or a number that is out of bounds would be refused as a whole, with all other

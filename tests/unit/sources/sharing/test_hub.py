@@ -129,7 +129,7 @@ async def test_bytes_that_are_not_a_frame_end_only_their_own_connection(tmp_path
 
 
 @pytest.mark.parametrize("turns", TURNS)
-async def test_a_worker_that_connects_while_the_hub_closes_is_cut_without_an_error(
+async def test_worker_that_connects_while_the_hub_closes_is_cut_without_an_error(
     tmp_path: Path, turns: int
 ) -> None:
     hub = Hub(tmp_path / "hub.sock")

@@ -106,7 +106,7 @@ def test_longer_chains_are_known_by_their_beginning() -> None:
     replica.check()
 
 
-def test_a_batch_with_too_many_events_is_refused_before_any_event_is_created() -> None:
+def test_batch_with_too_many_events_is_refused_before_any_event_is_created() -> None:
     replica = Replica(1)
     with pytest.raises(MalformedBatchError):
         replica.exchange.receive(

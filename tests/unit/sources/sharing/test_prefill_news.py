@@ -54,7 +54,7 @@ def undone_of_replica(replica: Replica, name: str, *, now: float) -> float:
     return state.backlog.undone_tokens(now=now, rate=0.0)
 
 
-def test_the_tokens_that_a_prefill_server_has_to_compute_are_known_to_the_others(
+def test_tokens_that_a_prefill_server_has_to_compute_are_known_to_others(
     two_with_prefill: tuple[Replica, Replica],
 ) -> None:
     one, other = two_with_prefill
@@ -68,7 +68,7 @@ def test_the_tokens_that_a_prefill_server_has_to_compute_are_known_to_the_others
     )
 
 
-def test_when_the_answer_begins_the_prefill_server_is_free_and_holds_the_prompt(
+def test_when_the_answer_begins_prefill_server_is_free_and_holds_prompt(
     two_with_prefill: tuple[Replica, Replica],
 ) -> None:
     one, other = two_with_prefill
@@ -112,7 +112,7 @@ def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(
     assert max(shares["c"], shares["d"]) > max(shares["a"], shares["b"])
 
 
-def test_the_work_of_a_request_that_is_let_go_also_drains_at_the_prefill_server(
+def test_work_of_a_request_that_is_let_go_also_drains_at_prefill_server(
     two_with_prefill: tuple[Replica, Replica],
 ) -> None:
     one, other = two_with_prefill

@@ -15,7 +15,7 @@ from tests.unit.picker.picker_questions import policy_of, text
 from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, two
 
 
-def test_the_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> None:
+def test_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
     one.picker.on_response_headers(one.pick(text("q"), now=10.0), status=200, served=None, now=10.0)
@@ -59,7 +59,7 @@ def test_a_batch_that_is_sent_twice_counts_once() -> None:
     assert sum(other.in_flight_of_peers().values()) == 1
 
 
-def test_news_from_before_a_restart_does_not_restore_what_the_server_has_lost() -> None:
+def test_news_from_before_a_restart_does_not_restore_what_server_has_lost() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     said = one.send(now=10.0)
@@ -168,7 +168,7 @@ def test_a_batch_older_than_the_timeout_teaches_prefixes_and_books_nothing() -> 
     assert other.matched(text("p"), now=16.0)
 
 
-def test_a_guess_of_another_picker_evicts_nothing_until_that_picker_proves_it() -> None:
+def test_another_pickers_guess_evicts_nothing_until_it_is_proven() -> None:
     policy = policy_of(PolicySpec(table=Table(default_capacity_tokens=2000)))
     one, other = (Replica(n, on=endpoints("a"), policy=policy) for n in (1, 2))
     meet([one, other], now=0.0)
@@ -211,7 +211,7 @@ def test_the_guesses_of_an_older_picker_are_proven_when_its_requests_end(ends: s
     assert other.matched(text("p"), now=11.0)
 
 
-def test_a_prompt_that_is_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
+def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
     one, other = two()
     for n in (0, 1):
         page = EndpointMetrics(scraped_at=9.0 + n, running=0, prompt_tokens=10.0)

@@ -77,7 +77,7 @@ class MemoryLink:
         self.closed = True
 
 
-async def test_a_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards(
+async def test_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "epp.sources.sharing")

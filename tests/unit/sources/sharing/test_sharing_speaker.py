@@ -24,7 +24,7 @@ def test_only_the_part_of_a_chain_that_was_not_sent_before_is_sent() -> None:
         assert other.matched(prompt, now=12.0) == one.matched(prompt, now=12.0)
 
 
-def test_the_queue_is_bounded_and_events_without_room_are_counted_and_forgotten() -> None:
+def test_events_without_room_in_the_queue_are_counted_and_forgotten() -> None:
     one, other = Replica(1, outbox_bytes=2000), Replica(2)
     meet([one, other], now=0.0)
     one.pick(text("told"), now=1.0)
@@ -64,7 +64,7 @@ def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
     ], "a client that leaves before the answer begins is no fault of the server"
 
 
-def test_the_first_batch_refers_to_no_earlier_batch_and_asks_listeners_to_forget() -> None:
+def test_the_first_batch_asks_listeners_to_forget_earlier_ones() -> None:
     one = Replica(1)
     one.pick(text("p"), now=1.0)
     first, second = decode_batch(one.send(now=1.0)[0]), decode_batch(one.send(now=3.0)[0])

@@ -60,7 +60,7 @@ async def test_messages_and_tables_are_accepted_with_the_same_key() -> None:
 @pytest.mark.parametrize(
     ("key", "channel"), [(b"another key, as long as ours", "pool"), (KEY, "another pool")]
 )
-async def test_messages_signed_with_another_key_or_for_another_channel_are_refused(
+async def test_messages_with_another_key_or_for_another_channel_are_refused(
     key: bytes, channel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf = Shelf()

@@ -36,7 +36,7 @@ async def test_headers_are_removed_replaced_and_added_as_the_picker_says() -> No
         assert asked.request.values("x-more") == ["1", "2"]
 
 
-async def test_a_client_that_is_answered_by_the_picker_gets_status_headers_and_body() -> None:
+async def test_client_that_is_answered_by_picker_gets_status_headers_and_body() -> None:
     head = refusing(503, b"{}", retry="5")
     async with scripted(buffered(head)) as channel, exchange(channel) as asked:
         await asked.send(b"{}")
@@ -62,7 +62,7 @@ async def test_an_answer_that_no_data_plane_waits_for_is_a_fault(answers: list[A
             await asked.send(b"{}")
 
 
-async def test_a_body_must_be_sent_back_in_full_duplex_and_must_not_in_other_modes() -> None:
+async def test_body_must_be_sent_back_in_full_duplex_and_must_not_in_other_modes() -> None:
     back = wire.ProcessingResponse()
     back.request_body.response.body_mutation.streamed_response.body = b"{}"
     for mode, body, fault in (

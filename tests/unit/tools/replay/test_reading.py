@@ -13,7 +13,7 @@ from epp.tools.replay.trace import ReplayError
 from tests.unit.tools.replay.recordings import json_lines, record
 
 
-def test_a_recording_gives_times_sizes_and_equal_pieces_where_prompts_begin_alike(tmp_path: Path) -> None:
+def test_a_recording_gives_times_sizes_and_equal_pieces(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     record(path)
     trace = read([path])

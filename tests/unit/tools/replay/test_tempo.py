@@ -46,7 +46,7 @@ def test_an_answer_without_a_length_is_as_long_as_its_time_allows() -> None:
     assert "by the speed of the sampled answers" in remark
 
 
-def test_without_a_sampled_answer_the_tempo_is_a_guess_and_is_marked_as_one() -> None:
+def test_without_a_sampled_answer_the_tempo_is_guess_and_is_marked_as_one() -> None:
     tempo = Tempo.of([asked(0.0), asked(10.0)], SERVERS)
     assert tempo.decode_step_s is None
     assert tempo.output_tokens(asked(ended_s=1.0)) == 50

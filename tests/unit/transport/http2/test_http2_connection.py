@@ -61,7 +61,7 @@ def test_half_a_window_of_received_bytes_opens_the_window_again() -> None:
     assert (update.kind, update.number, int.from_bytes(update.payload)) == (Kind.WINDOW_UPDATE, 1, 500)
 
 
-def test_the_bytes_of_a_closed_stream_open_the_window_of_the_connection_again() -> None:
+def test_bytes_of_a_closed_stream_open_the_window_of_the_connection_again() -> None:
     side = CallerSide(limits=SMALL).opened()
     for number in range(1, 121, 2):
         side.feed(headers(number), data(number, grpc(b"x" * 5000)[:900]), reset(number))

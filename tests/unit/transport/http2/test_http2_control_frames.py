@@ -7,7 +7,7 @@ from epp.transport.http2.frames import Code, Flag, Kind, Setting, settings
 from tests.harness.http2_frames import CallerSide, bodies, headers, ping, reset, window_update
 
 
-def test_a_change_of_the_initial_window_changes_the_windows_of_open_streams() -> None:
+def test_change_of_the_initial_window_changes_the_windows_of_open_streams() -> None:
     side = CallerSide().opened(window=10)
     side.feed(headers(1))
     side.connection.send(1, b"x" * 20)

@@ -32,7 +32,7 @@ def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
     assert side.held.now == 0
 
 
-def test_the_oldest_unfinished_message_of_all_connections_pays_for_a_new_one() -> None:
+def test_oldest_unfinished_message_of_all_connections_pays_for_a_new_one() -> None:
     held = HeldBytes(1000)
     one, two = (CallerSide(held=held).opened() for _ in range(2))
     one.feed(headers(1), data(1, grpc(b"x" * 5000)[:900]))

@@ -11,7 +11,7 @@ from epp.transport.http2.headers import HeaderReader
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, data, headers
 
 
-def test_header_blocks_are_remembered_only_once_the_peer_has_given_up_its_table() -> None:
+def test_header_blocks_are_kept_once_the_peer_has_given_up_its_table() -> None:
     reader = HeaderReader(max_list_bytes=16_384)
     reader.request(block())
     assert not reader.known

@@ -9,7 +9,7 @@ from epp.transport.http2.frames import PREFACE, Code, Kind
 from tests.harness.http2_frames import CallerSide, block, data, grpc, headers, hello, ping
 
 
-def test_the_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
+def test_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, block(replace=[("content-type", "text/html")])))
     side.sent()
@@ -52,7 +52,7 @@ def test_a_silent_client_gets_a_ping_and_is_then_disconnected() -> None:
         (hello() + headers(1, b"\x82", whole=False), 11, "unfinished_headers"),
     ],
 )
-def test_an_unfinished_preface_or_header_block_ends_the_connection_after_a_time(
+def test_unfinished_preface_or_header_block_ends_the_connection_after_time(
     wire: bytes, seconds: float, reason: str
 ) -> None:
     side = CallerSide()
