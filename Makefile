@@ -128,6 +128,7 @@ docs: $(VENV)/.dev ## write the reference pages, the pictures and the chart's ge
 	@$(BIN)/python -m bench.drawing
 	@$(BIN)/python -c 'from epp.serve.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
 	@$(BIN)/python -m tests.charts.policy_schema
+	@$(BIN)/python -m tests.charts.values_table
 
 docs-site: $(VENV)/.dev ## build the pages as a searchable site that works offline, in build/site
 	@$(BIN)/uv venv -q --clear build/site-env

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts import policy_schema
+from tests.charts import policy_schema, values_table
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, Helm, HelmError, of_kind, pod_specs
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -301,6 +301,14 @@ def test_digests_win_over_tags(helm: Helm) -> None:
 def test_schemas_of_the_policy_and_of_the_configuration_are_the_pickers() -> None:
     text = policy_schema.FILE.read_text()
     assert policy_schema.written(text) == text, "run `make docs`"
+
+
+@CHARTS
+def test_the_table_in_the_readme_has_every_value_and_its_default(chart: Path) -> None:
+    text = (chart / "README.md").read_text()
+    assert values_table.written(chart) == text, "run `make docs`"
+    for name in yaml.safe_load((chart / "values.yaml").read_text()):
+        assert f"\n| {name}" in text
 
 
 def test_users_and_groups_can_be_left_to_the_cluster_in_every_pod(helm: Helm) -> None:
