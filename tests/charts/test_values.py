@@ -283,6 +283,25 @@ def test_both_charts_accept_the_global_values_of_a_parent_chart(helm: Helm) -> N
         assert helm.render(chart, {"global": {"anything": 1}}), "helm hands `global` to every subchart"
 
 
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        ({}, "http://gateway-prefix-gateway.llm.svc:80"),
+        ({"tls": {"secretName": "t"}}, "https://gateway-prefix-gateway.llm.svc:443"),
+        ({"shape": "gateway", "test": {"url": "http://g.infra.svc:80"}}, "http://g.infra.svc:80"),
+        ({"shape": "gateway"}, None),
+    ],
+)
+def test_helm_test_asks_the_address_that_clients_use(
+    helm: Helm, values: dict[str, Any], url: str | None
+) -> None:
+    tests = [each for each in helm.render(GATEWAY, values) if each["kind"] == "Pod"]
+    asked = [
+        e["value"] for o in tests for e in o["spec"]["containers"][0]["env"] if e["name"] == "GATEWAY_URL"
+    ]
+    assert asked == ([url] if url else [])
+
+
 def test_long_release_names_stay_within_the_limits_of_kubernetes(helm: Helm) -> None:
     for chart in (GATEWAY, MODEL_SERVER):
         values = {"profile": {"pools": [{"name": "a" * 20}]}} if chart == MODEL_SERVER else {}
