@@ -18,20 +18,6 @@ _LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z
 _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
-class KubernetesStatus(Strict, frozen=True):
-    """Settings of the picker that writes the status of policies. Picking itself needs no leader."""
-
-    lease_name: Annotated[str, Meta(max_length=253)] = ""
-    """Name of the Lease that decides which picker writes the status. Empty means `prefix-gateway-` followed
-    by the name of the (first) pool."""
-    lease_seconds: Annotated[int, Meta(ge=3, le=3600)] = 15
-    """Another picker takes the Lease if its holder has not renewed it for this long."""
-    interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
-    """Shortest time between two writes of the live numbers of a policy."""
-    events: bool = True
-    """Write Kubernetes Events about what an operator of the pool should know."""
-
-
 class Kubernetes(Strict, frozen=True):
     """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
 
@@ -60,16 +46,11 @@ class Kubernetes(Strict, frozen=True):
     rewrites: Annotated[tuple[LlmdGroup, ...], Meta(max_length=2)] = ()
     """API groups of the InferenceModelRewrites that give models other names (docs/models.md). The cluster
     needs the CRDs of these groups."""
-    status: KubernetesStatus = KubernetesStatus()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the pools in order of precedence. A configuration that was checked has at least one."""
         return self.pools or (self.pool,)
-
-    @property
-    def lease_name(self) -> str:
-        return self.status.lease_name or f"prefix-gateway-{self.names[0]}"
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""

@@ -45,6 +45,7 @@ _REMOVED: Final = {
     "recording": "run `epp record FILE` beside the picker, which asks the admin address",
     "headroomSeconds": "a request goes when its server will begin with it within 0.3 s",
     "whenLate": "a late request gets 429; to refuse none, write no deadline, and `order: Shortest`",
+    "status": "every replica writes statuses, without a Lease, live numbers and Events; use the metrics",
 }
 """Fields of earlier releases, and what replaces each."""
 _MOST_DEPTH: Final = 64

@@ -207,12 +207,6 @@ class Gate:
         released = {queue.model: queue for queue in reversed(self._released) if len(queue.control)}
         return [queue.status(now=now) for queue in (released | self._queues).values()]
 
-    def saturation(self, *, now: float) -> float | None:
-        """Return the largest saturation of any base model. None: flow control is off."""
-        if not self._holds:
-            return None
-        return max((queue.control.saturation(now=now) for queue in self._queues.values()), default=0.0)
-
     def check_integrity(self) -> None:
         for queue in (*self._queues.values(), *self._released):
             queue.control.check_integrity()

@@ -36,7 +36,7 @@ from epp.serve import parts
 from epp.serve.envoy import eds, sds
 from epp.serve.hash_secret import hash_secret
 from epp.serve.inputs import certificate_watch, load_inputs, watchers
-from epp.serve.state_report import dry_run_of, live_of, status_of
+from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
 from epp.sources.keep import Sources
@@ -302,16 +302,15 @@ class App:
             hooks=Hooks(
                 endpoints=self._set_endpoints,
                 policies=self._use_policies,
-                live=lambda: live_of(self._picker, self._scraper, self._gate, now=time.monotonic()),
+                served=self._picker.fleet.listed_names,
                 followed=self._metrics.followed,
                 judged=self._metrics.judged,
-                lease_held=self._metrics.lease_held,
                 objectives=self._gate.set_objectives,
                 rewrites=self._picker.set_rewrites,
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,
-            writes=self._worker == 0,  # all workers of one pod see the same, so only one of them reports it
+            writes=self._worker == 0,  # all workers of one pod see the same, so only one of them writes it
             rng=self._rng,
         )
 

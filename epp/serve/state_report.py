@@ -15,9 +15,7 @@ from epp.picker.endpoints.adapters import loaded_adapters
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.flow.status import FlowStatus
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.sources.kube.live import Live, LiveEndpoint
 from epp.sources.scraping.scraper import ScrapeAge, Scraper
 from epp.sources.sharing.service import SharingService
 
@@ -99,36 +97,6 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
         gaps=received.gaps,
         errors=dict(link.errors),
         tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
-    )
-
-
-def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live:
-    """Return the part of the state that a status in the cluster shows. It is made once a second for a
-    thousand endpoints, so it holds less than `status_of`.
-    """
-    scrape = picker.policy.spec.scrape
-    states = list(picker.fleet.states())
-    ready = picker.fleet.ready()
-    left_out = picker.left_out(now=now)
-    ages = scraper.ages(now) if len(ready) < len(states) else {}
-    endpoints = []
-    for state in states:
-        name = state.endpoint.name
-        metrics = state.fresh(now=now, stale_after_s=scrape.stale_after_seconds)
-        why_not = (
-            left_out.get(state, "")
-            if state in ready
-            else (ages[name].error if name in ages else "") or "scrapes fail"
-        )
-        queries, hits = (metrics.prefix_queries, metrics.prefix_hits) if metrics else (None, None)
-        endpoints.append(LiveEndpoint(name, state.endpoint.pool, why_not, queries, hits))
-    tried = picker.dry_run
-    return Live(
-        endpoints,
-        tried.picks if tried else 0,
-        tried.agreed if tried else 0,
-        picker.fleet.listed_names(),
-        gate.saturation(now=now),
     )
 
 

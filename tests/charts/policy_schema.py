@@ -41,6 +41,7 @@ def config_schema() -> dict[str, Any]:
     made = _names("Config", definitions(Config))
     made["properties"]["workers"] = _WORKERS
     made["properties"]["envoy"]["properties"]["blockedPaths"] = {"description": "removed"}
+    made["properties"]["kubernetes"]["properties"]["status"] = {"description": "removed"}
     text = "The picker's own configuration; the picker checks the values: docs/reference-config.md."
     return {"description": text, **made}
 

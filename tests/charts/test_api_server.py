@@ -289,9 +289,8 @@ def test_the_role_has_only_the_rights_that_the_picker_needs(
 
     assert may("watch", "pods")
     assert may("list", "inferencepools.inference.networking.k8s.io/gateway-prefix-gateway")
-    assert may("update", "leases.coordination.k8s.io/prefix-gateway-gateway-prefix-gateway")
     assert not may("get", "secrets")
     assert not may("delete", "pods")
-    assert not may("update", "leases.coordination.k8s.io/another")
+    assert not may("create", "events")
     assert not may("watch", "pods", "--all-namespaces")
     plane.helm("uninstall", "gateway", *where)

@@ -121,7 +121,7 @@ def role_of(objects: Sequence[Manifest]) -> Mapping[str, Any]:
     return {rule["resources"][0]: rule["resourceNames"] for rule in rules if "resourceNames" in rule}
 
 
-def test_several_pools_are_followed_with_rights_for_each_and_one_lease(helm: Helm, tmp_path: Path) -> None:
+def test_several_inference_pools_are_followed_with_rights_for_each(helm: Helm, tmp_path: Path) -> None:
     objects = helm.render(
         GATEWAY,
         {"pool": {"name": "ours"}, "inferencePools": [{"name": "llama"}, {"name": "mistral"}]},
@@ -129,8 +129,7 @@ def test_several_pools_are_followed_with_rights_for_each_and_one_lease(helm: Hel
     settings = config_of(objects, tmp_path).kubernetes
     assert settings is not None
     assert (settings.pool, settings.names, settings.selector) == ("", ("llama", "mistral"), {})
-    assert settings.lease_name == "prefix-gateway-ours"
-    assert role_of(objects) == {"inferencepools": ["llama", "mistral"], "leases": ["prefix-gateway-ours"]}
+    assert role_of(objects) == {"inferencepools": ["llama", "mistral"]}
     assert "InferencePool" not in {each["kind"] for each in objects}
 
 

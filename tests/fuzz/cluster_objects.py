@@ -16,7 +16,6 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.kube.api import Query
 from epp.sources.kube.discovery import Discovery, pool_ports, united
-from epp.sources.kube.live import Live
 from epp.sources.kube.objectives import Objectives, merged
 from epp.sources.kube.objects import (
     ModelRewrite,
@@ -100,8 +99,9 @@ class ClusterObjects:
         outcome = self._policies.resolve(default=SMALL, existing=["vllm"])
         self._policies.check_integrity()
         for name, verdict in outcome.verdicts.items():
-            before = self._policies.observed()[name]
-            after = desired(verdict, before=before, live=Live([], 0, 0), hit_ratio=None, time_text="t")
+            found = self._policies.found(name)
+            assert found is not None
+            after = desired(verdict, before=found.status, time_text="t")
             assert msgspec.json.encode(after)
         self._rewrites.check_integrity()
         rewrites = all_rewrites([self._rewrites])

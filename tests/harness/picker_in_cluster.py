@@ -19,7 +19,6 @@ import aiohttp
 import msgspec
 import zmq
 
-from epp.sources.kube.rbac import rules
 from epp.sources.kvevents.block_hashes import BlockHasher
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess
@@ -27,7 +26,6 @@ from tests.harness.ports import free_port
 from tests.harness.processes import managed_process
 from tests.harness.relay import Relay, running_relay
 from tests.harness.simulated_pool import (
-    POOL,
     Policies,
     Servers,
     SimulatedPool,
@@ -103,30 +101,17 @@ class PickerInCluster:
         await self.picker.process.wait_ready(self.picker.ready)
 
     async def break_much(self) -> None:
-        """Cause three faults: a refused policy, a role without the Lease, and a server that names blocks in
-        another way.
-        """
+        """Cause two faults: a refused policy, and a server that names blocks in another way."""
         self.policies.apply("p", sessionHeader="host")
-        self._allow(lease=False)
         await self._restart_server(_OTHER_HASH_SEED)
 
     async def repair(self) -> None:
         self.policies.apply("p", sessionHeader="x-session")
-        self._allow(lease=True)
         await self._restart_server(_HASH_SEED)
 
     async def _restart_server(self, seed: str) -> None:
         self.events.restart(seed)
         await self.pool.restart(_POD, self.servers.host(0))
-
-    def _allow(self, *, lease: bool) -> None:
-        wanted = [
-            rule
-            for rule in rules(pools=[POOL], lease=f"prefix-gateway-{POOL}")
-            if lease or "leases" not in rule["resources"]
-        ]
-        patch = json.dumps({"rules": wanted})
-        self.plane.kubectl("patch", "role", "picker", "-n", self.namespace, "--type=merge", "-p", patch)
 
 
 @asynccontextmanager
@@ -148,7 +133,6 @@ async def running_picker_in_cluster(
         config = site_config(
             folder,
             account,
-            kubernetes={"status": {"leaseSeconds": 3, "intervalSeconds": 1}},
             exactMode={
                 "models": [
                     {"tokenizerFolder": str(write_language(folder / "language")), "hashSeed": _HASH_SEED}

@@ -60,7 +60,7 @@ def picker_account(
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
         "metadata": {"name": name, "namespace": namespace},
-        "rules": list(rules(pools=pools, lease=f"prefix-gateway-{pools[0]}")),
+        "rules": list(rules(pools=pools)),
     }
     plane.kubectl("create", "serviceaccount", name, "-n", namespace)
     plane.kubectl("apply", "-f", "-", stdin=json.dumps(role))

@@ -99,11 +99,10 @@ def site_config(
     folder: Path, account: Path, *, kubernetes: Mapping[str, Any] | None = None, **fields: Any
 ) -> Config:
     """Return the picker's configuration in a cluster."""
-    quick = {"status": {"leaseSeconds": 6, "intervalSeconds": 1}}
     return config_in(
         folder,
         endpointsFile="",
-        kubernetes={"pool": POOL, "kubeconfig": str(account), **quick, **(kubernetes or {})},
+        kubernetes={"pool": POOL, "kubeconfig": str(account), **(kubernetes or {})},
         **fields,
     )
 

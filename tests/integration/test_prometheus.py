@@ -49,7 +49,6 @@ WITHOUT_A_WAY_IN: Final = {"PrefixGatewaySourceFails"}
 WITH_THE_WAY_CUT: Final = {"PrefixGatewayClusterAway"}
 BY_A_WRONG_CLUSTER: Final = {
     "PrefixGatewayPolicyRefused",
-    "PrefixGatewayNobodyWritesStatus",
     "PrefixGatewayExactModeOff",
 }
 BY_LARGE_PROMPTS: Final = {"PrefixGatewayMemoryGrows"}
@@ -354,7 +353,7 @@ async def much_breaks(site: WatchedCluster) -> set[str]:
     await gone.stop()
     policy = Path(gateway.config.policy_file)
     policy.write_text("spec: {rule: no-such-rule}\n")
-    # The policy is refused, the picker may not write the Lease, and the block names have another seed.
+    # The policy is refused, and the block names have another seed.
     await site.second.break_much()
     site.redis.process.freeze()
     with few_files_left(gateway.picker.process.pid):

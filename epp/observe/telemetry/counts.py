@@ -215,11 +215,6 @@ class ProcessCounts:
         "state",
         default_factory=_by_label,
     )
-    lease_held: bool = gauge(
-        "epp_kubernetes_lease_held",
-        "1 in the process that holds the Lease and writes the status of policies.",
-        default=False,
-    )
     loop_lag: Distribution = histogram(
         "epp_loop_lag_seconds",
         "Delay of the event loop: how late the loop runs a task that is due, measured ten times a second. "

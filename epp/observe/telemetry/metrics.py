@@ -190,10 +190,6 @@ class Metrics:
         self._process.policies["accepted"] = accepted
         self._process.policies["refused"] = refused
 
-    def lease_held(self, held: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
-        """Record whether this process writes the status of policies."""
-        self._process.lease_held = held
-
     def pieces(self) -> Iterator[bytes]:
         """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
         too long for one turn of the event loop.

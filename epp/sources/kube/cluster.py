@@ -1,17 +1,15 @@
-"""Follows the cluster: reads the picker's endpoints and policies from it, and writes status and Events to it.
+"""Follows the cluster: reads the picker's endpoints and policies from it, and writes status to it.
 
 Every process of every replica watches the pools, their pods and the policies, so picking depends on no other
-process. Only the first process of a pod writes, and of the replicas only the holder of the Lease. News from
-the API server takes effect through `Hooks`. While the API server is away, everything stays as it was. Called
-by the composition root.
+process. Only the first process of a replica writes. News from the API server takes effect through `Hooks`.
+While the API server is away, everything stays as it was. Called by the composition root.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
+import itertools
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,21 +21,19 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
-from epp.sources.kube.account import TOKEN_FILE, owner
+from epp.sources.kube import policy_status, rewrite_status
 from epp.sources.kube.api import Api, namespace_of
 from epp.sources.kube.crd import PATH
-from epp.sources.kube.lease_holder import LeaseHolder
-from epp.sources.kube.live import Live
 from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
 from epp.sources.kube.objectives import Objectives, merged
 from epp.sources.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import ListSource, Reflector, Sink, T
-from epp.sources.kube.rewrite_writing import RewriteWriter
 from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
-from epp.sources.kube.writing import Writer
+from epp.sources.kube.writing import StatusWriter
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0
@@ -51,13 +47,12 @@ class Hooks:
     """Use these endpoints from now on, of these existing pools. OSError: this is not possible now."""
     policies: Callable[[Policy, Policy | None], None]
     """Route by the first policy, and score by the second one in dry run."""
-    live: Callable[[], Live]
+    served: Callable[[], frozenset[str] | None]
+    """Every model that a server lists. None: not every server has given its list."""
     followed: Callable[[str, bool], None]
     """Whether the API server lets us follow pods, pool or policies."""
     judged: Callable[[int, int], None]
     """How many policies are accepted, and how many are refused."""
-    lease_held: Callable[[bool], None]
-    """Whether this process writes status."""
     objectives: Callable[[Mapping[str, int]], None] = lambda _: None
     """Priority by the name of an InferenceObjective."""
     rewrites: Callable[[Rewrites], None] = lambda _: None
@@ -105,11 +100,8 @@ class Cluster:
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
                 )
                 if self._writes:
-                    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-                    lease_holder = self._make_lease_holder(api, identity)
-                    group.create_task(keep("kubernetes", lease_holder.run), name="lease")
                     group.create_task(
-                        keep("kubernetes", lambda: self._write(api, pools, lease_holder, identity)),
+                        keep("kubernetes", lambda: self._write(api, pools)),
                         name="status writer",
                     )
         finally:
@@ -177,19 +169,6 @@ class Cluster:
             self._rewrites_version = version
             self._hooks.rewrites(all_rewrites(self._rewrites))
 
-    def _make_lease_holder(self, api: Api, identity: str) -> LeaseHolder:
-        return LeaseHolder(
-            api,
-            namespace=self._namespace,
-            name=self._settings.lease_name,
-            identity=identity,
-            duration_s=self._settings.status.lease_seconds,
-            clock=time.monotonic,
-            time_text=_micro_time,
-            rng=self._rng,
-            owner=None if self._settings.kubeconfig else owner(TOKEN_FILE, namespace=self._namespace),
-        )
-
     async def _judge(self, pools: Pools) -> None:
         """Judge the policies whenever a spec has changed. A change of status has no effect."""
         while True:
@@ -204,43 +183,38 @@ class Cluster:
                     self._hooks.policies(after.acting, after.tried)
             await asyncio.sleep(_GATHER_S)
 
-    async def _write(self, api: Api, pools: Pools, lease_holder: LeaseHolder, identity: str) -> None:
-        writer = Writer(
-            api,
-            namespace=self._namespace,
-            pools=self._settings.names,
-            identity=identity,
-            interval_s=self._settings.status.interval_seconds,
-            events=self._settings.status.events,
-            on_written=self._policies.wrote,
-            time_text=_time,
-        )
-        rewrites = RewriteWriter(api, self._rewrites, namespace=self._namespace, time_text=_time)
+    async def _write(self, api: Api, pools: Pools) -> None:
+        """Write the statuses that differ. The looks of several replicas are at random times, so mostly the
+        first replica writes, and the others see what it wrote.
+        """
+        writer, policies, rewrites = StatusWriter(api), Unclaimed(), Unclaimed()
         while True:
-            await asyncio.sleep(_LOOK_S)
-            self._hooks.lease_held(lease_holder.holds())
+            await asyncio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
             if not pools.settled or self._dirty.is_set():
                 continue  # nothing is written before everything is known
-            live = self._hooks.live()
-            await writer.look(
-                self._outcome,
-                says=self._policies.observed(),
-                of_other_pools=self._policies.of_other_pools(),
-                live=live,
-                pool_uids=pools.uids,
-                holds=lease_holder.holds,
-                now=time.monotonic(),
+            now = time.monotonic()
+            due = itertools.chain(
+                policy_status.due(
+                    self._outcome,
+                    self._policies,
+                    unclaimed=policies,
+                    namespace=self._namespace,
+                    time_text=_time,
+                    now=now,
+                ),
+                rewrite_status.due(
+                    self._rewrites,
+                    existing=pools.existing,
+                    served=self._hooks.served(),
+                    unclaimed=rewrites,
+                    namespace=self._namespace,
+                    time_text=_time,
+                    now=now,
+                ),
             )
-            await rewrites.look(
-                existing=pools.existing, served=live.models, holds=lease_holder.holds, now=time.monotonic()
-            )
+            await writer.look(due, now=now)
 
 
 def _time() -> str:
     """Return the current time in the format of most Kubernetes objects."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _micro_time() -> str:
-    """Return the current time in the format of a Lease."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -194,14 +194,6 @@ def _columns() -> list[dict[str, Any]]:
             "Whether the policy is valid and no older policy is used instead.",
         ),
         column("Rule", ".status.rule", "The rule that chooses among the candidates."),
-        column("Endpoints", ".status.readyEndpoints", "Endpoints that requests may go to.", type="integer"),
-        column("Hit ratio", ".status.hitRatio", "Share of prompt tokens found in prefix caches."),
-        column(
-            "Saturation",
-            ".status.saturation",
-            "Saturation of flow control. 1 means that a new request waits for spec.flow.goalSeconds.",
-            priority=1,
-        ),
         column("Age", ".metadata.creationTimestamp", "Time since the policy was created.", type="date"),
         column(
             "Mode",

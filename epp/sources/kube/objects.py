@@ -24,9 +24,6 @@ def _schema(**words: Any) -> Meta:
     return Meta(extra_json_schema=words)
 
 
-_RATIO = _schema(maxLength=5, pattern=r"^[01]\.[0-9]{3}$")
-
-
 class PodAnnotations(_Object, frozen=True):
     """Facts about a pod that do not fit into labels."""
 
@@ -213,17 +210,8 @@ class LastAccepted(_Object, frozen=True):
     """The fields that were set in that spec."""
 
 
-class DryRunState(_Object, frozen=True, omit_defaults=True):
-    """The picks that a DryRun policy would have made, as counted by the picker that writes this status."""
-
-    picks: Annotated[int | None, _schema(minimum=0)] = None
-    """Picks that were scored by this policy too."""
-    agreement: Annotated[str | None, _RATIO] = None
-    """Share of these picks in which this policy would have picked the same endpoint."""
-
-
 class PolicyStatus(_Object, frozen=True, omit_defaults=True):
-    """Written by the picker that holds the pool's Lease; never by people."""
+    """Written by the pickers of the pool; never by people."""
 
     observed_generation: Annotated[int, _schema(minimum=0)] = 0
     """Generation of the spec that this status describes."""
@@ -238,18 +226,6 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
     """The rule of the spec that was judged, its default included."""
     mode: Annotated[str | None, _schema(maxLength=64)] = None
     """The mode of the spec that was judged, its default included."""
-    endpoints: Annotated[int | None, _schema(minimum=0)] = None
-    """Endpoints of the pool: every target port of every ready pod."""
-    ready_endpoints: Annotated[int | None, _schema(minimum=0)] = None
-    """Endpoints that requests may go to, because their scrapes succeed."""
-    hit_ratio: Annotated[str | None, _RATIO] = None
-    """Share of prompt tokens that the model servers found in their prefix caches over the last minutes, by
-    their own count."""
-    saturation: Annotated[str | None, _schema(maxLength=7, pattern=r"^[0-9]{1,4}\.[0-9]{2}$")] = None
-    """Saturation of flow control at the picker that writes this status. 0 means that the servers are idle. 1
-    means that a new request waits for spec.flow.goalSeconds. Above 1 there are too few servers. The field is
-    absent while flow control is off."""
-    dry_run: DryRunState | None = None
     last_accepted: LastAccepted | None = None
 
 
@@ -259,19 +235,6 @@ class PolicyObject(_Object, frozen=True):
     metadata: ObjectMeta
     spec: Any = None
     status: PolicyStatus = PolicyStatus()
-
-
-class LeaseSpec(_Object, frozen=True):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class Lease(_Object, frozen=True):
-    metadata: ObjectMeta
-    spec: LeaseSpec = LeaseSpec()
 
 
 class Failure(_Object, frozen=True):

@@ -26,7 +26,7 @@ import msgspec
 
 from epp.base.errors import ConfigError
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
-from epp.sources.kube.objects import PolicyObject, PolicyStatus
+from epp.sources.kube.objects import PolicyObject
 
 _NAME_CHARS: Final = 253
 _NO_POOL: Final = "no InferencePool has the name in spec.targetRef.name"
@@ -58,8 +58,6 @@ class Verdict:
 
     uid: str
     generation: int
-    pool: str
-    """The pool that the policy targets. Empty: it targets the picker."""
     accepted: PolicyResult
     programmed: PolicyResult
     last_accepted: Accepted | None
@@ -143,17 +141,13 @@ class PolicySet:
             self._claims[name] = _claim(found, last=last, refused=self._refused)
             self.changed = True
 
-    def wrote(self, found: PolicyObject) -> None:
-        """Take the object after our own write of its status. It may be older than the watch's last event."""
-        claim = self._claims.get(found.metadata.name)
-        if claim is not None and _same(claim, found):
-            claim.found = found
-
     def remove(self, found: PolicyObject) -> None:
         self._drop(found.metadata.name)
 
-    def observed(self) -> Mapping[str, PolicyStatus]:
-        return {name: claim.found.status for name, claim in self._claims.items()}
+    def found(self, name: str) -> PolicyObject | None:
+        """Return a policy of our pools as last seen. None: it is gone."""
+        claim = self._claims.get(name)
+        return claim.found if claim is not None else None
 
     def of_other_pools(self) -> Collection[PolicyObject]:
         """Return the policies of this namespace for other pickers, which judge them, if there are such
@@ -272,7 +266,6 @@ def _verdict(
     return Verdict(
         uid=claim.found.metadata.uid,
         generation=claim.found.metadata.generation,
-        pool=claim.pool,
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
         last_accepted=claim.last,

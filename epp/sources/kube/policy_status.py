@@ -1,38 +1,72 @@
-"""Decides what the status of a policy says, and when to write it. Pure; `writing` sends the patches.
+"""Decides what the status of a policy says. Pure; `writing` sends the patches.
 
-The parts that a person waits for (conditions, the observed generation, the last accepted spec) are written at
-once. Live numbers are written when `interval_s` has passed since the last write. A status that is already
-right is not written again, so a change of the Lease holder or a restart causes no write. The time of a
-condition is the time when its `status` last changed.
+A status that is already right is not written again, so a restart causes no write. The time of a condition is
+the time when its `status` last changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from epp.config.policy import only_set
-from epp.sources.kube.live import Live, ratio_text
-from epp.sources.kube.objects import Condition, DryRunState, LastAccepted, PolicyObject, PolicyStatus
-from epp.sources.kube.policies import PolicyResult, Verdict, target
+from epp.sources.kube.crd import PATH
+from epp.sources.kube.objects import Condition, LastAccepted, PolicyObject, PolicyStatus
+from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies, Verdict, target
+from epp.sources.kube.writing import StatusWrite
 
-_SHORTEST_S: Final = 1.0
-"""Least time between two writes to one object, in any case."""
-_MOST_SATURATION: Final = 9999.0
 _MESSAGE_CHARS: Final = 1024
-_NOTHING: Final = PolicyStatus()
 
 T = TypeVar("T")
 
 
-def desired(
-    verdict: Verdict, *, before: PolicyStatus, live: Live, hit_ratio: str | None, time_text: str
-) -> PolicyStatus:
+def due(
+    outcome: ResolvedPolicies,
+    policies: PolicySet,
+    *,
+    unclaimed: Unclaimed,
+    namespace: str,
+    time_text: Callable[[], str],
+    now: float,
+) -> Iterator[StatusWrite]:
+    """Yield the statuses to write: first those of policies that route, are in dry run or have a fault; then
+    those of policies without a status; then the others; then those of policies that no picker judges.
+    """
+    path = PATH.format(namespace=namespace)
+
+    def write(found: PolicyObject, wanted: PolicyStatus, result: object) -> StatusWrite:
+        metadata = found.metadata
+        return StatusWrite(f"{path}/{metadata.name}", metadata.uid, result, patch(wanted, found=found))
+
+    judged = [
+        (verdict, found)
+        for name, verdict in outcome.verdicts.items()
+        if (found := policies.found(name)) is not None
+    ]
+    for verdict, found in sorted(judged, key=lambda each: _turn(*each)):
+        wanted = desired(verdict, before=found.status, time_text=time_text())
+        if _written_back(wanted) != _written_back(found.status):
+            yield write(found, wanted, verdict)
+    waiting = {
+        (each.metadata.uid, each.metadata.generation): each
+        for each in policies.of_other_pools()
+        if each.status.observed_generation < each.metadata.generation
+    }
+    for found in unclaimed.due(waiting, now=now):
+        yield write(found, nobodys(found, time_text=time_text()), found.metadata.generation)
+
+
+def _turn(verdict: Verdict, found: PolicyObject) -> int:
+    if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
+        return 0
+    return 2 if found.status.conditions else 1
+
+
+def desired(verdict: Verdict, *, before: PolicyStatus, time_text: str) -> PolicyStatus:
     """Return the status that the object should have. `before`: its current status."""
     last = verdict.last_accepted
-    counts = verdict.routes or verdict.dry_run  # other policies have no part in these numbers
     return PolicyStatus(
         observed_generation=verdict.generation,
         rule=verdict.rule,
@@ -43,23 +77,9 @@ def desired(
             )
             for kind, result in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
         ),
-        endpoints=len(live.endpoints) if counts else None,
-        ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
-        hit_ratio=hit_ratio if counts else None,
-        saturation=_saturation(live) if verdict.routes else None,
-        dry_run=(
-            DryRunState(live.tried_picks, ratio_text(live.tried_agreed, live.tried_picks))
-            if verdict.dry_run
-            else None
-        ),
         # What this version cannot read, a newer one wrote: it stays for the way forward.
         last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else before.last_accepted,
     )
-
-
-def _saturation(live: Live) -> str | None:
-    """Return the saturation in the format of the status. None: flow control is off."""
-    return None if live.saturation is None else f"{min(live.saturation, _MOST_SATURATION):.2f}"
 
 
 def condition(
@@ -78,7 +98,7 @@ def condition(
     )
 
 
-def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
+def nobodys(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     """Return the status of a policy that no picker has judged. It replaces an older status for another
     target.
     """
@@ -98,18 +118,16 @@ def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     )
 
 
-def patch(
-    status: PolicyStatus, *, before: PolicyStatus = _NOTHING, uid: str, resource_version: str = ""
-) -> Mapping[str, Any]:
-    """Return the merge patch that turns the status `before` into `status`. With the uid the patch cannot
-    change another object of the same name. With the version it cannot overwrite a newer status.
+def patch(status: PolicyStatus, *, found: PolicyObject) -> Mapping[str, Any]:
+    """Return the merge patch that gives the object this status. With the uid the patch cannot change another
+    object of the same name. With the version it cannot overwrite a newer status.
     """
     # null deletes the field in a merge patch
     body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | _replacing(
-        msgspec.to_builtins(before), msgspec.to_builtins(status)
+        msgspec.to_builtins(found.status), msgspec.to_builtins(status)
     )
-    version = {"resourceVersion": resource_version} if resource_version else {}
-    return {"metadata": {"uid": uid, **version}, "status": body}
+    metadata = {"uid": found.metadata.uid, "resourceVersion": found.metadata.resource_version}
+    return {"metadata": metadata, "status": body}
 
 
 def _replacing(old: Any, new: Any) -> Any:
@@ -138,40 +156,8 @@ class Unclaimed:
         return [found for key, found in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
 
 
-class WriteTimes:
-    """When each object's status was last written, by uid."""
-
-    def __init__(self, *, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self._written: dict[str, float] = {}
-
-    def due(self, uid: str, *, wanted: PolicyStatus, says: PolicyStatus, now: float) -> bool:
-        """Return whether it is time to change a status from `says` to `wanted`."""
-        if _written_back(wanted) == _written_back(says):
-            return False
-        written = self._written.get(uid)
-        if written is None:
-            return True
-        pause_s = self._interval_s if _without_numbers(wanted) == _without_numbers(says) else _SHORTEST_S
-        return now - written >= pause_s
-
-    def wrote(self, uid: str, *, now: float) -> None:
-        """Record an attempt to write, whether or not it succeeded."""
-        self._written[uid] = now
-
-    def keep(self, uids: set[str]) -> None:
-        self._written = {uid: at for uid, at in self._written.items() if uid in uids}
-
-
 def _written_back(status: PolicyStatus) -> PolicyStatus:
     """Return the status without the fields that the CRD of an older release drops; otherwise it would be
     written for ever. These fields change only with the generation.
     """
     return msgspec.structs.replace(status, rule=None, mode=None)
-
-
-def _without_numbers(status: PolicyStatus) -> PolicyStatus:
-    status = _written_back(status)
-    return msgspec.structs.replace(
-        status, endpoints=None, ready_endpoints=None, hit_ratio=None, saturation=None, dry_run=None
-    )

@@ -67,8 +67,6 @@ class PoolWatch:
         self._pods: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
-        self.uid = ""
-        """The uid of the pool's object, while it exists."""
         self.exists = bool(settings.selector)
         """Whether the pool exists, so that policies may target it."""
 
@@ -111,8 +109,7 @@ class PoolWatch:
             self.put(pool)
 
     def put(self, pool: Pool) -> None:
-        came = not self.exists or self.uid != pool.metadata.uid
-        self.exists, self.uid = True, pool.metadata.uid
+        came, self.exists = not self.exists, True
         self._discovery.set_ports(pool_ports(pool))
         labels = pool.spec.selector.match_labels
         if labels:
@@ -144,7 +141,7 @@ class PoolWatch:
         _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
         self._stop_following()
         if self.exists:
-            self.exists, self.uid = False, ""
+            self.exists = False
             self._on_pool()
 
     def _stop_following(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from typing import Final
@@ -81,11 +81,6 @@ class Pools:
     @property
     def existing(self) -> frozenset[str]:
         return frozenset(watch.name for watch in self._watches if watch.exists)
-
-    @property
-    def uids(self) -> Mapping[str, str]:
-        """Return the uid of each pool's object, by name. The uid is empty if the pool does not exist."""
-        return {watch.name: watch.uid for watch in self._watches}
 
     def check_integrity(self) -> None:
         for watch in self._watches:

@@ -1,5 +1,5 @@
 """Decides what the status of an InferenceModelRewrite says: whether its rules are in use. Pure;
-`rewrite_writing` sends the patches.
+`writing` sends the patches.
 
 There is one condition, `Accepted`, as in llm-d's CRD. True: the object is valid, no other object has one of
 its names, and its rules are in use. False: the reason says what is wrong; its valid rules are used anyway.
@@ -9,21 +9,55 @@ Unknown and says that no picker has judged it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from epp.sources.kube.objects import Condition
 from epp.sources.kube.policies import PolicyResult
-from epp.sources.kube.policy_status import condition
-from epp.sources.kube.rewrites import ModelRewrites, RewriteClaim
+from epp.sources.kube.policy_status import Unclaimed, condition
+from epp.sources.kube.rewrites import PATHS, ModelRewrites, RewriteClaim
+from epp.sources.kube.writing import StatusWrite
 
 _ACCEPTED: Final = "Accepted"
 _NAMED: Final = 5
 
 Key = tuple[str, str]
 """API group and name of an object."""
+
+
+def due(
+    newer_first: Sequence[ModelRewrites],
+    *,
+    existing: Collection[str],
+    served: frozenset[str] | None,
+    unclaimed: Unclaimed,
+    namespace: str,
+    time_text: Callable[[], str],
+    now: float,
+) -> Iterator[StatusWrite]:
+    """Yield the statuses to write: those of our pools, then those of objects that no picker judges."""
+
+    def write(claim: RewriteClaim, wanted: Condition, result: object) -> StatusWrite:
+        path = f"{PATHS[claim.group].format(namespace=namespace)}/{claim.name}"
+        return StatusWrite(path, claim.uid, result, patch(claim, wanted))
+
+    results = judge(newer_first, existing=existing, served=served)
+    for rewrites in newer_first:
+        for claim in rewrites.claims():
+            result = results[claim.group, claim.name]
+            wanted = accepted(result, claim, time_text=time_text())
+            if wanted not in claim.conditions:
+                yield write(claim, wanted, (claim.generation, result))
+    waiting = {
+        (claim.uid, claim.generation): claim
+        for rewrites in newer_first
+        for claim in rewrites.of_other_pools()
+        if observed_generation(claim) < claim.generation
+    }
+    for claim in unclaimed.due(waiting, now=now):
+        yield write(claim, nobodys(claim, time_text=time_text()), claim.generation)
 
 
 def judge(
@@ -87,11 +121,11 @@ def accepted(result: PolicyResult, claim: RewriteClaim, *, time_text: str) -> Co
     )
 
 
-def unclaimed(claim: RewriteClaim, *, time_text: str) -> Condition:
+def nobodys(claim: RewriteClaim, *, time_text: str) -> Condition:
     """Return the condition of an object that nobody has judged."""
     pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
     message = (
-        f"no picker that writes status has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
+        f"no picker has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
         "a gateway for that pool runs in this namespace and follows rewrites"
     )
     return accepted(PolicyResult(None, "TargetNotFound", message), claim, time_text=time_text)

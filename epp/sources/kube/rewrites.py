@@ -96,12 +96,6 @@ class ModelRewrites:
     def remove(self, found: ModelRewrite) -> None:
         self._drop(found.metadata.name)
 
-    def wrote(self, found: ModelRewrite) -> None:
-        """Take the object after our own write of its status."""
-        known = self._claims.get(found.metadata.name) or self._of_other_pools.get(found.metadata.name)
-        if known is not None and _same(known, found):
-            self._see(known, found)
-
     def claims(self) -> list[RewriteClaim]:
         """Return the objects of the picker's pools, in order of precedence."""
         return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.config.kubernetes import Kubernetes, KubernetesStatus
+from epp.config.kubernetes import Kubernetes
 from epp.config.settings import load_config
 
 
@@ -16,7 +16,6 @@ def test_a_cluster_needs_only_the_name_of_its_pool(file: Path) -> None:
     cluster = load_config(file).kubernetes
     assert cluster is not None
     assert (cluster.pool, cluster.namespace, cluster.kubeconfig) == ("vllm-llama", "", "")
-    assert cluster.lease_name == "prefix-gateway-vllm-llama"
     assert cluster.address_family == "Primary"
 
 
@@ -33,6 +32,7 @@ def test_a_cluster_needs_only_the_name_of_its_pool(file: Path) -> None:
             "kubernetes.pool",
         ),
         ("{kubernetes: {pool: Vllm}}", "$.kubernetes.pool", "regex"),
+        ("{kubernetes: {pool: p, status: {events: false}}}", "kubernetes", "`status` was removed"),
         ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
         ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),
         ("{kubernetes: {pool: p, targetPorts: [0]}}", "$.kubernetes.targetPorts", ">= 1"),
@@ -42,7 +42,6 @@ def test_a_cluster_needs_only_the_name_of_its_pool(file: Path) -> None:
             "$.kubernetes.rewrites",
             "Invalid",
         ),
-        ("{kubernetes: {pool: p, status: {leaseSeconds: 2}}}", "$.kubernetes.status.leaseSeconds", ">= 3"),
     ],
 )
 def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(
@@ -64,10 +63,7 @@ def test_a_selector_and_target_ports_may_be_given_in_the_configuration(file: Pat
     assert (cluster.names, cluster.target_ports) == (("p",), (8000, 8001))
 
 
-def test_the_order_of_pools_is_kept_and_the_first_pool_names_the_lease() -> None:
+def test_the_order_of_pools_is_kept() -> None:
     cluster = Kubernetes(pools=("b", "a"))
     cluster.validate()
     assert cluster.names == ("b", "a")
-    assert cluster.lease_name == "prefix-gateway-b"
-    named = Kubernetes(pools=("b", "a"), status=KubernetesStatus(lease_name="mine"))
-    assert named.lease_name == "mine"

@@ -43,8 +43,8 @@ def error_of_endpoints(text: str) -> str:
             "unknown field `adress` - at `$.listen`; did you mean `address`?",
         ),
         (
-            "{kubernetes: {pool: p, status: {lease: x}}}",
-            "unknown field `lease` - at `$.kubernetes.status`; did you mean `leaseName`?",
+            "{endpointsFile: e, sharing: {redis: {tls: {caFil: x}}}}",
+            "unknown field `caFil` - at `$.sharing.redis.tls`; did you mean `caFile`?",
         ),
         (
             "endpointsFile: {",

@@ -13,9 +13,8 @@ import pytest
 from epp.base.types import Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import Metadata, PolicySpec, check_spec
 from epp.observe.telemetry.logs import LogCounts
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.serve.state_report import dry_run_of, endpoints_of, live_of, status_of
+from epp.serve.state_report import dry_run_of, endpoints_of, status_of
 from epp.sources.keep import Sources
 from epp.sources.scraping.scraper import Scraper
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, policy_of, serve, text
@@ -29,9 +28,6 @@ PAGE = EndpointMetrics(
 class ReportedPicker:
     picker: Picker
     scraper: Scraper
-
-    def live(self, *, now: float) -> Any:
-        return live_of(self.picker, self.scraper, Gate(self.picker), now=now)
 
 
 def a_site(*, on: Sequence[Endpoint] = (), spec: PolicySpec = PolicySpec()) -> ReportedPicker:  # noqa: B008 - frozen
@@ -97,22 +93,11 @@ def test_the_state_is_a_snapshot() -> None:
     assert before.sharing is before.exact is None
 
 
-def test_the_status_in_a_cluster_has_the_counters_of_fresh_pages_only() -> None:
-    site = a_site()
-    site.picker.observe(EndpointName("a"), PAGE, now=10.0)
-    read, unread = site.live(now=11.0).endpoints
-    assert (read.queries_tokens, read.hits_tokens) == (200.0, 50.0)
-    assert (unread.queries_tokens, unread.hits_tokens) == (None, None)
-    assert site.live(now=11.0).saturation is None, "flow control is off"
-
-
-def test_the_status_of_an_endpoint_shows_that_its_scrapes_fail() -> None:
+def test_an_endpoint_whose_scrapes_fail_is_not_ready() -> None:
     spec = check_spec({"scrape": {"failuresToEject": 1}})
     site = a_site(spec=spec)
     site.picker.observe(EndpointName("a"), PAGE, now=10.0)
     site.picker.observe(EndpointName("b"), None, now=10.0)
-    well, ill = site.live(now=10.5).endpoints
-    assert (well.why_not, ill.why_not) == ("", "scrapes fail")
     by_name = {each.name: each.ready for each in endpoints_of(site.picker, {}, now=10.5)}
     assert by_name == {"a": True, "b": False}
 
@@ -127,5 +112,3 @@ def test_a_policy_in_dry_run_is_reported_with_its_picks(rule: str) -> None:
     shown = dry_run_of(site.picker)
     assert shown is not None
     assert (shown["policy"], shown["rule"], shown["picks"], shown["agreed"]) == ("tried", rule, 1, 1)
-    live = site.live(now=10.0)
-    assert (live.tried_picks, live.tried_agreed) == (1, 1)

@@ -10,8 +10,7 @@ The picker's configuration: the fields that this chart computes, overridden by `
 {{- range .Values.inferencePools }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- /* The Lease has the name of the release, so a change of the list does not change it. */}}
-{{- $kubernetes = dict "pools" $names "status" (dict "leaseName" (printf "prefix-gateway-%s" (include "gateway.pool" .))) }}
+{{- $kubernetes = dict "pools" $names }}
 {{- else if or (and $own (eq .Values.pool.follow "pods")) (include "gateway.envoyGateway" .) }}
 {{- $_ := set $kubernetes "selector" (include "gateway.selector" . | fromYaml) }}
 {{- $_ := set $kubernetes "targetPorts" .Values.pool.targetPorts }}

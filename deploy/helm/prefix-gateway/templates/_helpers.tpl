@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The name of all objects. It leaves room for the longest suffix, `-valkey`, and for the Lease of an InferencePool. */}}
+{{/* The name of all objects. It leaves room for the longest suffix, `-valkey`. */}}
 {{- define "gateway.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
@@ -174,6 +174,7 @@ capabilities: {drop: [ALL]}
 {{- define "gateway.removed" -}}
 crd: the CRD is of the cluster and of no release; remove `crd`, and apply deploy/crds once (docs/kubernetes.md)
 config.envoy.blockedPaths: write config.blockedPaths, or name single paths in config.allowedPaths
+config.kubernetes.status: every replica writes statuses, without a Lease, live numbers and Events; remove it
 rbac.aggregate: the ClusterRoles are of the cluster and of no release; remove it, and apply deploy/crds once (docs/kubernetes.md)
 {{- end }}
 

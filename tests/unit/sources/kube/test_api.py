@@ -13,7 +13,7 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.config.kubernetes import Kubernetes
 from epp.sources.kube.api import ApiError, lines_of, namespace_of, read, require
-from epp.sources.kube.objects import Lease
+from epp.sources.kube.objects import Pool
 
 MIB = 2**20
 
@@ -107,4 +107,4 @@ def test_a_file_that_is_not_a_kubeconfig_is_refused_with_what_to_do(tmp_path: Pa
 @pytest.mark.parametrize("answer", [b"<html>", b"[]", b'{"metadata": 1}', b"\xff", b"[" * 100_000])
 def test_an_answer_that_is_not_an_object_is_an_error_of_the_api_server(answer: bytes) -> None:
     with pytest.raises(ApiError, match="the answer cannot be read"):
-        read(answer, Lease)
+        read(answer, Pool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +20,6 @@ from epp.config.policy import DEFAULT_POLICY, Metadata, Policy
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks
-from epp.sources.kube.live import Live
 from tests.harness.listening import serving
 from tests.harness.processes import wait_until
 from tests.unit.sources.kube.objects import pod, policy, rewrite, rule
@@ -63,16 +61,14 @@ class News:
         self.tried: Policy | None = None
         self.followed: dict[str, bool] = {}
         self.judged = (0, 0)
-        self.lease_held = False
         self.objectives: dict[str, int] = {}
         self.rewrites = Rewrites(())
         self.hooks = Hooks(
             endpoints=lambda found, _: self.take_endpoints(*found),
             policies=self.take_policies,
-            live=Live,
+            served=lambda: None,
             followed=self.followed.__setitem__,
             judged=lambda *counts: setattr(self, "judged", counts),
-            lease_held=lambda held: setattr(self, "lease_held", held),
             objectives=lambda found: setattr(self, "objectives", dict(found)),
             rewrites=lambda found: setattr(self, "rewrites", found),
         )
@@ -169,14 +165,8 @@ async def test_the_default_policy_can_change_while_no_object_routes(tmp_path: Pa
         await wait_until(lambda: news.acting is other, what="the new default")
 
 
-async def test_process_that_writes_takes_the_lease_and_then_writes_the_status(tmp_path: Path) -> None:
+async def test_the_process_that_writes_writes_the_status(tmp_path: Path) -> None:
     server = ApiServer(pods=[pod("a", "10.0.0.1")], prefixroutingpolicies=[policy("p")])
-    async with following_cluster(server, tmp_path, writes=True) as (news, _):
-        await wait_until(lambda: len(server.wrote) >= 2, what="the Lease and the status")
-        assert news.lease_held
-    by_place = defaultdict(list)
-    for method, place, content_type in server.wrote:
-        by_place[place].append((method, content_type))
-    assert by_place["leases"][0] == ("POST", "application/json")
-    assert by_place["prefixroutingpolicies/p/status"] == [("PATCH", "application/merge-patch+json")]
-    assert server.wrote[-1][:2] == ("PUT", "leases/prefix-gateway-vllm"), "the Lease is given back at the end"
+    async with following_cluster(server, tmp_path, writes=True):
+        await wait_until(lambda: server.wrote != [], what="the status")
+    assert server.wrote == [("PATCH", "prefixroutingpolicies/p/status", "application/merge-patch+json")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.sources.kube.objects import Condition, DryRunState, Lease, Pod, PolicyObject, PolicyStatus, Pool
+from epp.sources.kube.objects import Condition, Pod, PolicyObject, PolicyStatus, Pool
 
 POD = b"""{
   "apiVersion": "v1", "kind": "Pod",
@@ -39,8 +39,8 @@ def test_the_fields_of_a_pod_that_its_endpoints_need_are_read() -> None:
     assert (started.restart_count, started.container_id) == (2, "containerd://x")
 
 
-@pytest.mark.parametrize("kind", [Pool, PolicyObject, Lease])
-def test_an_object_with_nothing_but_a_name_can_be_read(kind: type[Pool | PolicyObject | Lease]) -> None:
+@pytest.mark.parametrize("kind", [Pool, PolicyObject])
+def test_an_object_with_nothing_but_a_name_can_be_read(kind: type[Pool | PolicyObject]) -> None:
     assert msgspec.json.decode(b'{"metadata": {"name": "a"}}', type=kind).metadata.name == "a"
 
 
@@ -52,12 +52,10 @@ def test_an_object_without_metadata_is_refused() -> None:
 def test_a_status_is_written_with_the_names_of_kubernetes() -> None:
     status = PolicyStatus(
         observed_generation=3,
-        ready_endpoints=0,
+        rule="random",
         conditions=(Condition("Accepted", "True"),),
-        dry_run=DryRunState(picks=1),
     )
     written = msgspec.to_builtins(status)
-    assert written["dryRun"] == {"picks": 1}
     assert written["conditions"][0]["lastTransitionTime"] == ""
-    assert set(written) == {"observedGeneration", "readyEndpoints", "conditions", "dryRun"}
+    assert set(written) == {"observedGeneration", "rule", "conditions"}
     assert msgspec.convert(written, type=PolicyStatus) == status

@@ -12,9 +12,9 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube.api import Api, Query, read
 from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet
+from epp.sources.kube.policy_status import Unclaimed, due
 from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.writing import Writer
-from tests.unit.sources.kube.test_writing import LIVE
+from epp.sources.kube.writing import StatusWriter
 
 Json = dict[str, Any]
 EMPTY_MAPS: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}, "paths": {}}
@@ -55,16 +55,8 @@ class Merging(Api):
         self.policy = policy
         self.patches = 0
         self._policies = PolicySet(pools=["vllm"])
-        self._writer = Writer(
-            self,
-            namespace="ns",
-            pools=["vllm"],
-            identity="picker_0123abcd",
-            interval_s=10.0,
-            events=False,
-            on_written=self._policies.wrote,
-            time_text=lambda: "T",
-        )
+        self._writer = StatusWriter(self)
+        self._unclaimed = Unclaimed()
         self._now = 0.0
 
     async def request(
@@ -80,24 +72,28 @@ class Merging(Api):
         assert isinstance(body, dict)
         self.patches += 1
         self.policy["status"] = merged(self.policy["status"], body["status"])
+        self._seen()
         return json.dumps(self.policy).encode()
 
-    async def look_for_30_s(self) -> None:
-        """Let the writer look at the object each second."""
+    def _seen(self) -> None:
         found = reflector().read(msgspec.Raw(json.dumps(self.policy).encode()))
         assert found is not None
         self._policies.put(found)
+
+    async def look_for_30_s(self) -> None:
+        """Let the writer look at the object each second."""
+        self._seen()
         for _ in range(30):
             self._now += 1.0
-            await self._writer.look(
+            writes = due(
                 self._policies.resolve(default=DEFAULT_POLICY, existing=["vllm"]),
-                says=self._policies.observed(),
-                of_other_pools=self._policies.of_other_pools(),
-                live=LIVE,
-                pool_uids={},
-                holds=lambda: True,
+                self._policies,
+                unclaimed=self._unclaimed,
+                namespace="ns",
+                time_text=lambda: "T",
                 now=self._now,
             )
+            await self._writer.look(writes, now=self._now)
 
 
 def reflector() -> Reflector[PolicyObject]:
