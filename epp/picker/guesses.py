@@ -20,7 +20,7 @@ from typing import Final
 
 from epp.base.types import ChunkHash
 from epp.picker.endpoints.adapters import expect_adapter, settle_adapter, use_adapter
-from epp.picker.endpoints.endpoint_state import LOST_BOOKING_S, Booking, EndpointState
+from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Booking, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
@@ -170,7 +170,7 @@ class Guesses:
             work = self._awaited.get(booking)
             if work is None:
                 continue
-            if work.guess.process != state.process or booking.booked_at < now - LOST_BOOKING_S:
+            if work.guess.process != state.process or booking.booked_at < now - LONGEST_PREFILL_S:
                 if work.over:  # else its end settles its guess
                     self.lost(work)
             elif isinstance(work, Pick) and work.streams and work.phase is Phase.SENT:

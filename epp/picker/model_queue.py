@@ -59,8 +59,7 @@ class ModelQueue:
         """The number of requests with an objective for which no priority is set."""
 
     def least_wait_s(self, *, now: float) -> float:
-        undone_tokens, rate = self._picker.queued(self.model, now=now)
-        return float((undone_tokens / rate).min()) if len(rate) else 0.0
+        return self._picker.least_wait_s(self.model, now=now)
 
     def forecast(self, payload: WaitingRequest, *, now: float) -> Forecast:
         try:

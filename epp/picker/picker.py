@@ -29,7 +29,7 @@ from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
-from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snapshot
+from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt
 from epp.request.response import ResponseFeedback
 
@@ -251,16 +251,16 @@ class Picker(FleetNews):
         """Send an event of a stream to the listeners."""
         self._listeners.send(event)
 
-    def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
-        """Return backlog and prefill rate (B and V) of each server of a base model. Empty: no such server."""
+    def least_wait_s(self, model: str, *, now: float) -> float:
+        """Return the least B/V of the servers of a base model. 0: there is no such server."""
         if model not in self.fleet.models:
-            return NO_SERVERS, NO_SERVERS  # these servers have gone, or list another model now
+            return 0.0  # these servers have gone, or list another model now
         try:
             slots = self.fleet.candidates(model, subset=None)
         except NoEndpointError:
-            return NO_SERVERS, NO_SERVERS
+            return 0.0
         snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
-        return snapshot.undone_tokens, snapshot.rate
+        return float((snapshot.undone_tokens / snapshot.rate).min())
 
     # -- parts -----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
-from epp.picker.scheduling.snapshot import NO_SERVERS, Floats, Ints
+from epp.picker.scheduling.snapshot import Floats, Ints
 from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 
@@ -46,7 +46,6 @@ then match nothing."""
 _LONG_BYTES = 241
 """The least size of chunks that `_chain.c` can hash; XXH3 is another function for shorter ones."""
 _KEPT_SEEDS = 64
-_KEPT_CHARS = 128
 _TOKEN_ID_BYTES = 4
 _SAMPLE_BYTES = 2048
 _STALE_SHARE = 0.1
@@ -101,7 +100,7 @@ class Roots:
     """The seeds of the first hashes of chains. Prompts that may not share a server's cache never have the
     same seed.
 
-    Only the seeds of the last few short names without a salt are remembered, since clients may send as many
+    Only the seeds of the last few names without a salt are remembered, since clients may send as many
     models and salts as requests.
     """
 
@@ -129,7 +128,7 @@ class Roots:
         root = self._start.copy()
         root.update(_framed(*(text.encode("utf-8", "surrogatepass") for text in (model, cache_salt))))
         seed = int.from_bytes(root.digest(), "little")
-        if not cache_salt and len(model) <= _KEPT_CHARS:
+        if not cache_salt:
             if len(self._kept) >= _KEPT_SEEDS:
                 self._kept.clear()
             self._kept[model] = seed
@@ -175,7 +174,7 @@ class ServerCaches:
         """The reports of servers about their caches, in exact mode."""
         self._start_table()
         self._slots = Slots((), ())
-        self._nothing: Floats = NO_SERVERS
+        self._nothing: Floats = np.empty(0)
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
 
     def _start_table(self) -> None:

@@ -30,10 +30,8 @@ from epp.picker.endpoints.served_models import AwayModels, Named, Serving
 from epp.picker.endpoints.unreported import Unreported
 from epp.picker.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
 
-_NEVER = -np.inf
 _ZERO = np.array(0.0)
 """Zero as an array, since numpy takes an array faster than a number."""
-_NONE: frozenset[str] = frozenset()
 _NOT_READY = (
     "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
     "whether the servers sleep"
@@ -64,8 +62,8 @@ class Columns:
             cast("memoryview[float]", column.data)
             for column in (self._undone_tokens, self._undone_at, self._load, self._known_load)
         )
-        self._scraped_at: Floats = np.full(n, _NEVER)
-        self._oldest_scrape = _NEVER
+        self._scraped_at: Floats = np.full(n, -np.inf)
+        self._oldest_scrape = -np.inf
         """No metrics are older than this time."""
         self._waiting: Floats = np.full(n, np.nan)
         self._kv_usage: Floats = np.full(n, np.nan)
@@ -76,7 +74,7 @@ class Columns:
         self._max_adapters: Floats = np.full(n, np.nan)
         self._adapters: Floats = np.zeros(n)
         """Number of adapters loaded."""
-        self._loaded: list[AbstractSet[str]] = [_NONE] * n
+        self._loaded: list[AbstractSet[str]] = [frozenset()] * n
         self._holders: dict[str, set[int]] = {}
         """For each adapter, the slots of the servers that hold it."""
         self._failing: dict[int, int] = {}
@@ -132,7 +130,7 @@ class Columns:
         else:
             self.asleep.discard(slot)
         self._slowness[slot] = state.rate.slowness
-        self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else _NEVER
+        self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else -np.inf
         self._oldest_scrape = min(self._oldest_scrape, scraped_at)
         self._waiting[slot] = np.nan if metrics is None or metrics.waiting is None else metrics.waiting
         self._kv_usage[slot] = np.nan if metrics is None or metrics.kv_usage is None else metrics.kv_usage

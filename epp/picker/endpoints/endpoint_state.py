@@ -19,12 +19,9 @@ from epp.base.types import Endpoint, EndpointMetrics, ModelList
 from epp.picker.endpoints.learned import CounterWindow, HitWindow
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 
-LOST_BOOKING_S = 600.0
-"""A booking this old was lost (its stream was let go), since no prefill takes so long."""
-
-LONGEST_PREDICTED_S = 600.0
-"""Upper bound of the predicted time to a first token, since a server's own figures may be wrong. A request is
-remembered until its first byte is overdue."""
+LONGEST_PREFILL_S = 600.0
+"""No prefill takes longer. A booking this old was lost (its stream was let go). A longer predicted time is
+wrong, and would keep a request for as long."""
 _TYPICAL_STEP = 0.05
 _TIMES_TYPICAL = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
@@ -278,7 +275,7 @@ class EndpointState:
         """
         self.changed.add(self.slot)
         self.failures += 1
-        self.backlog.clear_before(now - LOST_BOOKING_S, now=now, rate=self.tokens_per_s)
+        self.backlog.clear_before(now - LONGEST_PREFILL_S, now=now, rate=self.tokens_per_s)
 
     def book(self, booking: Booking, *, now: float) -> None:
         self.changed.add(self.slot)
@@ -389,7 +386,7 @@ class Answers:
         wait = Wait(state, now, streams, state.answers, self.begun - state.answers, model)
         if hang_seconds and (streams or not counts_answers(state.metrics)):
             patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
-            due_at = now + patience_s + min(2 * predicted_s, LONGEST_PREDICTED_S)
+            due_at = now + patience_s + min(2 * predicted_s, LONGEST_PREFILL_S)
             heapq.heappush(self.waits, (due_at, self.picks, wait))
         return wait
 

@@ -25,7 +25,7 @@ from math import inf
 from typing import Final
 
 from epp.base.types import EndpointMetrics
-from epp.picker.endpoints.endpoint_state import LOST_BOOKING_S, Backlog, EndpointState
+from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Backlog, EndpointState
 from epp.picker.endpoints.growth import computed_growth, growth
 
 _BUSY_HALF_LIFE_S: Final = 20.0
@@ -51,7 +51,7 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     # A request may be on its way to the server while the page is written. So only work that the scrape
     # before this one could have seen is known to be done.
     all_begun = _all_begun(state, after)
-    done_before = before.scraped_at if all_begun and before is not None else now - LOST_BOOKING_S
+    done_before = before.scraped_at if all_begun and before is not None else now - LONGEST_PREFILL_S
     state.backlog.clear_before(done_before, now=now, rate=rate)
     if before is not None:
         # Bookings from before the earlier page that are not done yet kept the server busy all the time.

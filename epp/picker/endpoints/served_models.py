@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -18,14 +19,12 @@ import msgspec
 from epp.base.errors import UnknownModelError
 from epp.base.types import Endpoint, EndpointMetrics, ModelCard, ModelList
 
-MOST_LISTED: Final = 4096
-"""The most models in the gateway's answer to `GET /v1/models`. Further models are left out."""
+_MOST_NAMES: Final = 4096
+"""The most models in the gateway's answer to `GET /v1/models`, of those away from a pool, and of those looked
+up."""
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
-_MOST_NAMED: Final = 4096
-_NOTHING: Final[frozenset[str]] = frozenset()
-_ANY_LENGTH: Final = 2**62
 T = TypeVar("T")
 
 
@@ -47,7 +46,7 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
             cards.setdefault(card.id, card)
     for card in more:
         cards.setdefault(card.id, card)
-    data = [cards[name] for name in sorted(cards)[:MOST_LISTED]]
+    data = [cards[name] for name in sorted(cards)[:_MOST_NAMES]]
     return msgspec.json.encode({"object": "list", "data": data})
 
 
@@ -73,7 +72,7 @@ class AwayModels:
             if model:
                 models.pop(model, None)
                 models[model] = now
-        while len(models) > MOST_LISTED:
+        while len(models) > _MOST_NAMES:
             del models[next(iter(models))]
 
     def keep(self, pools: AbstractSet[str]) -> None:
@@ -87,7 +86,7 @@ class AwayModels:
             self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
 
     def check_integrity(self) -> None:
-        assert all(len(models) <= MOST_LISTED for models in self._left.values())
+        assert all(len(models) <= _MOST_NAMES for models in self._left.values())
         assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
 
 
@@ -121,12 +120,12 @@ class Serving:
         self._everyone = everyone
         self._endpoints, self._listed = endpoints, listed
         self._pools = [endpoint.pool for endpoint in endpoints]
-        self._names = [one.names if one is not None else _NOTHING for one in listed]
+        self._names = [one.names if one is not None else frozenset() for one in listed]
         self.unlisted: Sequence[int] = [s for s, one in enumerate(listed) if one is None or not one.whole]
         heard_of = {self._pools[slot] for slot, names in enumerate(self._names) if names}
         self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
         """Servers of pools in which no server's models are known."""
-        lengths = [(one.max_model_len if one is not None else None) or _ANY_LENGTH for one in listed]
+        lengths = [(one.max_model_len if one is not None else None) or inf for one in listed]
         self.lengths = lengths if len(set(lengths)) > 1 else None
         """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
         self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
@@ -147,7 +146,7 @@ class Serving:
         """Return what the lists say about the name, and keep it in `named`."""
         if model in self.named:
             return self.named[model]
-        if len(self.named) >= _MOST_NAMED:
+        if len(self.named) >= _MOST_NAMES:
             self.named = {"": self._any}
         adapters = any(one is not None and model in one.adapters for one in self._listed)
         declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
@@ -207,7 +206,7 @@ class Serving:
         )
 
     def check_integrity(self) -> None:
-        assert len(self.named) <= _MOST_NAMED
+        assert len(self.named) <= _MOST_NAMES
         assert self.named[""] is self._any
         for model, named in self.named.items():
             assert not model or named.slots == self._able(model)

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.endpoint_state import (
-    LONGEST_PREDICTED_S,
+    LONGEST_PREFILL_S,
     Answers,
     EndpointState,
     Wait,
@@ -121,7 +121,7 @@ class Stalls:
             rate = state.tokens_per_s
             undone_s = state.backlog.undone_tokens(now=now, rate=rate) / rate
             patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_PREDICTED * min(
-                undone_s, LONGEST_PREDICTED_S
+                undone_s, LONGEST_PREFILL_S
             )
             stall = self._stalls[state] = _Stall(before.scraped_at if was_in_use else now, patience_s)
         if now - stall.since < stall.patience_s:

@@ -17,10 +17,8 @@ from math import exp
 from epp.picker.endpoints.served_models import forget_models
 
 _OVER_S = 1.0
-"""Delays are summed over about this time."""
-_MOST_AGE_S = 1.0
-"""Reports that are older come after an interruption, and say nothing about the usual delay."""
-_NEGLIGIBLE = 0.01
+"""Delays are summed over about this time. Reports that are older come after an interruption, and say nothing
+about the usual delay."""
 
 
 class Unreported:
@@ -32,7 +30,7 @@ class Unreported:
 
     def reported(self, model: str, *, age_s: float, now: float) -> None:
         """Count a request for this base model that another picker has reported now and sent `age_s` ago."""
-        picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
+        picks = self.picks(model, now=now) + min(max(age_s, 0.0), _OVER_S) / _OVER_S
         self.of_models[model] = picks, now
 
     def picks(self, model: str, *, now: float) -> float:
@@ -41,8 +39,7 @@ class Unreported:
         if known is None:
             return 0.0
         picks, at = known
-        left = picks * exp(min(0.0, at - now) / _OVER_S)
-        return left if left > _NEGLIGIBLE else 0.0
+        return picks * exp(min(0.0, at - now) / _OVER_S)
 
     def forget(self, present: AbstractSet[str]) -> None:
         """If there are many models, forget the models that no server has any more."""

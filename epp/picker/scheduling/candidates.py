@@ -14,11 +14,6 @@ from epp.picker.scheduling.least_cost import cost_parts_s
 from epp.picker.scheduling.schedule import Choice, excluded
 from epp.picker.scheduling.snapshot import Floats, Snapshot
 
-_LEAST_SPARED_S = 1e-9
-"""A smaller difference between the parts and the score is rounding. A larger one is the discount of the rule
-on the stall price of a further copy of a prefix.
-"""
-
 
 class ShownCandidates(Struct, eq=False, gc=False):
     """The best candidates, best first: a sequence that is formatted at its first reading, since people read
@@ -66,9 +61,9 @@ class ShownCandidates(Struct, eq=False, gc=False):
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self.spec.cost)
         parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
-        spared_s = 0.0 if score_s is None or isnan(score_s) else sum(parts_s.values()) - score_s
-        if spared_s > _LEAST_SPARED_S:
-            parts_s["stall"] -= spared_s
+        if score_s is not None and not isnan(score_s):
+            # The rule gives a discount on the stall price of a further copy of a prefix.
+            parts_s["stall"] -= sum(parts_s.values()) - score_s
         slot = seen.slots[place]
         return Candidate(
             name=seen.roster.names[slot],

@@ -38,8 +38,6 @@ from epp.picker.scheduling.snapshot import (
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
 record."""
-_SAMPLE = 100
-"""Numbers that are sorted first, to find the smallest of very many."""
 _DISPLACING = 2.0
 """Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
 displaces."""
@@ -227,10 +225,11 @@ def _loss(cache: CacheRoom | None, size_bytes: int) -> tuple[float, float]:
 def _below_edge(key: Floats | Ints) -> tuple[Ints, float]:
     """Return the `MOST`th smallest number and the places of all smaller ones.
 
-    A sort of about a hundred of the numbers gives a bound for it. If fewer than `MOST` numbers are below that
-    bound, which is so where many are equal, the bound is the number. Otherwise only those have to be sorted.
+    A sort of about ten times as many of the numbers gives a bound for it. If fewer than `MOST` numbers are
+    below that bound, which is so where many are equal, the bound is the number. Otherwise only those have to
+    be sorted.
     """
-    sample = key[:: max(1, len(key) // _SAMPLE)].copy()
+    sample = key[:: max(1, len(key) // (10 * MOST))].copy()
     sample.sort()
     edge = sample[MOST - 1]
     less = (key < edge).nonzero()[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,8 @@ from epp.base.types import Address, Endpoint, EndpointName
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-NO_SERVERS: Floats = np.empty(0)
-"""An empty column, for no servers."""
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
-ALL: Final = slice(None)
-"""The index of all slots into a column of the fleet."""
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
@@ -133,7 +129,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     """Requests in the server's queue. NaN: the metrics are stale."""
     kv_usage: Floats
     """Share of the KV cache in use. NaN: the metrics are stale."""
-    at: slice | Ints = ALL
+    at: slice | Ints = slice(None)
     """The index of the candidates into an array that has a value for each slot of the fleet."""
     most_waiting: float = inf
     """Upper bound of the candidates' requests in the queue."""

@@ -17,7 +17,7 @@ def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> N
     assert unreported.picks("m", now=5.0) == pytest.approx(75 / 2.718, rel=0.05), (
         "without news the other pickers are assumed to send less"
     )
-    assert unreported.picks("m", now=60.0) == 0.0
+    assert unreported.picks("m", now=60.0) == pytest.approx(0.0)
     unreported.check_integrity()
 
 
