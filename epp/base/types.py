@@ -324,5 +324,12 @@ class ModelList:
         return frozenset(card.id for card in self.cards)
 
     @cached_property
+    def bases(self) -> frozenset[str]:
+        """The names of the base model: those of the cards with its root."""
+        base = next((card for card in self.cards if card.parent is None), self.cards[0])
+        same = (c.id for c in self.cards if c.parent is None and c.root == base.root and c.root is not None)
+        return frozenset((base.id, *same))
+
+    @cached_property
     def adapters(self) -> frozenset[str]:
         return frozenset(card.id for card in self.cards if card.parent is not None)

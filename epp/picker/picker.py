@@ -128,7 +128,10 @@ class Picker(FleetNews):
         slots = fleet.candidates(inference.model, subset=request.subset)
         if prompt is None:
             base_model = fleet.columns.roster.models[slots[0]]
-            prompt = self.caches.prompt(inference, base_model=base_model, body_bytes=request.body_bytes)
+            name = fleet.sharing_name(inference.model, slots[0])
+            prompt = self.caches.prompt(
+                inference, base_model=base_model, name=name, body_bytes=request.body_bytes
+            )
         slots = fleet.fitting(slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0))
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         found = self.caches.table.holders(prompt.chain)

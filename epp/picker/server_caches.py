@@ -230,13 +230,18 @@ class ServerCaches:
         chunks = max(1, self.schedule.chunks_in(self.spec.prefix_hash.size_bytes))
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
-    def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
-        """Return the prompt of a request to servers of `base_model`."""
+    def prompt(
+        self, inference: InferenceRequest, *, base_model: str, name: str | None = None, body_bytes: int
+    ) -> Prompt:
+        """Return the prompt of a request to servers of `base_model`. name: the name of the model whose
+        prompts share a cache. None: the request's own.
+        """
         size = prompt_size(inference, body_bytes=body_bytes)
+        chain = self.chain(inference, name=name)
         if inference.token_ids:
-            return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
+            return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, chain, teaches=False)
         tokens = estimated_tokens(size, self.learned(base_model).tokens.terms)
-        return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
+        return Prompt(size, tokens, chain, teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
         """Return the tokens of the prompt that each server would take from its cache, by slot: whole blocks,
@@ -268,14 +273,13 @@ class ServerCaches:
         """Follow the fleet's slots after servers came or went, or after the table started again."""
         self._slots = Slots(names, self.table.by_bit)
 
-    def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
-        """Return the chain of the request's prompt. Empty: it has no prompt."""
+    def chain(self, inference: InferenceRequest, *, name: str | None = None) -> list[ChunkHash]:
+        """Return the chain of the request's prompt. Empty: it has no prompt. name: as for `prompt`."""
         if not inference.prompt:
             return []
-        return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
-
-    def _seed(self, inference: InferenceRequest) -> int:
-        return self.roots.seed(model=inference.model, cache_salt=inference.cache_salt)
+        model = inference.model if name is None else name
+        seed = self.roots.seed(model=model, cache_salt=inference.cache_salt)
+        return hash_chain(inference.prompt, seed=seed, schedule=self.schedule)
 
 
 def _most_cached(held_tokens: float, prompt: Prompt) -> int:

@@ -192,7 +192,7 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "floods": (flood, "page has more than 65536 bytes"),
     "huge": (http(b"vllm:x 1\n" * 20_000), "page has more than 65536 bytes"),
     "hangs up": (hang_up, "ended the connection before the end of its answer"),
-    "garbage page": (http(b"\xff\x00<html>" * 100), "no metric of vLLM"),
+    "garbage page": (http(b"\xff\x00<html>" * 100), "no metric of a known"),
     "not http": (
         b"\x15\x03\x01 this is TLS\r\n\r\n",
         "if it expects TLS: model servers are reached by plain HTTP",
@@ -204,10 +204,14 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "fails": (http(PAGE, status="500 Internal Server Error"), "HTTP status 500"),
     "unreadable": (http(b"vllm:num_requests_running NaN\n"), "not a number"),
     "packed": (http(PAGE, headers="content-encoding: gzip\r\n"), ""),
+    "trtllm": (http(b"[]"), "no metric of a known"),
+    "no page": (http(b"", status="404 Not Found"), "HTTP status 404"),
 }
+UP = {"floods", "huge", "garbage page", "redirects", "unreadable", "trtllm", "no page"}
+"""Servers that answer, and give no numbers."""
 
 
-async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None:
+async def test_misbehaving_servers_have_a_reason_and_hurt_no_other() -> None:
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(BareServer(answer).running())
@@ -227,7 +231,9 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
         await watched.until(lambda: len(watched.seen["good"]) >= 5)
         for name, (_, reason) in MISBEHAVING.items():
             assert reason in watched.error(name), name
-            assert all((metrics is None) == bool(reason) for metrics in watched.seen[name]), name
+            failed = bool(reason) and name not in UP
+            assert all((metrics is None) == failed for metrics in watched.seen[name]), name
+            assert all(metrics.inside is None for metrics in watched.seen[name] if metrics and reason), name
         assert watched.error("dead") == "cannot connect to port 1: Connection refused"
         assert None not in watched.seen["good"]
         assert all(head.startswith("GET /metrics ") for head in servers["redirects"].heads)
@@ -241,7 +247,8 @@ async def test_server_that_comes_back_is_read_again_and_both_changes_are_logged(
         async with BareServer(http(PAGE)).running() as server:
             watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
             await watched.until(lambda: bool(watched.seen["a"]))
-        await watched.until(lambda: watched.seen["a"][-2:] == [None, None])
+        async with BareServer(http(b"[]")).running(port=server.address.port):  # numbers that go are a fault
+            await watched.until(lambda: watched.seen["a"][-2:] == [None, None])
         async with BareServer(http(PAGE)).running(port=server.address.port):
             await watched.until(lambda: watched.seen["a"][-1] is not None)
     said = [r.getMessage() for r in caplog.records]

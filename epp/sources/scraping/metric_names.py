@@ -1,13 +1,13 @@
 """Lists the names of the metrics that routing needs, as several servers spell them: vLLM (old and new
-spellings), llm-d-inference-sim (with vLLM's names), SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and
-in Triton.
+spellings, and the prefix of Ray Serve), llm-d-inference-sim (with vLLM's names), SGLang, TensorRT-LLM, by
+itself (`trtllm-serve`) and in Triton, llama.cpp, and TGI.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-NAMES: Final[dict[str, tuple[str, ...]]] = {
+_SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
     # The first spelling on the page counts: a release that renames a metric writes both for a while.
     # Triton's gauges of one family differ in a label, which stands in braces here.
     "running": (
@@ -15,12 +15,16 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "sglang:num_running_reqs",
         "trtllm_num_requests_running",
         "nv_trt_llm_request_metrics{request_type=scheduled}",
+        "llamacpp:requests_processing",
+        "tgi_batch_current_size",
     ),
     "waiting": (
         "vllm:num_requests_waiting",
         "sglang:num_queue_reqs",
         "trtllm_num_requests_waiting",
         "nv_trt_llm_request_metrics{request_type=waiting}",
+        "llamacpp:requests_deferred",
+        "tgi_queue_size",
     ),
     "kv_usage": (
         "vllm:kv_cache_usage_perc",
@@ -28,6 +32,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "sglang:token_usage",
         "trtllm_kv_cache_utilization",
         "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
+        "llamacpp:kv_cache_usage_ratio",
     ),
     "cache_config": ("vllm:cache_config_info", "sglang:cache_config_info"),
     "pool_tokens": ("sglang:max_total_num_tokens",),
@@ -65,6 +70,11 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "awake": ("vllm:engine_sleep_state{sleep_state=awake}",),
     "lora_slots": ("vllm:max_gpu_lora_adapters", "sglang:lora_pool_slots_total"),
 }
+NAMES: Final = {
+    # Ray Serve exports vLLM's metrics with its own prefix, and no colon.
+    field: names + tuple(name.replace("vllm:", "ray_vllm_") for name in names if name.startswith("vllm:"))
+    for field, names in _SPELLINGS.items()
+}
 
 
 def _family(name: str) -> str:
@@ -76,5 +86,5 @@ def _family(name: str) -> str:
 
 KNOWN: Final = frozenset(name.partition("{")[0].encode() for names in NAMES.values() for name in names)
 FAMILIES: Final = KNOWN | {_family(name.decode()).encode() for name in KNOWN}
-NAMESPACES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"nv_trt_llm_")
+NAMESPACES: Final = (b"vllm:", b"ray_vllm_", b"sglang:", b"trtllm_", b"nv_trt_llm_", b"llamacpp:", b"tgi_")
 assert all(name.startswith(NAMESPACES) for name in KNOWN), "a known name has no namespace"

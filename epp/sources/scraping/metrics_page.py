@@ -275,8 +275,8 @@ def _collect(page: bytes | bytearray) -> _Samples:
             _read_lines((line,), samples, steps)
     if not known:
         raise MetricsError(
-            "the page has no metric of vLLM, SGLang or TensorRT-LLM; if the metrics are at another address, "
-            "set `metrics` of the endpoint"
+            "the page has no metric of a known model server; if the metrics are at another address, set "
+            "`metrics` of the endpoint"
         )
     if b"vllm:num_requests_running" not in samples and (b"\nvllm:" in page or _TYPE + b"vllm:" in page):
         # vLLM writes this gauge from its first second, so its absence means a page cut short,

@@ -49,6 +49,10 @@ _METRICS: Final = "text/plain;version=0.0.4"
 """The classic text format."""
 
 
+class NoPageError(MetricsError):
+    """The server gave no answer, or says itself that it fails."""
+
+
 class PageAnswer:
     """One answer, fed piece by piece. Raises MetricsError if the answer has no page, or a page of more than
     `most_bytes`, and ValueError if it is not HTTP.
@@ -104,7 +108,8 @@ class PageAnswer:
             if status[2].startswith(b"1") and status[2] != b"101":
                 continue
             if status[2] != b"200":
-                raise MetricsError(f"HTTP status {status[2].decode()}")
+                failure = NoPageError if status[2].startswith(b"5") else MetricsError
+                raise failure(f"HTTP status {status[2].decode()}")
             self.keeps_open = status[1] == b"1"
             for line in lines[1:]:
                 name, _, value = line.partition(b":")
@@ -238,7 +243,7 @@ class PageClient:
         except OSError as error:
             made.close()
             why = os.strerror(error.errno) if error.errno else str(error)
-            raise MetricsError(f"cannot connect to port {port}: {why}") from error
+            raise NoPageError(f"cannot connect to port {port}: {why}") from error
         except BaseException:
             made.close()
             raise
@@ -299,7 +304,7 @@ class _Connection(asyncio.Protocol):
         if error is None and self._answer.end():
             self._end(None)
         elif self._answer.begun:
-            self._end(MetricsError("the server ended the connection before the end of its answer"))
+            self._end(NoPageError("the server ended the connection before the end of its answer"))
         else:
             self._end(ConnectionResetError())
 

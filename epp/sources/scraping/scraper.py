@@ -6,9 +6,10 @@ scrapes are jittered, so that a fleet is not read in one burst. A server where n
 until it gets a request, and servers that become idle together are spread over that longer interval. One more
 task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
 
-The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. It answers no
-question about them: it remembers when each endpoint last answered, the error of its last failed scrape, and
-the numbers of its last page for the next one, which may be equal. Called by `app`; everything runs on the
+The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. A server that has
+never given a number but answers (404, a page of another kind) is up: its numbers are all unknown. It answers
+no question about them: it remembers when each endpoint last answered, the error of its last failed scrape,
+and the numbers of its last page for the next one, which may be equal. Called by `app`; everything runs on the
 event loop's thread.
 """
 
@@ -25,7 +26,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.observing import Scrape
 from epp.sources.keep import Keep
 from epp.sources.scraping.metrics_page import MetricsError, PageReader
-from epp.sources.scraping.page_client import PageClient
+from epp.sources.scraping.page_client import NoPageError, PageClient
 from epp.sources.scraping.sessions import in_words
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class ScrapeAge:
     age_s: float | None
     """None: the endpoint has never answered."""
     error: str
-    """Why the last scrape failed. Empty: it did not fail."""
+    """Why the last scrape brought no numbers. Empty: it brought some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class _ScrapedServer:
     task: asyncio.Task[None] | None = None
     answered_at: float | None = None
     error: str = ""
+    has_numbers: bool = False
+    """Whether a page of it has ever been read."""
     idle: bool = False
     """Whether no request runs or waits there, by its last page."""
     started_at: float = 0.0
@@ -180,7 +183,7 @@ class Scraper:
                 target.started_at = self._clock()
                 target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
                 was_idle = target.idle
-                self._report(target, await self._scrape(target))
+                self._report(target, *await self._scrape(target))
                 if target.idle and not was_idle:
                     # Servers that became idle together are spread over the longer interval from now on.
                     target.intervals = self._rng.random()
@@ -220,34 +223,38 @@ class Scraper:
             return max(settings.interval_seconds, settings.idle_interval_seconds)
         return settings.interval_seconds
 
-    async def _scrape(self, target: _ScrapedServer) -> EndpointMetrics | str:
+    async def _scrape(self, target: _ScrapedServer) -> tuple[EndpointMetrics | None, str]:
+        """Return the numbers, if the server answered, and why there are none."""
         settings = self._settings()
         try:
             async with asyncio.timeout(settings.timeout_seconds):
                 page = await target.client_for(settings.path).read(most_bytes=settings.max_page_bytes)
-            return target.reader.read(page, scraped_at=self._clock())
+            return target.reader.read(page, scraped_at=self._clock()), ""
         except TimeoutError:
-            return f"no answer within {settings.timeout_seconds:g} s"
+            return None, f"no answer within {settings.timeout_seconds:g} s"
         except MetricsError as error:
-            return str(error)
+            down = target.has_numbers or isinstance(error, NoPageError)
+            return None if down else EndpointMetrics(scraped_at=self._clock()), str(error)
         except (OSError, ValueError) as error:
-            return in_words(error)
+            return None, in_words(error)
 
-    def _report(self, target: _ScrapedServer, result: EndpointMetrics | str) -> None:
-        metrics, error = (None, result) if isinstance(result, str) else (result, "")
+    def _report(self, target: _ScrapedServer, metrics: EndpointMetrics | None, error: str) -> None:
         name, address = target.endpoint.name, target.endpoint.address
         if error and not target.error:
             logger.warning(
-                "scrape of %s at %s fails: %s; after %d failed scrapes in a row the endpoint gets no requests "
-                "while others answer",
+                "scrape of %s at %s fails: %s; %s",
                 name,
                 address,
                 error,
-                self._settings().failures_to_eject,
+                "only the load that the picker sent there counts"
+                if metrics is not None
+                else f"after {self._settings().failures_to_eject} failed scrapes in a row the endpoint gets no "
+                "requests while others answer",
             )
         elif target.error and not error:
             logger.info("scrape of %s at %s works again", name, address)
         target.error = error
+        target.has_numbers = target.has_numbers or not error
         target.idle = metrics is not None and metrics.inside == 0
         if metrics is not None:
             target.answered_at = metrics.scraped_at

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from epp.base.errors import NoEndpointError, SaturatedError
-from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
+from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, LoadSettings
 from epp.picker.decision import PickRequest
@@ -246,6 +246,34 @@ def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
         picker.pick(ask(text(f"p{number}", rng.choice([4000, 8000, 12_000]))), now=1.0)
     tokens = [undone(picker, n, now=1.0) for n in "abcd"]
     assert max(tokens) < 1.3 * min(tokens)
+
+
+def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:
+    picker, open_picks, counts = a_picker(), [], dict.fromkeys("abcd", 0)
+    for number in range(400):
+        now = 1.0 + number / 20
+        if number % 20 == 0:
+            for name in "abcd":
+                numbers = {} if name == "d" else {"running": in_flight(picker).get(name, 0), "waiting": 0}
+                picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, **numbers), now=now)
+        if len(open_picks) == 8:
+            done = open_picks.pop(0)
+            picker.on_response_headers(done, status=200, served=done.destinations[0], now=now)
+            picker.end(done, outcome="ended", now=now)
+        open_picks.append(picker.pick(ask(text(f"p{number}"), stream=True), now=now))
+        counts[open_picks[-1].decision.chosen] += 1
+    assert 80 < counts["d"] < 120
+
+
+def test_two_names_of_one_model_share_a_prefix_and_an_adapter_does_not() -> None:
+    cards = (ModelCard("a", root="/m"), ModelCard("b", root="/m"), ModelCard("lora", parent="a"))
+    picker = a_picker()
+    picker.take_lists({EndpointName(name): ModelList(cards) for name in "abcd"}, now=0.0)
+    serve(picker, ask(text("p"), model="a"), now=1.0)
+    times = {"lora": 10.0, "b": 20.0, "": 30.0}
+    matched = [serve(picker, ask(text("p"), model=m), now=at).decision.matched_tokens for m, at in times.items()]
+    assert matched == [0, matched[1], matched[1]]
+    assert matched[1] > 1900
 
 
 def test_chance_decides_between_equals() -> None:

@@ -263,7 +263,7 @@ def test_an_unreadable_counter_is_unknown_not_zero() -> None:
     ],
 )
 def test_a_page_of_another_program_is_refused(page: bytes) -> None:
-    with pytest.raises(MetricsError, match="no metric of vLLM"):
+    with pytest.raises(MetricsError, match="no metric of a known"):
         parse_page(page, scraped_at=0)
 
 

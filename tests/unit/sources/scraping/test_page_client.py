@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.sources.scraping.metrics_page import MetricsError
-from epp.sources.scraping.page_client import PageAnswer
+from epp.sources.scraping.page_client import NoPageError, PageAnswer
 from tests.harness.steps import steps
 
 PAGE = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
@@ -133,11 +133,18 @@ def test_interim_answers_count_towards_the_size_of_the_head() -> None:
 
 
 @pytest.mark.parametrize(
-    "status", ["101 Switching Protocols", "204 No Content", "302 Found", "503 Service Unavailable"]
+    ("status", "error"),
+    [
+        ("101 Switching Protocols", MetricsError),
+        ("204 No Content", MetricsError),
+        ("404 Not Found", MetricsError),
+        ("503 Service Unavailable", NoPageError),
+    ],
 )
-def test_only_status_200_has_a_page(status: str) -> None:
-    with pytest.raises(MetricsError, match=f"HTTP status {status[:3]}"):
+def test_only_status_200_has_a_page_and_5xx_is_a_failing_server(status: str, error: type[Exception]) -> None:
+    with pytest.raises(MetricsError, match=f"HTTP status {status[:3]}") as raised:
         PageAnswer(most_bytes=1000).feed(SIZED.replace(b"200 OK", status.encode()))
+    assert type(raised.value) is error
 
 
 def test_a_page_in_too_many_chunks_is_refused() -> None:
