@@ -167,13 +167,16 @@ class Endpoint:
 
 
 class ApiKind(enum.StrEnum):
-    """The API of a body. OTHER is routed by load alone."""
+    """The API of a body. OTHER is any other API, and QUERY a call that computes no tokens, such as
+    `count_tokens`.
+    """
 
     COMPLETIONS = "completions"
     CHAT = "chat"
     RESPONSES = "responses"
     EMBEDDINGS = "embeddings"
     MESSAGES = "messages"
+    QUERY = "query"
     OTHER = "other"
 
 

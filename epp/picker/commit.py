@@ -40,7 +40,7 @@ from epp.picker.scheduling.snapshot import SchedulingRequest, SentPick, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 
-_WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.OTHER)
+_WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
 _ENDS: Final[Mapping[Outcome, Phase]] = {
     "ended": Phase.ENDED,
     "aborted": Phase.ABORTED,

@@ -167,7 +167,7 @@ class Decision(Struct, gc=False, kw_only=True):
     """Length of the answer as the server reported, if the answer was sampled."""
     unread: str = ""
     """Why the body was not read, so that the request was routed by load: costly_body, encoded_body,
-    partial_body, body_not_seen, no_room."""
+    partial_body, body_not_seen, not_understood, no_room."""
     asked_model: str = ""
     """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     waited_s: float = 0.0

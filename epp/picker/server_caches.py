@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.types import ChunkHash, EndpointName, InferenceRequest, PromptSize
+from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest, PromptSize
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.learned import (
     MOST_BYTES_PER_TOKEN,
@@ -306,6 +306,8 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     """
     prompt, size = request.prompt, len(request.prompt)
     total = size + request.more_prompt_bytes
+    if request.kind is ApiKind.QUERY:
+        return PromptSize(text_bytes=0)
     if not total:
         if request.opaque:
             return PromptSize(text_bytes=min(body_bytes, _MEDIA_BYTES), opaque=1)

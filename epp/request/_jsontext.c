@@ -460,6 +460,8 @@ typedef struct {
 } Chat;
 
 #define LONGEST_MODEL 1024 /* names.MAX_NAME_CHARS */
+#define BILLING "x-anthropic-billing-header" /* canonical._BILLING */
+#define BILLING_BYTES ((Py_ssize_t)sizeof(BILLING) - 1)
 
 enum { MODEL = 1, MESSAGES = 2, STREAM = 4, OPTIONS = 8, LIMIT = 16, NEWER_LIMIT = 32 };
 
@@ -606,18 +608,23 @@ static int
 take_message(Chat *c)
 {
     const byte *key, *role;
-    Py_ssize_t n;
+    Py_ssize_t n, n_role;
     if (!take(c, '{') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "role") || !take(c, ':'))
         return 0;
-    if ((n = take_plain(c, &role)) < 1)
+    if ((n_role = take_plain(c, &role)) < 1)
         return 0;
     *c->out++ = 0xFF; /* canonical.SECTION */
-    memcpy(c->out, role, (size_t)n);
-    c->out += n;
+    memcpy(c->out, role, (size_t)n_role);
+    c->out += n_role;
     *c->out++ = 0xFE; /* canonical.BODY */
     if (!take(c, ',') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "content") || !take(c, ':'))
         return 0;
-    return take_text(c) && take(c, '}');
+    byte *text = c->out;
+    if (!take_text(c))
+        return 0;
+    if (equals(role, n_role, "system") && c->out - text >= BILLING_BYTES && memcmp(text, BILLING, BILLING_BYTES) == 0)
+        return 0;
+    return take(c, '}');
 }
 
 static int

@@ -37,6 +37,8 @@ class ChatMessage(Struct, gc=False):
     tool_call_id: Raw = NO_RAW
     tool_calls: Raw = NO_RAW
     function_call: Raw = NO_RAW
+    reasoning: Raw = NO_RAW
+    reasoning_content: Raw = NO_RAW
 
 
 class Chat(AnyBody, gc=False):
@@ -78,6 +80,16 @@ class Messages(AnyBody, gc=False):
     system: Raw = NO_RAW
     tools: Raw = NO_RAW
     max_tokens: int | None = None
+
+
+class Generate(AnyBody, gc=False):
+    """The servers' own APIs for a text or token ids: vLLM's, SGLang's and TGI's."""
+
+    prompt: Raw = NO_RAW
+    text: Raw = NO_RAW
+    inputs: Raw = NO_RAW
+    input_ids: Raw = NO_RAW
+    token_ids: Raw = NO_RAW
 
 
 class Other(Struct, gc=False):
@@ -132,6 +144,7 @@ SHAPING_CHAT: Final = Shaping(
 DECODE_CHAT: Final = _decoder(Chat)
 DECODE_COMPLETIONS: Final = _decoder(Completions)
 DECODE_EMBEDDINGS: Final = _decoder(Embeddings)
+DECODE_GENERATE: Final = _decoder(Generate)
 DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
 DECODE_API_FIELDS: Final = msgspec.json.Decoder(ApiFields)

@@ -1,17 +1,17 @@
 """The canonical prompt: the bytes from which the prefix of a request is hashed.
 
 Invariants:
-- The bytes of a conversation are a byte prefix of the bytes of its next turn: every section begins with its
-  separator, and nothing follows the last section. No length stands before a content, so two prompts that
-  differ in the middle of a message share everything before.
+- The bytes of a conversation are a byte prefix of the bytes of its next turn, but for thoughts (see
+  `prompts`): every section begins with its separator, and nothing follows the last section. No length stands
+  before a content, so two prompts that differ in the middle of a message share everything before.
 - Text is UTF-8, and the separators are bytes that UTF-8 never contains. So different texts cannot join into
   equal bytes.
-- Media is named by a hash of its part and never copied. Thinking is left out, because chat templates drop it
-  from later turns.
+- Media is named by a hash of its part and never copied.
 
 Equal content gives equal bytes, whether it came as a string or as one text part. JSON values stay as they
 were sent. Only values whose text is a part of the prompt are decoded: numbers, pictures and arguments of
-tools never become Python objects. Called by `parse` for each request.
+tools never become Python objects. What servers leave out of prompts is left out here. Called by `parse` and
+`prompts` for each request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
-from epp.base.errors import BadRequestError
 from epp.request.jsontext import first_byte, text_bytes
 
 Piece = bytes | Raw
@@ -38,19 +37,35 @@ FIELD = b"\xfc"
 OPAQUE = b"\xfb"
 """Stands before a substitute: the hash of a picture, the id of a stored conversation."""
 
+TOOL_RESULT = FIELD + b"tool_result" + FIELD
 NO_RAW = Raw(b"")
 
 _HEADINGS = {
     role: SECTION + role + BODY for role in (b"system", b"user", b"assistant", b"tool", b"developer")
 }
-_TEXT_KEYS = {b"text": "text", b"input_text": "text", b"output_text": "text", b"refusal": "refusal"}
-_THINKING = frozenset({b"thinking", b"redacted_thinking", b"reasoning"})
+_TEXTS = {
+    b"text": "text",
+    b"input_text": "text",
+    b"output_text": "text",
+    b"reasoning_text": "text",
+    b"summary_text": "text",
+    b"refusal": "refusal",
+    b"thinking": "thinking",
+}
+"""The parts that are texts: their types, and the field with the text."""
+_BILLING = b"x-anthropic-billing-header"
+"""Servers drop this line from system prompts, because a coding agent changes it with every request. The C
+reader of `jsontext` leaves such chats to this module."""
 _ABSENT = frozenset({b"", b"null", b"[]", b"{}"})
 _LONGEST_ABSENT = 4
 _DECODE_LIST = msgspec.json.Decoder(list[Raw])
 _DECODE_FIELDS = msgspec.json.Decoder(dict[str, Raw])
-_LIST, _OBJECT = ord("["), ord("{")
+_LIST = ord("[")
 _ITEMS = b'"[{]'
+
+
+class UnfollowedError(Exception):
+    """The prompt has a shape that is not known here. Only the server can say whether it is valid."""
 
 
 class _Part(Struct, gc=False):
@@ -59,25 +74,14 @@ class _Part(Struct, gc=False):
     type: Raw = NO_RAW
     text: Raw = NO_RAW
     refusal: Raw = NO_RAW
+    thinking: Raw = NO_RAW
     name: Raw = NO_RAW
     input: Raw = NO_RAW
     content: Raw = NO_RAW
-
-
-class _Item(Struct, gc=False):
-    """One item of the responses API's `input`."""
-
-    type: Raw = NO_RAW
-    role: Raw = NO_RAW
-    content: Raw = NO_RAW
-    name: Raw = NO_RAW
-    arguments: Raw = NO_RAW
-    input: Raw = NO_RAW
-    output: Raw = NO_RAW
+    uuid: Raw = NO_RAW
 
 
 _DECODE_PART = msgspec.json.Decoder(_Part)
-_DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
 def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
@@ -116,25 +120,10 @@ def raw_call(name: bytes, raw: Raw) -> list[Piece]:
     return [PART + FIELD + name + FIELD, raw] if present(raw) else []
 
 
-def required_text(raw: Raw, *, where: str) -> bytes:
-    """Return the text of a field that must be a string. `where` names the field in the error message."""
-    text = text_bytes(raw)
-    if text is None:
-        raise bad_field(where, "must be a string")
-    return text
-
-
-def optional_text(raw: Raw, *, where: str) -> bytes:
-    """Return the text of a field that must be a string, or nothing if the field is missing or null."""
-    return required_text(raw, where=where) if present(raw) else b""
-
-
-def items_of(raw: Raw, *, where: str, expected: str) -> list[Raw]:
+def items_of(raw: Raw) -> list[Raw]:
     """Return the items of a JSON array whose first item is a string, a list or an object."""
-    if first_byte(raw) != _LIST:
-        raise bad_field(where, expected)
-    if first_item(raw) not in _ITEMS:
-        raise bad_field(f"{where}[0]", "must be a string or an object with a `type`")
+    if first_byte(raw) != _LIST or first_item(raw) not in _ITEMS:
+        raise UnfollowedError
     return _DECODE_LIST.decode(raw)
 
 
@@ -144,64 +133,52 @@ def first_item(raw: Raw) -> int:
     return start[0] if start else 0
 
 
-def content_bytes(raw: Raw, *, where: str, nested: bool = False) -> bytes:
-    """Return the bytes of a content: a string, a list of parts, or nothing. nested: it is inside a tool's
-    result.
+def content_parts(
+    raw: Raw, *, thoughts: list[bytes] | None = None, system: bool = False, nested: bool = False
+) -> list[bytes]:
+    """Return the parts of a content: a string, a list of parts, or nothing.
+
+    thoughts: gets the texts of thinking parts. None: the server renders these as texts. system: it is a
+    system prompt. nested: it is inside a tool's result.
     """
     text = text_bytes(raw)
     if text is not None:
-        return text
-    if not present(raw):
-        return b""
+        return [_without_billing(text) if system else text]
     rendered = []
-    parts = items_of(raw, where=where, expected="must be a string or a list of content parts")
-    for position, part in enumerate(parts):
+    for part in items_of(raw) if present(raw) else ():
         text = text_bytes(part)
         if text is None:
-            text = _part_bytes(part, where=f"{where}[{position}]", nested=nested)
+            text = _part_bytes(part, thoughts=thoughts, nested=nested)
+        if text is not None and system:
+            text = _without_billing(text) or None
         if text is not None:
             rendered.append(text)
-    return PART.join(rendered)
+    return rendered
 
 
-def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
-    """Return the part's bytes. None for thinking, which later prompts do not contain."""
-    if first_byte(raw) != _OBJECT:
-        raise bad_field(where, "must be a string or an object with a `type`")
+def _without_billing(text: bytes) -> bytes:
+    return text.partition(b"\n")[2] if text.startswith(_BILLING) else text
+
+
+def _part_bytes(raw: Raw, *, thoughts: list[bytes] | None, nested: bool) -> bytes | None:
+    """Return the part's bytes. None: it leaves none here."""
     part = _DECODE_PART.decode(raw)
-    kind = b"text" if part.type is NO_RAW else required_text(part.type, where=f"{where}.type")
-    if kind in _THINKING:
+    kind = text_bytes(part.type) or (b"text" if present(part.text) else b"")
+    if kind in _TEXTS:
+        value = getattr(part, _TEXTS[kind])
+        text = text_bytes(value)
+        if kind == b"thinking" and thoughts is not None:
+            thoughts.append(text or b"")
+            return None
+        if text is not None or not present(value):
+            return text
+    if kind == b"redacted_thinking":
         return None
-    text_key = _TEXT_KEYS.get(kind)
-    if text_key is not None:
-        return required_text(part.text if text_key == "text" else part.refusal, where=f"{where}.{text_key}")
     if kind == b"tool_use":
-        return FIELD.join((FIELD + b"tool_use", _text_or_json(part.name), _text_or_json(part.input)))
+        return FIELD.join((FIELD + b"tool_use", text_or_json(part.name), text_or_json(part.input)))
     if kind == b"tool_result" and not nested:
-        result = content_bytes(part.content, where=f"{where}.content", nested=True)
-        return FIELD + b"tool_result" + FIELD + result
-    return FIELD + kind + fingerprint(raw)
-
-
-def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
-    """Return the pieces of an item of the responses API's `input`: a message, a tool call, a tool's output,
-    or an item of which only a hash counts.
-    """
-    if first_byte(raw) != _OBJECT:
-        raise bad_field(where, "must be an object")
-    item = _DECODE_ITEM.decode(raw)
-    kind = b"message" if item.type is NO_RAW else required_text(item.type, where=f"{where}.type")
-    if kind in _THINKING:
-        return []
-    if kind == b"message":
-        role = text_bytes(item.role)
-        if role is None:
-            raise bad_field(f"{where}.role", 'must be a string such as "user"')
-        return [heading(role), content_bytes(item.content, where=f"{where}.content")]
-    known = [_text_or_json(field) for field in (item.name, item.arguments, item.input) if field is not NO_RAW]
-    if first_byte(item.output) in b'"[':
-        known.append(content_bytes(item.output, where=f"{where}.output"))
-    return [label(kind), FIELD.join(known) if known else fingerprint(raw)]
+        return TOOL_RESULT + PART.join(content_parts(part.content, nested=True))
+    return FIELD + kind + (digest(part.uuid) if present(part.uuid) else fingerprint(raw))
 
 
 def fingerprint(raw: Raw) -> bytes:
@@ -226,10 +203,6 @@ def digest(data: Piece) -> bytes:
     return OPAQUE + xxhash.xxh3_128_hexdigest(data).encode()
 
 
-def _text_or_json(raw: Raw) -> bytes:
+def text_or_json(raw: Raw) -> bytes:
     text = text_bytes(raw)
     return bytes(raw) if text is None else text
-
-
-def bad_field(where: str, fault: str) -> BadRequestError:
-    return BadRequestError(f"Field `{where}` {fault}.", reason="bad_field")

@@ -1,100 +1,177 @@
-"""The prompts in request bodies: a text, token ids, a batch of either, or messages. Called by `parse`."""
+"""The prompts in request bodies: a text, token ids, a batch of either, messages, or items of the responses
+API. Called by `parse`.
+
+Chat templates leave out what the assistant thought before the last message of the user. So thoughts count
+only since then, and the answer to the next message makes the chain end where the earlier thoughts began, as
+it does in the server's cache.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from msgspec import MsgspecError, Raw, Struct
 
-from epp.base.errors import BadRequestError
 from epp.request import canonical
 from epp.request.api_fields import ChatMessage
 from epp.request.canonical import (
+    FIELD,
     NO_RAW,
+    PART,
+    TOOL_RESULT,
     Piece,
-    bad_field,
-    content_bytes,
+    UnfollowedError,
+    content_parts,
     first_item,
     items_of,
-    optional_text,
+    text_or_json,
 )
 from epp.request.jsontext import first_byte, plain_text, text_bytes, token_bytes
 
 _QUOTE, _LIST = ord('"'), ord("[")
 _NUMBERS: Final = b"-0123456789"
-_EXPECTED: Final = "must be a string, a list of strings, or token ids"
-_ONE_TYPE: Final = "must hold prompts of one type: all strings, all token ids, or all lists of token ids"
 
 
 class Prompts(Struct, frozen=True, gc=False):
-    first: bytes
+    first: bytes = b""
     """The prompt that is matched against the servers' caches."""
     more_bytes: int = 0
     """Size of all other prompts."""
     token_ids: bool = False
 
 
-def read_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """Return the prompts of a `prompt` or `input` field. None: an empty list. Raises BadRequestError, or
+def read_prompts(raw: Raw) -> Prompts:
+    """Return the prompts of a field with a string, a list of strings, or token ids. Raises UnfollowedError or
     the decoder's errors, if the value is none of these.
     """
     text = text_bytes(raw)
     if text is not None:
         return Prompts(text)
+    if not canonical.present(raw):
+        return Prompts()
     items = first_item(raw) if first_byte(raw) == _LIST else 0
     if items and items in _NUMBERS:
-        return Prompts(_tokens(raw, where=where), token_ids=True)
-    prompts = items_of(raw, where=where, expected=_EXPECTED)
-    if not prompts:
-        return None
+        return Prompts(_tokens(raw), token_ids=True)
+    prompts = items_of(raw)
     kind = first_byte(prompts[0])
-    if kind not in (_QUOTE, _LIST):
-        raise bad_field(f"{where}[0]", _EXPECTED)
-    if any(first_byte(prompt) != kind for prompt in prompts):
-        raise bad_field(where, _ONE_TYPE)
+    if kind not in (_QUOTE, _LIST) or any(first_byte(prompt) != kind for prompt in prompts):
+        raise UnfollowedError
     if kind == _QUOTE:
         sizes = [len(text_bytes(prompt) or b"") for prompt in prompts]
         return Prompts(text_bytes(prompts[0]) or b"", sum(sizes) - sizes[0])
-    first = _tokens(prompts[0], where=f"{where}[0]")
-    more = sum(len(_tokens(prompt, where=f"{where}[{n}]")) for n, prompt in enumerate(prompts[1:], 1))
-    return Prompts(first, more, token_ids=True)
+    first, *more = (_tokens(prompt) for prompt in prompts)
+    return Prompts(first, sum(map(len, more)), token_ids=True)
 
 
-def _tokens(raw: Raw, *, where: str) -> bytes:
-    if bytes(raw) == b"[]":
-        return b""
+def _tokens(raw: Raw) -> bytes:
     try:
-        return token_bytes(raw)
-    except OverflowError:
-        raise bad_field(where, "holds a token id out of range (0 to 4294967295)") from None
-    except MsgspecError:
-        raise bad_field(where, "must hold prompts of one type: all strings, or all token ids") from None
+        return b"" if bytes(raw) == b"[]" else token_bytes(raw)
+    except (MsgspecError, OverflowError):
+        raise UnfollowedError from None
 
 
-def render_messages(sections: list[Piece], messages: list[ChatMessage] | None) -> None:
-    """Append the messages, as parts of a canonical prompt, to `sections`."""
-    if not messages:
-        what = "send a list with at least one message"
-        raise BadRequestError(f"`messages` is missing or empty: {what}.", reason="no_messages")
-    for position, message in enumerate(messages):
-        sections.append(_heading(message, position=position))
-        if message.content is not NO_RAW:
-            text = plain_text(message.content)  # nearly every content is a plain string
-            if text is None:
-                text = content_bytes(message.content, where=f"messages[{position}].content")
-            sections.append(text)
+def render_messages(sections: list[Piece], messages: list[ChatMessage] | None, *, thinks: bool) -> None:
+    """Append the messages, as parts of a canonical prompt, to `sections`. thinks: the API's thinking parts
+    are thoughts of the assistant, and not texts of the content.
+    """
+    open_thoughts: list[int] = []
+    for message in messages or ():
+        role = text_bytes(message.role)
+        if role is None:
+            raise UnfollowedError
+        thoughts: list[bytes] = []
+        text = plain_text(message.content) if role != b"system" else None
+        if text is None:
+            parts = content_parts(
+                message.content, thoughts=thoughts if thinks else None, system=role == b"system"
+            )
+            text = PART.join(parts)
+        if role == b"user" and open_thoughts and not _only_results(text, message.content):
+            _forget(sections, open_thoughts)
+        sections.append(_heading(message, role))
+        if role == b"assistant":
+            thoughts += _reasoning(message)
+            if thoughts:
+                open_thoughts.append(len(sections))
+                sections.append(FIELD + b"reasoning" + FIELD + b"".join(thoughts) + PART)
+        sections.append(text)
         if message.tool_calls is not NO_RAW:
             sections += canonical.raw_call(b"tool_calls", message.tool_calls)
         if message.function_call is not NO_RAW:
             sections += canonical.raw_call(b"function_call", message.function_call)
 
 
-def _heading(message: ChatMessage, *, position: int) -> bytes:
-    role = text_bytes(message.role)
-    if role is None:
-        raise bad_field(f"messages[{position}].role", "must be a string")
+def _only_results(text: bytes, content: Raw) -> bool:
+    """Return whether a user's message only holds results of tools, which servers render as messages of
+    tools.
+    """
+    return text.startswith(TOOL_RESULT) and all(
+        part.startswith(TOOL_RESULT) for part in content_parts(content)
+    )
+
+
+def _reasoning(message: ChatMessage) -> list[bytes]:
+    for raw in (message.reasoning, message.reasoning_content):
+        text = text_bytes(raw)
+        if text:
+            return [text]
+    return []
+
+
+def _forget(sections: list[Piece], places: list[int]) -> None:
+    for place in places:
+        sections[place] = b""
+    places.clear()
+
+
+def _heading(message: ChatMessage, role: bytes) -> bytes:
     if message.name is NO_RAW and message.tool_call_id is NO_RAW:
         return canonical.heading(role)
-    name = optional_text(message.name, where=f"messages[{position}].name")
-    answers = optional_text(message.tool_call_id, where=f"messages[{position}].tool_call_id")
-    return canonical.heading(role, name=name, answers=answers)
+    name, answers = text_bytes(message.name), text_bytes(message.tool_call_id)
+    return canonical.heading(role, name=name or b"", answers=answers or b"")
+
+
+class _Item(Struct, gc=False):
+    """One item of the responses API's `input`."""
+
+    type: Raw = NO_RAW
+    role: Raw = NO_RAW
+    content: Raw = NO_RAW
+    summary: Raw = NO_RAW
+    name: Raw = NO_RAW
+    arguments: Raw = NO_RAW
+    input: Raw = NO_RAW
+    output: Raw = NO_RAW
+
+
+_DECODE_ITEM = msgspec.json.Decoder(_Item)
+
+
+def render_items(sections: list[Piece], raw: Raw) -> None:
+    """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
+    item only a hash counts.
+    """
+    open_thoughts: list[int] = []
+    for each in items_of(raw) if canonical.present(raw) else ():
+        item = _DECODE_ITEM.decode(each)
+        kind, role = text_bytes(item.type) or b"message", text_bytes(item.role)
+        if kind == b"reasoning":
+            parts = content_parts(item.content) or content_parts(item.summary)
+            open_thoughts.append(len(sections))
+            sections.append(canonical.label(kind) + b"".join(parts) if parts else b"")
+        elif kind == b"message" and role is not None:
+            if role == b"user":
+                _forget(sections, open_thoughts)
+            parts = content_parts(item.content, system=role == b"system")
+            sections += (canonical.heading(role), PART.join(parts))
+        else:
+            known = [
+                text_or_json(part) for part in (item.name, item.arguments, item.input) if part is not NO_RAW
+            ]
+            if first_byte(item.output) in b'"[':
+                known.append(PART.join(content_parts(item.output)))
+            sections += (
+                canonical.label(kind),
+                FIELD.join(known) if known else canonical.fingerprint(each),
+            )

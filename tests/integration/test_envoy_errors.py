@@ -41,15 +41,14 @@ MALFORMED = {
         400,
         "malformed_request",
     ),
-    "HTTP/1.0": (b"GET /v1/models HTTP/1.0\r\nhost: a\r\n\r\n", 426, "http_version"),
     "a transfer encoding": (POST + b"transfer-encoding: gzip\r\n\r\n", 501, "transfer_encoding"),
     "fields of 90 KB": (POST + b"x: " + b"a" * 90_000 + b"\r\n\r\n", 431, "headers_too_large"),
     "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\nhost: a:80\r\n\r\n", 404, "path_not_served"),
     "no path": (b"OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n", 404, "path_not_served"),
-    "an unknown upgrade": (
-        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: foo\r\n\r\n",
-        403,
-        "not_allowed",
+    "a websocket by POST": (
+        POST + b"connection: upgrade\r\nupgrade: websocket\r\ncontent-length: 0\r\n\r\n",
+        400,
+        "malformed_request",
     ),
 }
 
@@ -81,6 +80,23 @@ async def test_an_invalid_request_gets_its_error_in_json(
         None,
     )
     assert len(gateway.backends[0].prompts) == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"host:", b"connection: Upgrade\r\nupgrade: TLS/1.2\r\nhost:"),
+        (b"host:", b"connection: Upgrade\r\nupgrade: h2c\r\nhost:"),
+    ],
+)
+async def test_old_clients_and_offered_upgrades_are_answered(
+    gateway: Gateway, changed: tuple[bytes, bytes]
+) -> None:
+    head = POST.replace(*changed) + b"connection: close\r\n" * (b"Upgrade" not in changed[1])
+    reply = await send_raw(at(gateway), head + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+    assert reply.status == 200
+    assert b"choices" in reply.body
 
 
 @pytest.mark.parametrize("rest", [b"5\r\nhello\r\nZZ\r\n", b"ZZ\r\n", b"fffffffffffffffff\r\n"])
@@ -129,11 +145,11 @@ async def test_too_many_fields_over_http2_get_an_error_too(gateway: Gateway) -> 
 
 
 async def test_the_pickers_own_errors_pass_as_they_are(gateway: Gateway) -> None:
-    reply = await gateway.client.request("POST", "/v1/completions", body=b"{}")
-    assert (reply.status, reply.json()["error"]["code"]) == (400, "no_model")
+    reply = await gateway.client.request("POST", "/v1/completions", body=b"{")
+    assert (reply.status, reply.json()["error"]["code"]) == (400, "bad_json")
     assert reply.headers["content-type"] == "application/json"
     await wait_until(
-        lambda: any(e["details"] == "picker_no_model" for e in gateway.envoy.access_log()),
+        lambda: any(e["details"] == "picker_bad_json" for e in gateway.envoy.access_log()),
         what="the log names the client",
     )
 

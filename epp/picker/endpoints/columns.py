@@ -390,6 +390,13 @@ class FleetView:
         models = self._columns.roster.models
         return model if any(models[slot] != model for slot in holders) else ""
 
+    def sharing_name(self, model: str, slot: int) -> str:
+        """Return the name under which prompts for `model` share the cache of this server. A base model has
+        one, whatever clients call it, and serves those who name none.
+        """
+        listed = self._in_slots[slot].listed
+        return listed.base if listed is not None and (not model or model in listed.bases) else model
+
     def _named(self, model: str) -> Named:
         return self._serving.named.get(model) or self._serving.look_up(model)
 

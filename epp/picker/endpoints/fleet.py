@@ -198,13 +198,6 @@ class Fleet(FleetView):
             if names is None or not names.isdisjoint(targets):
                 yield ModelCard(alias, owned_by="prefix-gateway")
 
-    def sharing_name(self, model: str, slot: int) -> str:
-        """Return the name under which prompts for `model` share the cache of this server. A base model has
-        one, whatever clients call it, and serves those who name none.
-        """
-        listed = self._in_slots[slot].listed
-        return listed.base if listed is not None and (not model or model in listed.bases) else model
-
     @property
     def unlisted(self) -> int:
         """The number of servers that have not listed their models yet."""

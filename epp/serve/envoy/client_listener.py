@@ -124,6 +124,12 @@ def _connection_manager(config: Config) -> Message:
         "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,
         "common_http_protocol_options": {"max_headers_count": MAX_HEADER_FIELDS},
+        # Some clients offer an upgrade with every request (TLS, h2c), and some speak HTTP/1.0. Both get their
+        # answer.
+        "http_protocol_options": {
+            "accept_http_10": True,
+            "ignore_http_11_upgrade": [{"safe_regex": {"regex": _all_but("websocket")}}],
+        },
         "http2_protocol_options": {"max_concurrent_streams": MAX_STREAMS},
         # Neither limit counts the time of the answer.
         "request_headers_timeout": seconds(envoy.header_timeout_seconds),
@@ -143,6 +149,13 @@ def _connection_manager(config: Config) -> Message:
         "access_log": [cut_answers.access_log(), *([_access_log()] if envoy.access_log else [])],
         **(tracing.of_requests(envoy.tracing) if envoy.tracing else {}),
     }
+
+
+def _all_but(word: str) -> str:
+    """Return a regular expression for every text but `word`, in any case. RE2 has no negative look-ahead."""
+    letters = [f"[{letter}{letter.upper()}]" for letter in word]
+    parts = [f"{''.join(letters[:n])}([^{letters[n][1:-1]}].*)?" for n in range(len(word))]
+    return "|".join([*parts, f"{''.join(letters)}.+"])
 
 
 def _strip() -> Message:
@@ -194,7 +207,17 @@ def _routes(config: Config) -> list[Message]:
     """Return the routes: first the paths that clients may not use, then everything else. The first match
     wins. The picker is asked only if a route says so.
     """
-    return [*(_blocked(path) for path in config.closed_paths), _to_model_servers(config.envoy)]
+    blocked = (_blocked(path) for path in config.closed_paths)
+    return [*blocked, _websocket_without_get(), _to_model_servers(config.envoy)]
+
+
+def _websocket_without_get() -> Message:
+    """Return a route with 400 for what bypasses the picker as a websocket and is none."""
+    headers = [
+        {"name": "upgrade", "string_match": {"contains": "websocket", "ignore_case": True}},
+        {"name": ":method", "string_match": {"exact": "GET"}, "invert_match": True},
+    ]
+    return {"match": {"prefix": "/", "headers": headers}, "direct_response": {"status": 400}}
 
 
 def _blocked(path: str) -> Message:

@@ -19,11 +19,10 @@ _AWAY: Final = "service_unavailable"
 _ERRORS: Final = {
     400: (_INVALID, "malformed_request", "the request is not valid HTTP"),
     401: (_INVALID, "not_authenticated", "send valid credentials with the request"),
-    403: (_INVALID, "not_allowed", "this gateway does not allow the request; the only upgrade that it allows is to a websocket"),
+    403: (_INVALID, "not_allowed", "this gateway does not allow the request"),
     404: (BlockedPathError.error_type, BlockedPathError.reason, "not served by this gateway"),
     408: (_INVALID, "request_timeout", "the request was not complete in time; send it again"),
     413: (BodyTooLargeError.error_type, BodyTooLargeError.reason, "the request body is too large; send a shorter one"),
-    426: (_INVALID, "http_version", "use HTTP/1.1 or HTTP/2"),
     429: (SaturatedError.error_type, "rate_limited", "too many requests; try again later"),
     431: (_INVALID, "headers_too_large", "the request has too many header fields, or too large ones; send fewer"),
     501: (_INVALID, "transfer_encoding", "the gateway accepts no transfer encoding except chunked"),

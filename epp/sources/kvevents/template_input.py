@@ -1,8 +1,9 @@
 """Reads the conversation that the server's chat template gets, from the canonical prompt.
 
 `epp.request.canonical` wrote the prompt. It contains everything that a template reads of the messages, except
-media (which are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each
-text keeps its position in the prompt, from which `mapping` finds positions in the rendered text.
+media, which are named by a hash, and earlier thoughts, which templates leave out too. Prompts with media are
+refused here. Each text keeps its position in the prompt, from which `mapping` finds positions in the rendered
+text.
 
 Pure. Callers: `mapping`, `language`, tests.
 """
@@ -86,9 +87,12 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
             texts.append(Text(start, contents[-1], end))
         else:
             label, _, value = part[len(FIELD) :].partition(FIELD)
-            if label not in _CALL_FIELDS:
+            if label == b"reasoning":
+                message["reasoning"] = message["reasoning_content"] = value.decode()
+            elif label in _CALL_FIELDS:
+                message[_CALL_FIELDS[label]] = decode(value)
+            else:
                 raise UnmappedError("a content part that is no text", reason="content")
-            message[_CALL_FIELDS[label]] = decode(value)
         start = end + len(PART)
     message["content"] = contents[0] if len(contents) == 1 else contents
     return message

@@ -120,7 +120,13 @@ TOOL_TURN = [
 ]
 ANTHROPIC_TURN = [
     {"role": "user", "content": "hi"},
-    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1e5}}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm"},
+            {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1e5}},
+        ],
+    },
     {
         "role": "user",
         "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "ok"}]}],
@@ -128,6 +134,7 @@ ANTHROPIC_TURN = [
 ]
 ITEMS = [
     {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
     {"type": "function_call", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "ok"},
 ]
@@ -155,6 +162,7 @@ VALID: list[tuple[str, bytes]] = [
             {"messages": ANTHROPIC_TURN, "system": [{"type": "text", "text": "s"}], "tools": [{"name": "f"}]},
         ),
         ("/tokenize", {"prompt": "x"}),
+        ("/v1/rerank", {"query": "x"}),
     )
 ]
 WORDS = (
@@ -175,8 +183,8 @@ def outcome(path: str, body: bytes) -> str:
         refused = error
     else:
         check_request(request)
-        return request.kind
-    assert refused.reason in {"bad_json", "bad_field", "no_model", "no_messages", "no_prompt", "no_input"}
+        return request.unread or request.kind
+    assert refused.reason == "bad_json"
     assert 0 < len(str(refused)) < 6000
     return refused.reason
 
@@ -186,7 +194,7 @@ def check_request(request: InferenceRequest) -> None:
     assert request.more_prompt_bytes >= 0
     assert request.max_tokens is None or request.max_tokens >= 0
     assert not request.token_ids or len(request.prompt) % 4 == 0
-    assert request.kind is not ApiKind.OTHER or request.prompt == b""
+    assert request.kind is not ApiKind.QUERY or request.prompt == b""
 
 
 @pytest.mark.parametrize(("path", "body"), VALID)
@@ -203,7 +211,7 @@ def test_mutated_bodies_raise_nothing_but_a_bad_request() -> None:
         result = outcome(path, damaged() or b"{")
         seen[result] = seen.get(result, 0) + 1
     # The mutants pass the decoder: each kind survives some damage, and each sort of fault is found.
-    assert set(seen) >= {*ApiKind, "bad_json", "bad_field", "no_model"}
+    assert set(seen) >= {*ApiKind, "bad_json", "not_understood"}
     assert seen["bad_json"] < BYTE_MUTANTS * 0.9
 
 

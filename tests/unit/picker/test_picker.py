@@ -5,6 +5,7 @@ load.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, LoadSettings
 from epp.picker.decision import PickRequest
+from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (
@@ -111,6 +113,12 @@ def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
 
 
 # -- allowed endpoints ---------------------------------------------------------------------------------------
+
+
+def test_a_call_that_computes_no_tokens_books_none() -> None:
+    picker = a_picker(on=endpoints("a"))
+    pick = picker.pick(ask(kind=ApiKind.QUERY, body_bytes=400_000), now=1.0)
+    assert (pick.decision.prompt_tokens, undone(picker, "a", now=1.0)) == (0, 0)
 
 
 def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
@@ -249,13 +257,16 @@ def test_different_prompts_are_spread_evenly_by_their_tokens() -> None:
 
 
 def test_a_server_without_numbers_gets_its_share_beside_vllm() -> None:
-    picker, open_picks, counts = a_picker(), [], dict.fromkeys("abcd", 0)
+    picker, counts = a_picker(), dict.fromkeys("abcd", 0)
+    open_picks: list[Pick] = []
     for number in range(400):
         now = 1.0 + number / 20
         if number % 20 == 0:
             for name in "abcd":
-                numbers = {} if name == "d" else {"running": in_flight(picker).get(name, 0), "waiting": 0}
-                picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, **numbers), now=now)
+                page = EndpointMetrics(scraped_at=now)
+                if name != "d":
+                    page = replace(page, running=in_flight(picker).get(name, 0), waiting=0)
+                picker.observe(EndpointName(name), page, now=now)
         if len(open_picks) == 8:
             done = open_picks.pop(0)
             picker.on_response_headers(done, status=200, served=done.destinations[0], now=now)
@@ -271,7 +282,9 @@ def test_two_names_of_one_model_share_a_prefix_and_an_adapter_does_not() -> None
     picker.take_lists({EndpointName(name): ModelList(cards) for name in "abcd"}, now=0.0)
     serve(picker, ask(text("p"), model="a"), now=1.0)
     times = {"lora": 10.0, "b": 20.0, "": 30.0}
-    matched = [serve(picker, ask(text("p"), model=m), now=at).decision.matched_tokens for m, at in times.items()]
+    matched = [
+        serve(picker, ask(text("p"), model=m), now=at).decision.matched_tokens for m, at in times.items()
+    ]
     assert matched == [0, matched[1], matched[1]]
     assert matched[1] > 1900
 

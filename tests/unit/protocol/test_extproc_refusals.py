@@ -32,21 +32,16 @@ from tests.unit.protocol.stream_bench import (
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
-@pytest.mark.parametrize(
-    ("body", "code"), [(b"{", "bad_json"), (b'{"prompt": "x"}', "no_model"), (b'{"model": "m"}', "no_prompt")]
-)
-def test_a_bad_body_gets_400_in_openais_shape_and_books_nothing(
-    bench: Bench, modes: Modes, body: bytes, code: str
-) -> None:
+def test_a_bad_body_gets_400_in_openais_shape_and_books_nothing(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
     first = RequestHeaders(((":path", "/v1/completions"), ("x-request-id", "bad")), modes=modes)
     run(stream, first)
-    refuse = refused(run(stream, RequestBody(body, end_of_stream=True)))
+    refuse = refused(run(stream, RequestBody(b"{", end_of_stream=True)))
     assert refuse.status == 400
     assert dict(refuse.headers)["content-type"] == "application/json"
     error = json.loads(refuse.body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert (error["code"], error["type"], error["param"]) == (code, "invalid_request_error", None)
+    assert (error["code"], error["type"], error["param"]) == ("bad_json", "invalid_request_error", None)
     assert bench.seen.refusals[0][0] == "bad"
     assert bench.in_flight() == 0
 

@@ -22,7 +22,8 @@ MESSAGES = "/v1/messages"
         ["héllo"],
         [{"type": "text", "text": "héllo", "cache_control": {"type": "ephemeral"}}],
         [{"text": "héllo"}],
-        [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "héllo"}],
+        [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "héllo"}],
+        [{"type": "text", "text": None}, {"type": "text", "text": "héllo"}],
     ],
 )
 def test_a_string_and_one_text_part_are_equal(content: Any) -> None:
@@ -173,7 +174,7 @@ def test_responses_items_other_than_messages_are_distinguished() -> None:
     }
     assert len(rendered) == 8
     assert prompt(**call, id="fc_1", status="completed") == prompt(**call)
-    assert prompt(type="reasoning", summary=[]) == b""
+    assert prompt(type="reasoning", summary=[]) == prompt(type="reasoning", encrypted_content="x") == b""
 
 
 def test_previous_response_is_an_unknown_prefix_that_nothing_else_matches() -> None:

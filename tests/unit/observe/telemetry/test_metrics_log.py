@@ -18,7 +18,7 @@ def test_a_refusal_is_logged_with_its_request_id(
 ) -> None:
     caplog.set_level(logging.INFO)
     metrics = Metrics(decisions=DecisionRing(maxlen=0), state=PickerStatus)
-    metrics.on_event(Refused("r-1", BadRequestError("`model` is missing", reason="no_model")))
+    metrics.on_event(Refused("r-1", BadRequestError("not JSON", reason="bad_json")))
     metrics.on_event(Refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint")))
     shown = [(r.levelname, vars(r)["request_id"], vars(r)["status"]) for r in caplog.records]
     assert shown == [("INFO", "r-1", 400), ("WARNING", "r-2", 503)]

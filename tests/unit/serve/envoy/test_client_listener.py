@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -47,7 +48,7 @@ def test_blocked_paths_in_any_case_come_before_all_other_routes() -> None:
     config = msgspec.structs.replace(
         a_config(), blocked_paths=("/metrics", "/sleep"), allowed_paths=("/sleep",)
     )
-    first, last = routes(config)
+    first, _, last = routes(config)
     assert first["match"] == {"prefix": "/metrics", "case_sensitive": False}
     assert first["direct_response"] == {"status": 404}
     assert last["match"] == {"prefix": "/"}
@@ -64,6 +65,16 @@ def test_filters_of_the_operator_come_first_and_the_router_last() -> None:
     assert list(filters(config)) == ["keys", EXT_PROC, "envoy.filters.http.custom_response", LAST]
     (websocket,) = manager(config)["upgrade_configs"]
     assert [each["name"] for each in websocket["filters"]] == ["keys", LAST], "their bodies never end"
+
+
+@pytest.mark.parametrize(
+    ("offered", "ignored"),
+    [(("TLS/1.2", "h2c", "web", "websockets", "x-websocket"), True), (("websocket", "WebSocket"), False)],
+)
+def test_every_upgrade_but_that_to_a_websocket_is_ignored(offered: tuple[str, ...], *, ignored: bool) -> None:
+    (matcher,) = manager(a_config())["http_protocol_options"]["ignore_http_11_upgrade"]
+    for each in offered:
+        assert bool(re.fullmatch(matcher["safe_regex"]["regex"], each)) is ignored, each
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,202 @@
+"""What real clients send, and which prompts are equal to the server: two bodies, and what they share.
+
+The prompts are those that vLLM 0.32 renders; tests/contract/test_rendered_prompts.py asks vLLM itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from epp.request.parse import parse_request
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+LONG = "You help with code. " * 40
+THOUGHT = "First I look at the tests. " * 40
+OTHER = "Perhaps the parser is wrong. " * 40
+CALL = [{"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]
+USER = {"role": "user", "content": LONG}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "a.py"}
+USE = {"type": "tool_use", "id": "c1", "name": "ls", "input": {}}
+USED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "a.py"}]}
+NEXT = {"role": "user", "content": "go on"}
+
+
+def billed(number: int) -> str:
+    return f"x-anthropic-billing-header: cc_version=9.9.{number}; cch={number};"
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
+def media(**fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [fields, text(LONG)]}]
+
+
+def turn(**thoughts: str) -> list[dict[str, Any]]:
+    return [USER, {"role": "assistant", "content": "", "tool_calls": CALL, **thoughts}, RESULT]
+
+
+def anthropic_turn(thought: str) -> list[dict[str, Any]]:
+    thinking = {"type": "thinking", "thinking": thought, "signature": "s"}
+    return [USER, {"role": "assistant", "content": [thinking, USE]}, USED]
+
+
+def items(thought: str, **where: str) -> list[dict[str, Any]]:
+    field = where.get("field", "content")
+    part = {"type": "reasoning_text" if field == "content" else "summary_text", "text": thought}
+    reasoning = {"type": "reasoning", "id": "r", "summary": [], field: [part]}
+    call = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}
+    return [USER, reasoning, call, {"type": "function_call_output", "call_id": "c", "output": "a.py"}]
+
+
+EQUAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "billing block of a system list": (
+        MESSAGES,
+        {"system": [text(billed(1)), text(LONG)], "messages": [USER]},
+        {"system": [text(billed(2)), text(LONG)], "messages": [USER]},
+    ),
+    "billing line of a system string": (
+        MESSAGES,
+        {"system": f"{billed(1)}\n{LONG}", "messages": [USER]},
+        {"system": LONG, "messages": [USER]},
+    ),
+    "billing block of an inline system message": (
+        MESSAGES,
+        {"messages": [USER, {"role": "system", "content": [text(billed(1)), text("x")]}]},
+        {"messages": [USER, {"role": "system", "content": [text(billed(2)), text("x")]}]},
+    ),
+    "billing line of a plain chat": (
+        CHAT,
+        {"messages": [{"role": "system", "content": f"{billed(1)}\n{LONG}"}, USER]},
+        {"messages": [{"role": "system", "content": f"{billed(2)}\n{LONG}"}, USER]},
+    ),
+    "thoughts before the last question": (
+        CHAT,
+        {"messages": [*turn(reasoning_content=THOUGHT), NEXT]},
+        {"messages": [*turn(), NEXT]},
+    ),
+    "thinking before the last question": (
+        MESSAGES,
+        {"messages": [*anthropic_turn(THOUGHT), NEXT]},
+        {"messages": [*anthropic_turn(OTHER), NEXT]},
+    ),
+    "reasoning items before the last question": (
+        RESPONSES,
+        {"input": [*items(THOUGHT), NEXT]},
+        {"input": [*items(OTHER), NEXT]},
+    ),
+    "two names for thoughts": (
+        CHAT,
+        {"messages": turn(reasoning_content=THOUGHT)},
+        {"messages": turn(reasoning=THOUGHT)},
+    ),
+    "the uuid of media": (
+        CHAT,
+        {"messages": media(type="image_url", image_url={"url": "data:,a"}, uuid="u1")},
+        {"messages": media(type="image_url", image_url=None, uuid="u1")},
+    ),
+    "cache marks": (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [text(LONG) | {"cache_control": {"type": "ephemeral"}}]}]},
+        {"messages": [USER]},
+    ),
+    "null and absent fields": (
+        CHAT,
+        {"messages": [USER | {"name": None, "tool_calls": None, "refusal": None}], "tools": None},
+        {"messages": [USER]},
+    ),
+    "the order of keys": (
+        CHAT,
+        {"messages": [{"content": LONG, "role": "user"}]},
+        {"messages": [USER]},
+    ),
+}
+DIFFERENT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "reasoning_content in a loop of tools": (
+        CHAT,
+        {"messages": turn(reasoning_content=THOUGHT)},
+        {"messages": turn(reasoning_content=OTHER)},
+    ),
+    "reasoning or none": (CHAT, {"messages": turn(reasoning=THOUGHT)}, {"messages": turn()}),
+    "a thinking part of a chat": (
+        CHAT,
+        {"messages": media(type="thinking", thinking=THOUGHT)},
+        {"messages": media(type="thinking", thinking=OTHER)},
+    ),
+    "thinking in a loop of tools": (
+        MESSAGES,
+        {"messages": anthropic_turn(THOUGHT)},
+        {"messages": anthropic_turn(OTHER)},
+    ),
+    "reasoning items": (RESPONSES, {"input": items(THOUGHT)}, {"input": items(OTHER)}),
+    "summaries": (
+        RESPONSES,
+        {"input": items(THOUGHT, field="summary")},
+        {"input": items(OTHER, field="summary")},
+    ),
+    "media without a type": (
+        CHAT,
+        {"messages": media(image_url="https://img.example/cat.png")},
+        {"messages": media(image_url="https://img.example/dog.png")},
+    ),
+    "parts of an unknown type": (
+        CHAT,
+        {"messages": media(type="hologram", hologram="a")},
+        {"messages": media(type="hologram", hologram="b")},
+    ),
+    "the uuids of media": (
+        CHAT,
+        {"messages": media(type="image_url", image_url={"url": "data:,a"}, uuid="u1")},
+        {"messages": media(type="image_url", image_url={"url": "data:,a"}, uuid="u2")},
+    ),
+    "documents": (
+        CHAT,
+        {"messages": [USER], "documents": [{"text": THOUGHT}]},
+        {"messages": [USER], "documents": [{"text": OTHER}]},
+    ),
+    "chat templates": (
+        CHAT,
+        {"messages": [USER], "chat_template": "a"},
+        {"messages": [USER], "chat_template": "b"},
+    ),
+    "tools in another order": (
+        CHAT,
+        {"messages": [USER], "tools": [{"name": "a"}, {"name": "b"}]},
+        {"messages": [USER], "tools": [{"name": "b"}, {"name": "a"}]},
+    ),
+    "roles": (
+        CHAT,
+        {"messages": [USER | {"role": "developer"}]},
+        {"messages": [USER | {"role": "system"}]},
+    ),
+}
+
+
+def prompt(path: str, body: dict[str, Any]) -> bytes:
+    read = parse_request(path, json.dumps(body).encode())
+    assert read.unread == ""
+    return read.prompt
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_what_the_server_renders_equally_is_equal(case: str) -> None:
+    path, one, other = EQUAL[case]
+    assert prompt(path, one) == prompt(path, other)
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_the_server_renders_differs(case: str) -> None:
+    path, one, other = DIFFERENT[case]
+    assert prompt(path, one) != prompt(path, other)
+
+
+def test_thoughts_count_by_their_size_until_the_next_question() -> None:
+    body = {"messages": turn(reasoning_content="thought " * 10_000)}
+    assert len(prompt(CHAT, body)) > 80_000
+    longer = {"messages": [*body["messages"], {"role": "assistant", "content": "done"}]}
+    assert prompt(CHAT, longer).startswith(prompt(CHAT, body))
+    assert len(prompt(CHAT, {"messages": [*longer["messages"], NEXT]})) < 2000
