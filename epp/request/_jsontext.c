@@ -136,8 +136,8 @@ put_utf8(int c, byte *out)
     return out;
 }
 
-/* Writes the escape after a backslash as UTF-8. Returns where the escape ends, or NULL if it is not valid. Half a surrogate
- * pair becomes U+FFFD (epp/request/surrogates.py). */
+/* Writes the escape after a backslash as UTF-8. Returns where the escape ends, or NULL if it is not valid, as half of a
+ * surrogate pair is not. */
 static const byte *
 escape(const byte *at, const byte *end, byte **out)
 {
@@ -154,12 +154,10 @@ escape(const byte *at, const byte *end, byte **out)
     at += 5;
     if (c >= 0xD800 && c < 0xE000) {
         int low = c < 0xDC00 && end - at >= 2 && at[0] == '\\' && at[1] == 'u' ? hex4(at + 2, end) : -1;
-        if (low >= 0xDC00 && low < 0xE000) {
-            c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
-            at += 6;
-        } else {
-            c = 0xFFFD;
-        }
+        if (low < 0xDC00 || low >= 0xE000)
+            return NULL;
+        c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
+        at += 6;
     }
     *out = put_utf8(c, *out);
     return at;

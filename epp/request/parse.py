@@ -9,8 +9,7 @@ Every body is first weighed (`jsontext`). A body that would take too long is ret
 All other bodies are decoded field by field. A field that is not part of the prompt stays the bytes that were
 sent.
 
-Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD. The server may still treat them in its
-own way. Called by the ext_proc state machine for each request; pure and synchronous.
+Called by the ext_proc state machine for each request; pure and synchronous.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ from epp.request.jsontext import (
     weighed_chat,
 )
 from epp.request.prompts import Prompts, read_prompts, render_items, render_messages
-from epp.request.surrogates import replace_lone
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -63,8 +61,9 @@ NOT_UNDERSTOOD: Final = "not_understood"
 _QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
 
-_READ_BY_PYTHON: Final = (b"NaN", b"Infinity", b"\0")
-"""Only JSON with one of these may be read by Python's decoder and not by ours: UTF-16 has zeros."""
+_READ_BY_PYTHON: Final = (b"NaN", b"Infinity", b"\0", b"\\ud", b"\\uD")
+"""Only JSON with one of these may be read by Python's decoder and not by ours: UTF-16 has zeros, and half of
+a surrogate pair has no UTF-8."""
 
 Body = bytes | memoryview
 """The body of a request as it came."""
@@ -154,7 +153,7 @@ def _seen_model(value: bytes) -> str:
 def _parse_pathless(body: Body) -> InferenceRequest:
     try:
         parse = _api_of_fields(DECODE_API_FIELDS.decode(body))
-        return _parse_other(body) if parse is None else _parsed(parse, body)
+        return _parse_other(body) if parse is None else parse(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnfollowedError):
         return _parse_other(body)
 
@@ -177,7 +176,7 @@ def _api_of_fields(present: ApiFields) -> _Parse | None:
 
 def _parse_known(path: str, parse: _Parse, body: Body) -> InferenceRequest:
     try:
-        return _parsed(parse, body)
+        return parse(body)
     except (msgspec.ValidationError, UnfollowedError) as error:
         if bytes(body).lstrip()[:1] != b"{":
             raise BadRequestError("The body must be a JSON object.", reason="bad_json") from error
@@ -191,19 +190,6 @@ def _parse_known(path: str, parse: _Parse, body: Body) -> InferenceRequest:
     except RecursionError as error:
         raise BadRequestError("The body's JSON is nested too deeply.", reason="bad_json") from error
     return skim_request(path, body, unread=NOT_UNDERSTOOD)
-
-
-def _parsed(parse: _Parse, body: Body) -> InferenceRequest:
-    try:
-        return parse(body)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        whole = bytes(body)
-        repaired = replace_lone(whole)
-        if repaired is whole:
-            raise
-        return parse(repaired)
 
 
 def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceRequest:

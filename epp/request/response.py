@@ -19,7 +19,6 @@ import msgspec
 from epp.base.types import ApiKind
 from epp.request.jsontext import weigh
 from epp.request.sse import EventSplitter
-from epp.request.surrogates import replace_lone
 
 MAX_EVENT_BYTES = 1 << 20
 """Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""
@@ -236,14 +235,11 @@ def _error_code(event: dict[str, object]) -> int | None:
 
 
 def _decoded(data: bytes) -> dict[str, object]:
-    """Return a JSON object, else empty. The escape of a lone surrogate is read as U+FFFD, as in requests."""
+    """Return a JSON object, else empty."""
     if weigh(data).units > _MOST_UNITS:
         return {}
     try:
-        try:
-            return _object(_DECODER.decode(data))
-        except msgspec.DecodeError:
-            return _object(_DECODER.decode(replace_lone(data)))
+        return _object(_DECODER.decode(data))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 

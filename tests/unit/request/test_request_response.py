@@ -155,11 +155,6 @@ def test_an_event_that_was_cut_is_no_first_token() -> None:
     assert read([delta(role="assistant"), b'data: {"choi'], reader()).first_token_at is None
 
 
-def test_text_with_a_lone_surrogate_counts_as_text() -> None:
-    chunk = rb'data: {"choices":[{"delta":{"content":"\ud83d\ude00\ud83d"}}]}' + b"\n\n"
-    assert read([chunk], reader()).told == 200
-
-
 def test_an_event_over_the_limit_is_skipped_and_the_next_event_is_read() -> None:
     huge = b"data: " + b"x" * MAX_EVENT_BYTES
     lines = (b"data: " + b"x" * (MAX_EVENT_BYTES // 2 + 1) + b"\n") * 2
