@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.request.canonical import NO_RAW, present
+from epp.request.canonical import NO_RAW
 
 MOST_PRIORITY: Final = 1000
 """The largest priority that a policy may name and that other pickers accept."""
@@ -118,21 +118,9 @@ def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
     return msgspec.json.Decoder(body, strict=False)
 
 
-class Shaping:
-    """Fields that change how the server renders the prompt, besides changes at its end."""
-
-    def __init__(self, *names: str) -> None:
-        self._values = attrgetter(*names)
-        self._none = (NO_RAW,) * len(names)
-
-    def sent(self, body: AnyBody) -> bool:
-        """Return whether the body has one of these fields. Nearly no request has."""
-        values = self._values(body)
-        return values != self._none and any(map(present, values))
-
-
-SHAPING_COMPLETIONS: Final = Shaping("add_special_tokens", "truncate_prompt_tokens")
-SHAPING_CHAT: Final = Shaping(
+SHAPING_COMPLETIONS: Final = attrgetter("add_special_tokens", "truncate_prompt_tokens")
+"""Fields that change how the server renders the prompt, besides changes at its end."""
+SHAPING_CHAT: Final = attrgetter(
     "chat_template",
     "chat_template_kwargs",
     "documents",

@@ -154,7 +154,7 @@ def _parse_pathless(body: Body) -> InferenceRequest:
     try:
         parse = _api_of_fields(DECODE_API_FIELDS.decode(body))
         return _parse_other(body) if parse is None else parse(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UnfollowedError):
+    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
         return _parse_other(body)
 
 
@@ -177,7 +177,7 @@ def _api_of_fields(present: ApiFields) -> _Parse | None:
 def _parse_known(path: str, parse: _Parse, body: Body) -> InferenceRequest:
     try:
         return parse(body)
-    except (msgspec.ValidationError, UnfollowedError) as error:
+    except (msgspec.ValidationError, OverflowError, UnfollowedError) as error:
         if bytes(body).lstrip()[:1] != b"{":
             raise BadRequestError("The body must be a JSON object.", reason="bad_json") from error
     except msgspec.DecodeError as error:
@@ -218,7 +218,9 @@ def _parse_chat(body: Body) -> InferenceRequest:
     sections += canonical.raw_section(b"tools", chat.tools)
     render_messages(sections, chat.messages, thinks=False)
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    return _request(ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=SHAPING_CHAT.sent(chat))
+    return _request(
+        ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=any(map(present, SHAPING_CHAT(chat)))
+    )
 
 
 def _parse_messages(body: Body) -> InferenceRequest:
@@ -255,7 +257,7 @@ def _parse_completions(body: Body) -> InferenceRequest:
     prompts = read_prompts(asked.prompt)
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
-    shaped = SHAPING_COMPLETIONS.sent(asked)
+    shaped = any(map(present, SHAPING_COMPLETIONS(asked)))
     return _request(ApiKind.COMPLETIONS, asked, prompts, max_tokens=asked.max_tokens, shaped=shaped)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from msgspec import MsgspecError, Raw, Struct
+from msgspec import Raw, Struct
 
 from epp.request import canonical
 from epp.request.api_fields import ChatMessage
@@ -42,8 +42,8 @@ class Prompts(Struct, frozen=True, gc=False):
 
 
 def read_prompts(raw: Raw) -> Prompts:
-    """Return the prompts of a field with a string, a list of strings, or token ids. Raises UnfollowedError or
-    the decoder's errors, if the value is none of these.
+    """Return the prompts of a field with a string, a list of strings, or token ids. Raises UnfollowedError,
+    OverflowError or the decoder's errors, if the value is none of these.
     """
     text = text_bytes(raw)
     if text is not None:
@@ -65,10 +65,7 @@ def read_prompts(raw: Raw) -> Prompts:
 
 
 def _tokens(raw: Raw) -> bytes:
-    try:
-        return b"" if bytes(raw) == b"[]" else token_bytes(raw)
-    except (MsgspecError, OverflowError):
-        raise UnfollowedError from None
+    return b"" if bytes(raw) == b"[]" else token_bytes(raw)
 
 
 def render_messages(sections: list[Piece], messages: list[ChatMessage] | None, *, thinks: bool) -> None:
@@ -91,8 +88,8 @@ def render_messages(sections: list[Piece], messages: list[ChatMessage] | None, *
             _forget(sections, open_thoughts)
         sections.append(_heading(message, role))
         if role == b"assistant":
-            thoughts += _reasoning(message)
-            if thoughts:
+            thoughts.append(text_bytes(message.reasoning) or text_bytes(message.reasoning_content) or b"")
+            if any(thoughts):
                 open_thoughts.append(len(sections))
                 sections.append(FIELD + b"reasoning" + FIELD + b"".join(thoughts) + PART)
         sections.append(text)
@@ -109,14 +106,6 @@ def _only_results(text: bytes, content: Raw) -> bool:
     return text.startswith(TOOL_RESULT) and all(
         part.startswith(TOOL_RESULT) for part in content_parts(content)
     )
-
-
-def _reasoning(message: ChatMessage) -> list[bytes]:
-    for raw in (message.reasoning, message.reasoning_content):
-        text = text_bytes(raw)
-        if text:
-            return [text]
-    return []
 
 
 def _forget(sections: list[Piece], places: list[int]) -> None:
