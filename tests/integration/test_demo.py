@@ -187,17 +187,6 @@ def test_server_that_dies_ends_the_demo_with_its_name_and_end_of_its_log(short_t
     assert not list(short_tmp.iterdir())
 
 
-def test_an_envoy_that_does_not_start_shows_its_output(short_tmp: Path) -> None:
-    broken = short_tmp / "broken"
-    broken.write_text("#!/bin/sh\necho no luck today >&2\nexit 3\n")
-    broken.chmod(0o755)
-    with demo("--servers", "1", "--envoy", str(broken), tmp=short_tmp) as running:
-        assert running.end() == 1
-    assert "envoy ended with 3\nno luck today" in running.said
-    assert "run it again" in running.said
-    assert list(short_tmp.iterdir()) == [broken]
-
-
 def test_a_missing_envoy_and_a_taken_port_end_the_demo_with_advice(short_tmp: Path) -> None:
     with demo("--envoy", "/nonexistent/envoy", tmp=short_tmp) as running:
         assert running.end() == 1

@@ -23,22 +23,6 @@ pytest_plugins = ["tests.harness.fixtures"]
 SETTINGS = Sharing(flush_interval_seconds=0.02)
 
 
-async def test_workers_learn_from_each_other_over_the_hub(tmp_path: Path) -> None:
-    hub = Hub(tmp_path / "hub.sock")
-    hub.start()
-    assert (tmp_path / "hub.sock").stat().st_mode & 0o777 == 0o600
-    async with (
-        sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as one,
-        sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as other,
-    ):
-        await met(one, other)
-        await both_ways(one, other, name="p")
-        async with sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as third:
-            await third.learns(text("p of one"))
-            await third.learns(text("p of the other"))
-    await hub.close()
-
-
 async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_path: Path) -> None:
     path = tmp_path / "hub.sock"
     hub = Hub(path)
