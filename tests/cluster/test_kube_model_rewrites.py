@@ -18,7 +18,7 @@ from epp.sources.keep import Sources
 from epp.sources.kube.api import Api
 from epp.sources.kube.objects import ModelRewrite
 from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites
+from epp.sources.kube.rewrites import PATHS, all_rewrites, model_rewrites
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, picker_account
@@ -150,7 +150,7 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
 ) -> None:
     install_crd(cluster)
     account: Path = picker_account(cluster, namespace)
-    sink = ModelRewrites(pools=[POOL], group="llm-d.ai")
+    sink = model_rewrites(pools=[POOL], group="llm-d.ai")
 
     def target(model: str) -> str:
         inference = InferenceRequest(kind=ApiKind.OTHER, model=model)

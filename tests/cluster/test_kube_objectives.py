@@ -120,6 +120,13 @@ class SiteGateway:
 
         await wait_until(has_priority, what=f"priority {priority}")
 
+    async def wait_condition(self, condition: str, message: str) -> None:
+        """Wait until the status of the object says this."""
+        where = ("-n", self.site.namespace, plural(NEW), "people")
+        command = ("wait", f"--for=condition={condition}", "--timeout=60s", *where)
+        await asyncio.to_thread(self.site.plane.kubectl, *command)
+        assert message in self.site.plane.kubectl("get", *where, "-o", "yaml")
+
     async def wait_priority_waiting(self, stack: AsyncExitStack, priority: int) -> None:
         """Wait until a request that names `people` has this priority, while no server is free."""
 
@@ -208,6 +215,7 @@ async def test_priority_of_an_objective_decides_at_once_which_request_goes_first
         assert await asked.first_of(named_first=False) == "nameless", "there is no such object"
         await asked.set_objective(10)
         await asked.wait_priority(10)
+        await asked.wait_condition("Accepted=True", "requests that name it have priority 10")
         assert await asked.first_of(named_first=False) == "named"
         await asked.set_objective(-10)
         await asked.wait_priority(-10)

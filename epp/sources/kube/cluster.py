@@ -21,19 +21,22 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
-from epp.sources.kube import policy_status, rewrite_status
+from epp.sources.kube import claim_status, policy_status
 from epp.sources.kube.api import Api, namespace_of
+from epp.sources.kube.claims import Claims
 from epp.sources.kube.crd import PATH
 from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
-from epp.sources.kube.objectives import Objectives, merged
+from epp.sources.kube.objectives import judge as judge_objectives
+from epp.sources.kube.objectives import merged, objectives_of
 from epp.sources.kube.objects import ModelRewrite, Objective, PolicyObject
-from epp.sources.kube.policies import PolicySet, ResolvedPolicies
+from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies
 from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import ListSource, Reflector, Sink, T
+from epp.sources.kube.rewrite_status import judge as judge_rewrites
 from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
-from epp.sources.kube.rewrites import ModelRewrites, all_rewrites
-from epp.sources.kube.writing import StatusWriter
+from epp.sources.kube.rewrites import all_rewrites, model_rewrites
+from epp.sources.kube.writing import StatusWrite, StatusWriter
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0
@@ -76,9 +79,14 @@ class Cluster:
         self._outcome = ResolvedPolicies(acting=default, tried=None, verdicts={})
         self._dirty = asyncio.Event()
         self._rewrites = [
-            ModelRewrites(pools=settings.names, group=group)
+            model_rewrites(pools=settings.names, group=group)
             for group in REWRITE_PATHS
             if group in settings.rewrites
+        ]
+        self._objectives = [
+            objectives_of(pools=settings.names, group=group)
+            for group in OBJECTIVE_PATHS
+            if group in settings.objectives
         ]
         self._rewrites_version = 0
 
@@ -132,24 +140,22 @@ class Cluster:
         yield self._reflector(
             api, "policies", PolicyObject, path=PATH, sink=self._policies, on_change=self._dirty.set
         )
-        groups = [group for group in OBJECTIVE_PATHS if group in self._settings.objectives]
-        objectives = [Objectives(pools=self._settings.names) for _ in groups]
-        for group, sink in zip(groups, objectives, strict=True):
+        for objectives in self._objectives:
             yield self._reflector(
                 api,
-                f"objectives of {group}",
+                f"objectives of {objectives.group}",
                 Objective,
-                path=OBJECTIVE_PATHS[group],
-                sink=sink,
-                on_change=lambda: self._hooks.objectives(merged(objectives)),
+                path=objectives.path,
+                sink=objectives,
+                on_change=lambda: self._hooks.objectives(merged(self._objectives)),
             )
-        for each in self._rewrites:
+        for rewrites in self._rewrites:
             yield self._reflector(
                 api,
-                f"rewrites of {each.group}",
+                f"rewrites of {rewrites.group}",
                 ModelRewrite,
-                path=REWRITE_PATHS[each.group],
-                sink=each,
+                path=rewrites.path,
+                sink=rewrites,
                 on_change=self._use_rewrites,
             )
 
@@ -187,7 +193,7 @@ class Cluster:
         """Write the statuses that differ. The looks of several replicas are at random times, so mostly the
         first replica writes, and the others see what it wrote.
         """
-        writer, policies, rewrites = StatusWriter(api), Unclaimed(), Unclaimed()
+        writer, policies, claims = StatusWriter(api), Unclaimed(), (Unclaimed(), Unclaimed())
         while True:
             await asyncio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
             if not pools.settled or self._dirty.is_set():
@@ -202,17 +208,23 @@ class Cluster:
                     time_text=_time,
                     now=now,
                 ),
-                rewrite_status.due(
-                    self._rewrites,
-                    existing=pools.existing,
-                    served=self._hooks.served(),
-                    unclaimed=rewrites,
-                    namespace=self._namespace,
-                    time_text=_time,
-                    now=now,
-                ),
+                self._due_claims(pools, claims, now=now),
             )
             await writer.look(due, now=now)
+
+    def _due_claims(
+        self, pools: Pools, unclaimed: Sequence[Unclaimed], *, now: float
+    ) -> Iterator[StatusWrite]:
+        rewrites = judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served())
+        objectives = judge_objectives(self._objectives, existing=pools.existing)
+        judged: Sequence[tuple[Sequence[Claims[Any]], Mapping[claim_status.Key, PolicyResult]]] = (
+            (self._rewrites, rewrites),
+            (self._objectives, objectives),
+        )
+        for (found, results), waiting in zip(judged, unclaimed, strict=True):
+            yield from claim_status.due(
+                found, results, unclaimed=waiting, namespace=self._namespace, time_text=_time, now=now
+            )
 
 
 def _time() -> str:

@@ -1,50 +1,54 @@
-"""Keeps the InferenceObjectives of one API group, which give a priority to each name that a header may have.
+"""Reads InferenceObjectives, which give a priority to each name that a header may have, and judges them.
 
-A reflector passes the objects in; `cluster` reads them. If two groups have an objective of the same name, the
-newer group's counts: `merged` takes the groups in that order.
+Pure. If two groups have an objective of the same name, the newer group's counts: `merged` and `judge` take
+the groups in that order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, get_args
 
 from epp.config.kubernetes import LlmdGroup
-from epp.sources.kube.objects import Objective
+from epp.sources.kube.claim_status import ACCEPTED, NO_POOL, Key
+from epp.sources.kube.claims import Claims
+from epp.sources.kube.policies import PolicyResult
 
 PATHS: Final[Mapping[str, str]] = {
     group: f"/apis/{group}/v1alpha2/namespaces/{{namespace}}/inferenceobjectives"
     for group in get_args(LlmdGroup)
 }
 """Where each API group has its objectives. The newer group is first."""
-_MOST: Final = 1024
-"""Most objectives of one group. Others are left out."""
 _LIMIT: Final = 1000
 
+Objectives = Claims[int]
+"""The objectives of one group, with their priorities."""
 
-class Objectives:
-    """The objectives of the picker's pools, by name."""
 
-    def __init__(self, *, pools: Collection[str]) -> None:
-        self._pools = pools
-        self.priorities: dict[str, int] = {}
-
-    def replace(self, objects: Iterable[Objective]) -> None:
-        self.priorities.clear()
-        for found in objects:
-            self.put(found)
-
-    def put(self, found: Objective) -> None:
-        self.remove(found)
-        if found.spec.pool_ref.name in self._pools and len(self.priorities) < _MOST:
-            self.priorities[found.metadata.name] = max(-_LIMIT, min(_LIMIT, found.spec.priority or 0))
-
-    def remove(self, found: Objective) -> None:
-        self.priorities.pop(found.metadata.name, None)
+def objectives_of(*, pools: Collection[str], group: str) -> Objectives:
+    return Claims(pools=pools, group=group, path=PATHS[group], read=_priority)
 
 
 def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for objectives in reversed(newer_first):
-        found.update(objectives.priorities)
-    return found
+    """Return the priority by the name of the objective."""
+    return {claim.name: claim.content for each in reversed(newer_first) for claim in each.claims()}
+
+
+def judge(newer_first: Sequence[Objectives], *, existing: Collection[str]) -> Mapping[Key, PolicyResult]:
+    """Return the result for each objective of the picker's pools. existing: the pools that exist."""
+    owners: dict[str, str] = {}
+    results = {}
+    for claim in (claim for each in newer_first for claim in each.claims()):
+        owner = owners.setdefault(claim.name, claim.group)
+        if owner != claim.group:
+            result = PolicyResult(False, "Conflicted", f"{owner} has an objective of this name, which counts")
+        elif claim.pool not in existing:
+            result = NO_POOL
+        else:
+            result = PolicyResult(True, ACCEPTED, f"requests that name it have priority {claim.content}")
+        results[claim.group, claim.name] = result
+    return results
+
+
+def _priority(found: Any, _faults: list[str]) -> int:
+    return max(-_LIMIT, min(_LIMIT, found.spec.priority or 0))

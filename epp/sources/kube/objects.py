@@ -140,13 +140,6 @@ class ObjectiveSpec(_Object, frozen=True):
     pool_ref: PoolRef = PoolRef()
 
 
-class Objective(_Object, frozen=True):
-    """An InferenceObjective, v1alpha2."""
-
-    metadata: ObjectMeta
-    spec: ObjectiveSpec = ObjectiveSpec()
-
-
 class Condition(_Object, frozen=True):
     """One aspect of the policy's state, in the form that all of Kubernetes uses."""
 
@@ -187,7 +180,7 @@ class RewriteSpec(_Object, frozen=True):
     rules: tuple[RewriteRule, ...] = ()
 
 
-class RewriteStatus(_Object, frozen=True):
+class ClaimStatus(_Object, frozen=True):
     conditions: tuple[Condition, ...] = ()
 
 
@@ -196,7 +189,15 @@ class ModelRewrite(_Object, frozen=True):
 
     metadata: ObjectMeta
     spec: RewriteSpec = RewriteSpec()
-    status: RewriteStatus = RewriteStatus()
+    status: ClaimStatus = ClaimStatus()
+
+
+class Objective(_Object, frozen=True):
+    """An InferenceObjective, v1alpha2."""
+
+    metadata: ObjectMeta
+    spec: ObjectiveSpec = ObjectiveSpec()
+    status: ClaimStatus = ClaimStatus()
 
 
 class LastAccepted(_Object, frozen=True):

@@ -62,13 +62,9 @@ RULES: Final[Sequence[AccessRule]] = (
         for group in REWRITE_PATHS
     ),
     *(
-        AccessRule(
-            group,
-            "inferencemodelrewrites/status",
-            ("patch",),
-            "to write whether a rewrite is in use, and why not",
-        )
-        for group in REWRITE_PATHS
+        AccessRule(group, f"{plural}/status", ("patch",), "to write whether the object is in use, or why not")
+        for group in PATHS
+        for plural in ("inferenceobjectives", "inferencemodelrewrites")
     ),
 )
 

@@ -9,7 +9,7 @@ import msgspec
 
 from epp.config.policy import API_VERSION, KIND
 from epp.sources.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
-from epp.sources.kube.rewrites import ModelRewrites
+from epp.sources.kube.rewrites import ModelRewrites, model_rewrites
 
 
 def pod(
@@ -145,7 +145,7 @@ def rewrite(
 
 def rewrites_of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
     """Return the rewrites of one pool from these objects."""
-    found = ModelRewrites(pools=["vllm"], group=group)
+    found = model_rewrites(pools=["vllm"], group=group)
     found.replace(objects)
     found.check_integrity()
     return found

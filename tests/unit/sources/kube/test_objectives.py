@@ -1,56 +1,88 @@
-"""InferenceObjectives: which of them count, and what they result in."""
+"""InferenceObjectives: which of them count, what they result in, and their status."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from epp.sources.kube.objectives import PATHS, Objectives, merged
+from epp.sources.kube.claim_status import due
+from epp.sources.kube.objectives import PATHS, Objectives, judge, merged, objectives_of
 from epp.sources.kube.objects import Objective
+from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.rbac import rules
 
+NEWER, OLDER = "llm-d.ai", "inference.networking.x-k8s.io"
 
-def objective(name: str, priority: object, *, pool: str = "vllm") -> Objective:
+
+def objective(name: str, priority: object, *, pool: str = "vllm", generation: int = 1) -> Objective:
     spec: dict[str, object] = {"poolRef": {"group": "inference.networking.k8s.io", "name": pool}}
     if priority is not None:
         spec["priority"] = priority
-    return msgspec.convert({"metadata": {"name": name}, "spec": spec}, type=Objective)
+    metadata = {"name": name, "uid": f"uid-{name}", "generation": generation}
+    return msgspec.convert({"metadata": metadata, "spec": spec}, type=Objective)
+
+
+def objectives(*found: Objective, group: str = NEWER) -> Objectives:
+    made = objectives_of(pools=["vllm"], group=group)
+    made.replace(found)
+    made.check_integrity()
+    return made
 
 
 def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> None:
-    found = Objectives(pools=["vllm"])
-    found.replace([objective("high", 10), objective("unsaid", None), objective("strange", 5, pool="other")])
-    assert found.priorities == {"high": 10, "unsaid": 0}
-    found.put(objective("high", -5))
+    found = objectives(
+        objective("high", 10), objective("unsaid", None), objective("strange", 5, pool="other")
+    )
+    assert merged([found]) == {"high": 10, "unsaid": 0}
+    found.put(objective("high", -5, generation=2))
     found.remove(objective("unsaid", None))
-    assert found.priorities == {"high": -5}
-    found.put(objective("high", 1, pool="other"))
-    assert found.priorities == {}
+    assert merged([found]) == {"high": -5}
+    found.put(objective("high", 1, pool="other", generation=3))
+    assert merged([found]) == {}
 
 
 @pytest.mark.parametrize(("said", "taken"), [(2**31 - 1, 1000), (-(2**31), -1000)])
 def test_a_priority_is_kept_within_the_bounds_of_the_policy(said: int, taken: int) -> None:
-    found = Objectives(pools=["vllm"])
-    found.put(objective("far", said))
-    assert found.priorities == {"far": taken}
+    assert merged([objectives(objective("far", said))]) == {"far": taken}
 
 
 def test_the_newer_group_wins_if_both_have_a_name() -> None:
-    newer, older = Objectives(pools=["vllm"]), Objectives(pools=["vllm"])
-    newer.put(objective("both", 1))
-    older.put(objective("both", 2))
-    older.put(objective("old", 3))
+    newer = objectives(objective("both", 1))
+    older = objectives(objective("both", 2), objective("old", 3), group=OLDER)
     assert merged([newer, older]) == {"both": 1, "old": 3}
+    results = judge([newer, older], existing=["vllm"])
+    assert results[OLDER, "both"].reason == "Conflicted"
+    assert results[NEWER, "both"].so
+    assert results[OLDER, "old"].so
+
+
+def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None:
+    found = objectives(objective("high", 7), objective("strange", 5, pool="other"))
+    waiting = Unclaimed()
+
+    def said(now: float, *existing: str) -> dict[str, str]:
+        writes = due(
+            [found],
+            judge([found], existing=existing),
+            unclaimed=waiting,
+            namespace="ns",
+            time_text=lambda: "T",
+            now=now,
+        )
+        words = {each.path.rpartition("/")[2]: each.patch["status"]["conditions"][0] for each in writes}
+        return {name: f"{word['status']} {word['reason']}: {word['message']}" for name, word in words.items()}
+
+    assert said(0.0, "vllm") == {"high": "True Accepted: requests that name it have priority 7"}
+    assert said(1.0)["high"].startswith("False TargetNotFound")
+    assert said(5.0, "vllm")["strange"].startswith("Unknown TargetNotFound: no picker has judged")
 
 
 def test_the_number_of_objectives_is_bounded() -> None:
-    found = Objectives(pools=["vllm"])
-    found.replace(objective(f"o{n}", n) for n in range(2000))
-    assert len(found.priorities) == 1024
+    assert len(merged([objectives(*(objective(f"o{n}", n) for n in range(2000)))])) == 1024
 
 
-def test_the_role_lets_the_picker_follow_both_groups() -> None:
-    granted = {
-        rule["apiGroups"][0]: rule["verbs"] for rule in rules() if "inferenceobjectives" in rule["resources"]
-    }
-    assert granted == {group: ["list", "watch"] for group in PATHS}
+def test_the_role_lets_the_picker_follow_both_groups_and_write_their_status() -> None:
+    verbs = {"inferenceobjectives": ["list", "watch"], "inferenceobjectives/status": ["patch"]}
+    for resource, allowed in verbs.items():
+        granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if resource in r["resources"]}
+        assert granted == dict.fromkeys(PATHS, allowed)

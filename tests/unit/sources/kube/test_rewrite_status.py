@@ -11,7 +11,7 @@ import pytest
 
 from epp.sources.kube.objects import Condition
 from epp.sources.kube.rewrite_status import judge
-from epp.sources.kube.rewrites import ModelRewrites
+from epp.sources.kube.rewrites import ModelRewrites, model_rewrites, rules_of
 from tests.unit.sources.kube.objects import rewrite, rewrites_of, rule
 
 OLDER = "inference.networking.x-k8s.io"
@@ -41,7 +41,7 @@ def test_a_rewrite_to_a_model_that_nobody_serves_is_not_in_use() -> None:
 
 
 def test_with_several_pools_a_status_is_about_its_own_pool() -> None:
-    found = ModelRewrites(pools=["vllm", "b"], group="llm-d.ai")
+    found = model_rewrites(pools=["vllm", "b"], group="llm-d.ai")
     found.replace(
         [rewrite("a", rule("gpt")), rewrite("x", rule("old"), pool="b"), rewrite("all", rule(), pool="b")]
     )
@@ -78,7 +78,7 @@ def test_the_status_of_an_invalid_object_says_which_rule_is_wrong_and_why(
 ) -> None:
     found = rewrites_of(rewrite("a", rule("gpt"), bad))
     assert f"Invalid: spec.rules{why}" in statuses(found)["a"]
-    assert found.rules()[0].models == ("gpt",), "its other rules count"
+    assert rules_of(found)[0].models == ("gpt",), "its other rules count"
 
 
 def test_an_object_without_rules_is_reported_as_invalid() -> None:

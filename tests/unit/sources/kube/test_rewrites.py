@@ -10,7 +10,7 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request.rewriting import Rewrites
 from epp.sources.kube.objects import ModelRewrite
 from epp.sources.kube.rbac import rules
-from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites
+from epp.sources.kube.rewrites import PATHS, all_rewrites, model_rewrites
 from tests.unit.sources.kube.objects import rewrites_of
 
 
@@ -61,7 +61,7 @@ def test_the_oldest_object_counts_and_an_exact_name_goes_first() -> None:
 
 
 def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
-    found = ModelRewrites(pools=["vllm", "other"], group="llm-d.ai")
+    found = model_rewrites(pools=["vllm", "other"], group="llm-d.ai")
     found.replace(
         [
             dated_rewrite("a", weighted_rule(fallback=None), weighted_rule("gpt", llama=None)),
