@@ -2,10 +2,7 @@
 
 The backlog drains as an estimate between pages. The counters of a page then confirm what was really computed.
 The estimate keeps only what the server cannot have counted yet: servers count a prompt when its prefill has
-finished, so at most the oldest booking is partly computed and not counted. If a page does not count this
-booking, a part of it counts as not computed, whatever the estimate says, and drains from then on. The reason
-is that a long prompt takes longer than its tokens suggest, and a server that wrongly seems idle would get the
-next prompt too.
+finished, so at most the oldest booking is computed and not counted.
 
 The best counter is that of first tokens (`begun`). Each first token ends one booking, even if more of the
 prompt was cached than expected, or if its size was guessed wrong. If a server counts only tokens, these
@@ -29,8 +26,6 @@ from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Backlog, Endp
 from epp.picker.endpoints.growth import computed_growth, growth
 
 _BUSY_HALF_LIFE_S: Final = 20.0
-_LEFT_OF_OLDEST: Final = 0.25
-"""Share of the oldest booking that counts as not computed if a page's counters do not show the booking."""
 
 
 def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None:
@@ -124,7 +119,7 @@ def begun(backlog: Backlog, requests: int, *, now: float, rate: float) -> tuple[
         backlog.drop_oldest()
     backlog.unbegun = max(0, backlog.unbegun - requests)
     backlog.uncounted_tokens = 0
-    _keep_oldest_partly_undone(backlog)
+    _drain_only_oldest(backlog)
     return (tokens, sum([booking.ahead_tokens for booking in ended])) if known else None
 
 
@@ -137,7 +132,7 @@ def confirm(backlog: Backlog, tokens: float, *, now: float, rate: float) -> None
     baseline(backlog)
     backlog.drained_tokens = max(0.0, backlog.drained_tokens - tokens)
     _take(backlog, tokens)
-    _keep_oldest_partly_undone(backlog)
+    _drain_only_oldest(backlog)
 
 
 def baseline(backlog: Backlog) -> None:
@@ -168,8 +163,6 @@ def _take(backlog: Backlog, tokens: float) -> None:
         backlog.count(oldest)
 
 
-def _keep_oldest_partly_undone(backlog: Backlog) -> None:
+def _drain_only_oldest(backlog: Backlog) -> None:
     oldest = next(iter(backlog.bookings), None)
-    backlog.drained_tokens = min(
-        backlog.drained_tokens, (1 - _LEFT_OF_OLDEST) * oldest.tokens if oldest else 0.0
-    )
+    backlog.drained_tokens = min(backlog.drained_tokens, oldest.tokens if oldest else 0.0)

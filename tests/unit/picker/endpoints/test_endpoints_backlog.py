@@ -80,7 +80,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         self.uncounted = self.unbegun = 0
         self.drained = max(0.0, self.drained - tokens)
         self.model_take(tokens)
-        self.drained = min(self.drained, self.pairs[0][1][0] * 3 / 4 if self.pairs else 0)
+        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
 
     @rule(requests=st.integers(0, 6))
     def begun(self, requests: int) -> None:
@@ -93,7 +93,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
                 self.over.append(booking)
                 self.drained = max(0.0, self.drained - cell[0])
         self.uncounted = 0
-        self.drained = min(self.drained, self.pairs[0][1][0] * 3 / 4 if self.pairs else 0)
+        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
 
     @rule()
     def settle(self) -> None:

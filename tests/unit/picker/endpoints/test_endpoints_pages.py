@@ -14,20 +14,16 @@ from epp.picker.endpoints.prefill_rate import ModelRate
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 
-def test_an_uncounted_quarter_of_a_prompt_stays_undone_and_drains() -> None:
+def test_only_the_oldest_prompt_drains_without_being_counted() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
     begun(backlog, 0, now=99.0, rate=RATE)
-    assert undone_at(backlog, now=99.0) == 1100
+    assert undone_at(backlog, now=99.0) == 1000
     begun(backlog, 1, now=99.0, rate=RATE)
     assert undone_at(backlog, now=99.0) == 1000
     begun(backlog, 0, now=199.0, rate=RATE)
-    assert undone_at(backlog, now=199.0) == 250
-    assert undone_at(backlog, now=201.0) == 50
-    assert undone_at(backlog, now=299.0) == 0
-    begun(backlog, 1, now=299.0, rate=RATE)
-    assert undone_at(backlog, now=299.0) == 0
+    assert undone_at(backlog, now=199.0) == 0
 
 
 @pytest.mark.parametrize("counts", [True, False])
@@ -51,7 +47,7 @@ def test_counters_replace_the_estimate_except_for_a_part() -> None:
     # The estimate says that 500 tokens are done, and the server counted 100. Of the rest only the next 200
     # tokens can be under way.
     confirm(backlog, 100, now=5.0, rate=RATE)
-    assert undone_at(backlog, now=5.0) == 450
+    assert undone_at(backlog, now=5.0) == 400
 
 
 def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None:
@@ -60,7 +56,7 @@ def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None
     booked(backlog, 400, now=0.0)
     assert undone_at(backlog, now=4.0) == 50
     confirm(backlog, 0, now=4.0, rate=RATE)
-    assert undone_at(backlog, now=4.0) == 412.5
+    assert undone_at(backlog, now=4.0) == 400
 
 
 def test_work_that_ended_between_scrapes_is_not_taken_from_others() -> None:
@@ -98,7 +94,7 @@ def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
     # The estimate says that 500 tokens are done, and the server began one answer. Of the rest only the next
     # 200 tokens can be under way.
     begun(backlog, 1, now=5.0, rate=RATE)
-    assert undone_at(backlog, now=5.0) == 450
+    assert undone_at(backlog, now=5.0) == 400
 
 
 def test_a_first_token_between_scrapes_ends_no_other_booking() -> None:
