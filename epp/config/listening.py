@@ -19,8 +19,8 @@ class Listen(Strict, frozen=True):
     added."""
     transport: Literal["http2", "grpcio"] = "http2"
     """Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the event loop. grpcio:
-    the server of the library grpcio, which takes two to three times the CPU and does not notice that the
-    picker is overloaded.
+    the server of the library grpcio, which takes two to three times the CPU, has no TLS, and does not notice
+    that the picker is overloaded.
     """
     tls: Tls | None = None
     socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0666"

@@ -213,6 +213,8 @@ class Config(Strict, frozen=True):
                 raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
             if listen.tls:
                 raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
+        if listen.tls and listen.transport == "grpcio":
+            raise ConfigError("listen.transport: grpcio has no TLS; remove it, and http2 is used")
         for field, text in texts.items():
             try:
                 Address.parse(text)

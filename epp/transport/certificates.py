@@ -1,6 +1,6 @@
 """Reads the certificates of the ext_proc server from files, and again when the files change.
 
-Each transport compares the modification times of the files before a handshake. If the files cannot be read or
+The transport compares the modification times of the files before a handshake. If the files cannot be read or
 do not belong together (for example in the middle of a renewal), the old certificates stay in use.
 """
 
@@ -8,52 +8,39 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from epp.base.errors import ConfigError
 from epp.config.tls import Tls
 
 _log = logging.getLogger(__name__)
-_Made = TypeVar("_Made")
 
 
-class Certificates(Generic[_Made]):
-    """Holds the result of `read` from the last time when the files fitted together.
+class Certificates:
+    """Holds the TLS context from the last time when the files fitted together."""
 
-    `read` may raise OSError and SSLError.
-    """
-
-    def __init__(self, tls: Tls, read: Callable[[Tls], _Made]) -> None:
+    def __init__(self, tls: Tls) -> None:
         self._tls = tls
-        self._read = read
         self._files = [Path(p) for p in (tls.cert_file, tls.key_file, tls.client_ca_file) if p]
         try:
             self._seen = self._stamp()
-            self.latest = read(tls)
+            self._latest = ssl_context(tls)
         except ssl.SSLError as error:
             raise ConfigError(f"listen.tls: {tls.cert_file}, {tls.key_file}: {_words(error)}") from error
         except OSError as error:
             raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
 
-    def refresh(self) -> bool:
-        """Check the files. Return whether `latest` has changed."""
+    def current(self) -> ssl.SSLContext:
+        """Return the context, made anew if the files have changed."""
         try:
             stamp = self._stamp()
-            if stamp == self._seen:
-                return False
-            self.latest = self._read(self._tls)
+            if stamp != self._seen:
+                self._latest = ssl_context(self._tls)
+                self._seen = stamp
+                _log.info("certificates were renewed: %s", self._tls.cert_file)
         except OSError as error:  # ssl.SSLError is an OSError
             _log.warning("the new certificates cannot be used; the old ones stay in use: %s", error)
-            return False
-        self._seen = stamp
-        _log.info("certificates were renewed: %s", self._tls.cert_file)
-        return True
-
-    def current(self) -> _Made:
-        self.refresh()
-        return self.latest
+        return self._latest
 
     def _stamp(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in self._files]

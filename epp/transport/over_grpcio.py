@@ -3,14 +3,13 @@ grpcio`.
 
 Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
 answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
-for comparisons and as a fallback. Calls wait inside gRPC, where their age is not visible, so an overload of
-the picker is not noticed.
+for comparisons and as a fallback, and has no TLS and no access log service. Calls wait inside gRPC, where
+their age is not visible, so an overload of the picker is not noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -21,17 +20,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from epp.base.errors import ConfigError
-from epp.base.types import Address
 from epp.config.listening import Listen
-from epp.config.tls import Tls
-from epp.protocol import access_log
 from epp.protocol.conversation import SERVICE, Conversation
 from epp.protocol.header_names import TRACEPARENT
 from epp.protocol.health import SERVICES, Health
 from epp.protocol.live_streams import LiveStreams
-from epp.transport.certificates import Certificates
 from epp.transport.http2.grpc_messages import OK, Reply
-from epp.transport.listening_socket import cannot_listen, require_folder
 
 _EOF: Final[object] = grpc.aio.EOF
 
@@ -51,10 +45,6 @@ class GrpcioTransport:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
-        )
-        log: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._access_log)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(access_log.SERVICE, {access_log.METHOD: log}),)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         await self._publish_health()
@@ -103,23 +93,14 @@ class GrpcioTransport:
         ]
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        address, tls = self._listen.address, self._listen.tls
-        _require_free(address)
+        address = self._listen.address
         try:
-            if tls is not None:
-                port = server.add_secure_port(address, _credentials(tls))
-            else:
-                port = server.add_insecure_port(address)
+            port = server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
         if not address.startswith("unix:"):
             return port
-        # The socket is made under the umask, and often gets the mode 0755. Then a data plane that runs as
-        # another user could not connect, and would go on without the picker.
-        try:
-            Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
-        except OSError as error:
-            raise ConfigError(f"listen.socketMode: {address}: {error.strerror}") from error
+        Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
         return 0
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
@@ -159,17 +140,6 @@ class GrpcioTransport:
         writing = asyncio.get_running_loop().create_task(call.write(), name="late answer")
         self._writing_late.add(writing)
         writing.add_done_callback(self._written_late)
-
-    async def _access_log(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        streams = self._streams
-        if not streams.access_log.open():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many access logs")
-        try:
-            while (data := await _read(context)) is not _EOF:
-                streams.access_log.receive(data, now=streams.clock())
-        finally:
-            streams.access_log.close()
-        return b""
 
 
 class _Call:
@@ -257,41 +227,3 @@ class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's name and signature
         unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         return health_pb2.HealthCheckResponse(status=self._server_status.get(request.service, unknown))
-
-
-def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Return the configuration of TLS. gRPC calls this on its own thread at each handshake. None: the current
-    configuration stays in use.
-    """
-    certificates = Certificates(tls, _read_certificates)
-    return grpc.dynamic_ssl_server_credentials(
-        certificates.latest,
-        lambda: certificates.latest if certificates.refresh() else None,  # type: ignore[arg-type, return-value]
-        require_client_authentication=bool(tls.client_ca_file),
-    )
-
-
-def _read_certificates(tls: Tls) -> grpc.ServerCertificateConfiguration:
-    cert, key = Path(tls.cert_file).read_bytes(), Path(tls.key_file).read_bytes()
-    ca = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
-    return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
-
-
-def _require_free(address: str) -> None:
-    """Raise ConfigError with the reason if the picker cannot listen on the address, because gRPC's own error
-    has no reason.
-    """
-    if address.startswith("unix:"):
-        require_folder(Path(address.removeprefix("unix:")))
-        return
-    if address.endswith(":0"):  # port 0: any free port
-        return
-    wanted = Address.parse(address)
-    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((wanted.host, wanted.port))
-            probe.listen(1)
-    except OSError as error:
-        raise cannot_listen(address, error) from error

@@ -20,7 +20,7 @@ from epp.protocol.calls import Handler
 from epp.protocol.conversation import SERVICE, Conversation
 from epp.protocol.health import Health
 from epp.protocol.live_streams import LiveStreams
-from epp.transport.certificates import Certificates, ssl_context
+from epp.transport.certificates import Certificates
 from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.http2.limits import Limits
 from epp.transport.http2_server import Http2Server
@@ -53,7 +53,7 @@ class Http2Transport:
     async def start(self) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
         tls = self._listen.tls
-        certificates = None if tls is None else Certificates(tls, ssl_context)
+        certificates = None if tls is None else Certificates(tls)
         sock = bound(self._listen)
         if self._probed is not None:
             self._probed.start(bound(Listen(address=self._listen.health_address)))

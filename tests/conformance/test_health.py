@@ -19,6 +19,7 @@ from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES
 from tests.conformance.picker import BODY, OwnPicker, health_of, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.processes import wait_until
+from tests.harness.transport import transport
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("both_transports")]
 
@@ -168,6 +169,8 @@ async def test_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
     """Gateways reach pickers across the cluster: with TLS, and with certificates on both sides if the
     operator asks for them.
     """
+    if transport() == "grpcio":
+        pytest.skip("it has no TLS")
     tls = write_tls(tmp_path, mutual=mutual)
     listen = {"tls": {"certFile": tls.cert_file, "keyFile": tls.key_file, "clientCaFile": tls.client_ca_file}}
     async with own_picker(tmp_path, listen=listen) as picker:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sysconfig
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,7 +81,6 @@ def test_the_json_and_the_yaml_output_are_equal() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["http2", "grpcio"])
 @pytest.mark.parametrize(
     "envoy",
     [
@@ -91,10 +90,10 @@ def test_the_json_and_the_yaml_output_are_equal() -> None:
     ],
     ids=["defaults", "watched", "tls-traced"],
 )
-def test_envoy_knows_every_field(envoy: Envoy, transport: Literal["http2", "grpcio"]) -> None:
+def test_envoy_knows_every_field(envoy: Envoy) -> None:
     config = Config(
         endpoints_file="e.yaml",
-        listen=Listen(transport=transport, tls=envoy.tls),
+        listen=Listen(tls=envoy.tls),
         envoy=msgspec.structs.replace(envoy, eds_file="/run/eds.json"),
     )
     text = bootstrap(config)
