@@ -36,12 +36,6 @@ RESTARTED: Final = Cause(
     "the server with the prefix was restarted or removed",
     "Restart servers one at a time. Look for crashes and for scale-downs.",
 )
-OTHER_ROOT: Final = Cause(
-    "other_root",
-    "the same text under another adapter, model or salt",
-    "Use one cache_salt for all clients that may share prefixes. Serve prompts with the same text by one "
-    "adapter.",
-)
 LOW_GAIN: Final = Cause(
     "low_gain",
     "the cached prefix was below the gain threshold",
@@ -69,4 +63,4 @@ UNREAD: Final = Cause(
     "has too much load.",
 )
 
-CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, OTHER_ROOT, LOW_GAIN, LATE, UNAVAILABLE, TAIL, UNREAD)
+CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, LATE, UNAVAILABLE, TAIL, UNREAD)

@@ -3,8 +3,8 @@
 A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
 tenths of a second after a server has computed the prompt, when other pickers' events of the same moment have
 arrived. Prompts that no server computed do not count. The decision says what the picker believed at the pick,
-and `Seen` knows what happened to a chunk before. Pure, on one thread with
-the picker; `explaining` calls `work` and `account`.
+and `Seen` knows what happened to a chunk before. Pure, on one thread with the picker; `explaining` calls
+`work`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
-
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.observe.misses import causes
@@ -23,64 +21,38 @@ from epp.observe.misses.accounts import Accounts, Bucket
 from epp.observe.misses.causes import Cause
 from epp.observe.misses.heat import Heat
 from epp.observe.misses.seen import Seen, SentPrompt
-from epp.picker.events import Began, Ended, Pick, PickerEvent, Proved
+from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.scheduling.candidates import ShownCandidates
 
 _MOST_WAITING: Final = 1000
-_MOST_ASKED: Final = 10_000
-_PROBES_BYTES: Final = (256, 1024, 4096, 16_384, 65_536)
-"""Lengths of the beginnings that are compared over models, adapters and salts."""
-_MOST_PROBES: Final = 16_384
-
-Root = tuple[str, str]
-"""The model and the salt of a prompt."""
-Probe = tuple[int, int]
-"""A number of bytes, and the hash of this beginning without model and salt."""
 
 
 class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
-        self._asked: dict[Pick, tuple[Root, tuple[Probe, ...]]] = {}
-        """The probes of requests that no server has computed yet, where roots are told apart."""
-        self._waiting: deque[tuple[Proved, Pick, tuple[Probe, ...]]] = deque()
+        self._waiting: deque[tuple[Proved, Pick]] = deque()
         self.accounts = Accounts()
         self.seen = Seen()
         self.heat = Heat()
-        self._roots: dict[int, ChunkHash] = {}
-        """By the hash of a beginning without model and salt: the hash of the first chunk of the prompt that
-        had it last. That hash depends on model and salt."""
-        self._root: Root | None = None
-        """The root of the first prompt that a server computed."""
-        self._several_roots = False
-        """Whether servers computed prompts of different roots."""
         self.skipped = 0
         """Requests that were skipped because too many waited."""
         self.looked_at = 0
 
     def on_event(self, event: PickerEvent) -> None:
-        if isinstance(event, Began):
-            asked = event.asked.inference
-            root = (asked.model, asked.cache_salt)
-            if (self._several_roots or root != self._root) and len(self._asked) < _MOST_ASKED:
-                self._asked[event.request] = (root, _probes(asked.prompt))
-        elif isinstance(event, Proved) and isinstance(event.work, Pick):
-            probes = self._proven_probes(event.work)
+        if isinstance(event, Proved) and isinstance(event.work, Pick):
             if len(self._waiting) < _MOST_WAITING:
-                self._waiting.append((event, event.work, probes))
+                self._waiting.append((event, event.work))
             else:
                 self.skipped += 1
-        elif isinstance(event, Ended):
-            self._asked.pop(event.request, None)
 
     def work(self, *, limit: int) -> int:
         """Process up to `limit` waiting requests, and return their number."""
         done = 0
         while self._waiting and done < limit:
-            proved, request, probes = self._waiting.popleft()
-            self._look_at(proved, request, probes)
+            proved, request = self._waiting.popleft()
+            self._look_at(proved, request)
             done += 1
         self.looked_at += done
         return done
@@ -89,12 +61,10 @@ class Misses:
         self.seen.check_integrity()
         self.heat.check_integrity()
         assert len(self._waiting) <= _MOST_WAITING
-        assert len(self._asked) <= _MOST_ASKED
-        assert len(self._roots) <= _MOST_PROBES
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def _look_at(self, proved: Proved, request: Pick, probes: Sequence[Probe]) -> None:
+    def _look_at(self, proved: Proved, request: Pick) -> None:
         decision, chain, guess = request.decision, request.chain, request.guess
         bucket = self.accounts.bucket(now=proved.at)
         bucket.requests += 1
@@ -118,16 +88,14 @@ class Misses:
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
         if guess.table is self._picker.table:
-            self._split(bucket, request, probes, best=best)
+            self._split(bucket, request, best=best)
         else:
             bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
         if proved.recorded.added:
             sent = SentPrompt(request.state.endpoint.name, guess.process, request.wait.sent_at)
             self.seen.note(chain[proved.recorded.held :], sent)
-        for _, probe in probes:
-            self._remember(probe, chain)
 
-    def _split(self, bucket: Bucket, request: Pick, probes: Sequence[Probe], *, best: int) -> None:
+    def _split(self, bucket: Bucket, request: Pick, *, best: int) -> None:
         """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
         decision, chain, schedule = request.decision, request.chain, request.guess.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
@@ -138,9 +106,8 @@ class Misses:
         bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
         if not unknown:
             return
-        shared_bytes = self._shared_bytes(probes, chain) if not first else 0
         late, held = self._holder_now(request, first)
-        if late is None and not shared_bytes and self.seen.none_of(unknown):
+        if late is None and self.seen.none_of(unknown):
             bucket.miss(causes.NEW, whole)
             return
         one_in, followed = self.seen.one_in, self.seen.get
@@ -149,20 +116,17 @@ class Misses:
         for n, chunk in enumerate(unknown, first):
             if chunk & (one_in - 1):
                 continue
-            begin, covered, sent = end_bytes(n), end_bytes(n + 1), followed(chunk)
+            sent = followed(chunk)
             holder = late if n < held else None
             if sent is not None and sent.at > request.wait.sent_at:
                 sent = None  # that was after this pick
-            if sent is None and late is None:
-                part: tuple[Cause, EndpointName | None] = (
-                    causes.OTHER_ROOT if covered <= shared_bytes else causes.NEW,
-                    None,
-                )
-            elif sent is None:
-                part = (causes.NEW, None) if n < ours or holder is None else (causes.LATE, holder)
-            else:
+            part: tuple[Cause, EndpointName | None] = causes.NEW, None
+            if sent is not None:
                 part = self._cause_of(sent, request, holder)
-            parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
+            elif n >= ours and holder is not None:
+                part = causes.LATE, holder
+            size_bytes = end_bytes(n + 1) - end_bytes(n)
+            parts[part] = parts.get(part, 0.0) + size_bytes * tokens_per_byte * one_in
         for (cause, server), tokens in parts.items():
             bucket.miss(cause, tokens, server=server)
 
@@ -198,43 +162,13 @@ class Misses:
         equal up to the place where they diverge.
         """
         most = 0
-        for _, request, _ in self._waiting:
+        for _, request in self._waiting:
             other = request.chain
             if most < min(len(other), len(chain)) and other[most] == chain[most]:
                 most += bisect_left(
                     range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]
                 )
         return most
-
-    # -- beginnings over models and salts --------------------------------------------------------------------
-
-    def _proven_probes(self, request: Pick) -> tuple[Probe, ...]:
-        """Return the beginnings to compare. Empty if all computed prompts had one root when this one came."""
-        root, probes = self._asked.pop(request, (self._root, ()))
-        self._root = self._root or root
-        self._several_roots = self._several_roots or root != self._root
-        return probes
-
-    def _shared_bytes(self, probes: Sequence[Probe], chain: Sequence[ChunkHash]) -> int:
-        """Return the number of bytes of the beginning that were last seen with another model, adapter or
-        salt.
-        """
-        return max(
-            (size for size, probe in probes if self._roots.get(probe, chain[0]) != chain[0]), default=0
-        )
-
-    def _remember(self, probe: int, chain: Sequence[ChunkHash]) -> None:
-        if not chain:
-            return
-        self._roots.pop(probe, None)
-        self._roots[probe] = chain[0]
-        if len(self._roots) > _MOST_PROBES:
-            del self._roots[next(iter(self._roots))]
-
-
-def _probes(prompt: bytes) -> tuple[Probe, ...]:
-    view = memoryview(prompt)
-    return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
 
 
 def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:

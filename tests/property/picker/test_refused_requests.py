@@ -259,7 +259,6 @@ def beliefs(picker: Picker, misses: Misses, *, now: float) -> Iterator[tuple[str
     misses.work(limit=1000)
     for part in (misses.accounts, misses.seen, misses.heat, demand_of(picker), picker.learned("m")):
         yield type(part).__name__, plain(part)
-    yield "roots", [vars(misses)[name] for name in ("_roots", "_several_roots")]
     yield "usual times to a first byte", plain(vars(picker.fleet.answers)["_typical_s"])
     for state in picker.fleet.states():
         name = state.endpoint.name

@@ -81,13 +81,6 @@ def test_a_match_below_the_threshold_counts_as_too_little() -> None:
     assert missed(misses)["low_gain"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_equal_text_under_another_salt_counts_up_to_where_it_differs() -> None:
-    picker, misses = watched()
-    served(picker, text("system", 4096) + text("first", 4096), salt="x", now=1.0)
-    served(picker, text("system", 4096) + text("other", 4096), salt="y", now=2.0)
-    assert missed(misses)["other_root"] == pytest.approx(0.25, abs=0.02)
-
-
 def test_news_of_another_picker_after_the_pick_counts_as_late() -> None:
     picker, misses = watched(names="ab")
     chosen = served(picker, text("one", 8192), now=2.0)
