@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import random
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,7 +22,9 @@ from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.picker.picker import Picker
 from epp.transport.server import ExtProcServer
+from tests.harness.envoy import ENVOY
 from tests.harness.listening import WebServer
+from tests.harness.processes import connects, managed_process
 from tests.harness.seen import Seen
 
 _EXT = "type.googleapis.com/envoy.extensions"
@@ -199,27 +200,12 @@ def bootstrap(ports: dict[str, int], upstreams: list[int], epp_port: int) -> dic
 
 @contextlib.asynccontextmanager
 async def running_envoy(config: dict[str, Any], folder: Path, *, port: int) -> AsyncIterator[None]:
-    path, log = folder / "envoy.json", folder / "envoy.log"
+    path = folder / "envoy.json"
     path.write_text(json.dumps(config))
-    command = [str(Path(sys.executable).with_name("envoy")), "-c", str(path), "--use-dynamic-base-id"]
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            *command, "--concurrency", "1", stdout=out, stderr=out, start_new_session=True
-        )
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                assert process.returncode is None, log.read_text()
-                with contextlib.suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.close()
-                    break
-                await asyncio.sleep(0.05)
+    command: list[str | Path] = [ENVOY, "-c", path, "--use-dynamic-base-id", "--concurrency", "1"]
+    async with managed_process("envoy", command, directory=folder) as process:
+        await process.wait_ready(lambda: connects("127.0.0.1", port))
         yield
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -43,7 +43,7 @@ def test_a_bad_server_gets_at_most_its_share_then_trials_then_its_share(
     assert not traffic.out
 
 
-@pytest.mark.parametrize(("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12)])
+@pytest.mark.parametrize(("rule", "clients"), [*product(RULES, [1]), ("least-cost", 12), ("session", 12)])
 def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
     rule: RuleName, clients: int, form: dict[str, Any]
 ) -> None:
