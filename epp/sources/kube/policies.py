@@ -25,10 +25,12 @@ from typing import Any, Final
 import msgspec
 
 from epp.base.errors import ConfigError
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec, only_set
 from epp.sources.kube.objects import PolicyObject
 
 _NAME_CHARS: Final = 253
+_WRITTEN_OUT_FIELDS: Final = 20
+"""An object that sets so many fields to their defaults was written out by an early version of the CRD."""
 _NO_POOL: Final = "no InferencePool has the name in spec.targetRef.name"
 
 Target = tuple[str, str]
@@ -287,7 +289,25 @@ def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, exi
         return PolicyResult(False, "Conflicted", text)
     if not exists:
         return PolicyResult(False, "TargetNotFound", _NO_POOL)
-    return PolicyResult(True, "Accepted", "the policy is valid")
+    return PolicyResult(True, "Accepted", f"the policy is valid{_written_out(claim.found, claim.spec)}")
+
+
+def _written_out(found: PolicyObject, spec: PolicySpec) -> str:
+    """Return a note about an object that may carry the defaults of an early version."""
+    repeated = _fields(found.spec) - _fields(only_set(spec))
+    if repeated < _WRITTEN_OUT_FIELDS:
+        return ""
+    where = f"-n {found.metadata.namespace}"
+    return (
+        f"; {repeated} fields repeat defaults, so it may carry those of an early version: kubectl apply "
+        f"view-last-applied prefixroutingpolicy {found.metadata.name} {where} | kubectl replace {where} -f - "
+        "removes them"
+    )
+
+
+def _fields(spec: Any) -> int:
+    """Return how many fields a spec sets, at any depth."""
+    return sum(map(_fields, spec.values())) if isinstance(spec, dict) else 1
 
 
 def _programmed(
