@@ -41,6 +41,8 @@ from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
+_COUNTED_S: Final = 1.2
+"""A busy server's page is read every second, and shows what the answers until then had."""
 _ENDS: Final[Mapping[Outcome, Phase]] = {
     "ended": Phase.ENDED,
     "aborted": Phase.ABORTED,
@@ -139,7 +141,7 @@ class Commits:
         """Book the work, and send the event to the listeners. prefix: see `SentPick`.
         helper: the server that computes the prompt. None: the chosen server computes it.
         """
-        sent = SentPick(state.endpoint.name, now, prefix)
+        sent = SentPick(state.endpoint.name, now, prefix, request.session)
         for rule in self._guesses.rules:
             rule.committed(sent)
         if helper is not None:
@@ -219,9 +221,10 @@ class Commits:
             routed.failed = True
             if status is None or status < 400:
                 self._failed(routed, now=now)  # the answer broke off
-        if routed.guess.proven:
+        empty = routed.computed and self._ended_empty(routed, now=now)
+        if routed.guess.proven and not empty:
             self._guesses.used(routed.guess, now=now)
-        elif outcome == "ended" and status is not None and status < 400:
+        elif outcome == "ended" and status is not None and status < 400 and not empty:
             self._guesses.computed(routed, now=now)
         else:
             self._guesses.lost(routed)
@@ -254,11 +257,28 @@ class Commits:
         """Take in that an answer which began well has ended, or has only seemed to begin well."""
         if self._fleet.failures.marks:
             self._fleet.failures.ended(routed.state, now=now)
-        if routed.decision.kind not in _WITHOUT_TOKENS:
-            self._fleet.answers.ended(routed.state, routed.wait, now=now)
         if routed.prompt.teaches:
             window = routed.state.window
             window.own, window.size = window.own + 1, window.size + routed.prompt.size
+
+    def _ended_empty(self, routed: Pick, *, now: float) -> bool:
+        """Return whether an answer that began well ended so soon that it seems to hold no token, and nothing
+        else shows one: nobody could read it, and no page has counted tokens lately.
+        """
+        if routed.decision.kind in _WITHOUT_TOKENS:
+            return False
+        doubtful = self._fleet.answers.ended(routed.state, routed.wait, now=now)
+        if doubtful:
+            self._said_no(routed, now=now)
+        unread = routed.sampled or not self._spec.sampling.share
+        empty = doubtful and unread and now - routed.state.grew_at > _COUNTED_S
+        if empty:
+            self._fleet.failures.suspect_empty(routed.state, routed.decision.model, now=now)
+        return empty
+
+    def _said_no(self, routed: Pick, *, now: float) -> None:
+        tokens = routed.decision.prompt_tokens - routed.decision.matched_tokens
+        self._fleet.answers.said_no(routed.state, routed.wait, tokens=tokens, now=now)
 
     def _book(
         self,
@@ -329,7 +349,9 @@ class Commits:
                 if failures.marks:
                     failures.good(routed.state, proof=proof, now=now)
                     failures.good(routed.state, about=model, proof=proof, now=now)
-        elif is_fault(status):
+            return
+        self._said_no(routed, now=now)
+        if is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state

@@ -38,6 +38,10 @@ _MAX_FIELDS = 2**20
 """A body may have this many colons. The decoder keeps the interpreter for itself, and takes some 40 ns for
 each field, so a body of 5,000,000 fields would keep `/health` waiting for 0.2 s.
 """
+_MAX_MARKS = 2**21
+r"""A body may have this many commas, brackets and backslashes together. The decoder takes some 9 ns for a
+number and its comma, and 25 ns for an escape like \u00e9.
+"""
 _PORTION_BYTES = 2**20
 """So many bytes are counted at a time. Between two portions other threads run."""
 
@@ -137,9 +141,16 @@ class Job:
 
 
 def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
-    starts = range(0, len(raw), _PORTION_BYTES)
-    if sum(raw.count(b":", start, start + _PORTION_BYTES) for start in starts) > _MAX_FIELDS:
-        raise ApiError(f"The body has more than {_MAX_FIELDS:,} fields, the limit of this server.")
+    fields = marks = 0
+    for start in range(0, len(raw), _PORTION_BYTES):
+        portion = raw[start : start + _PORTION_BYTES]
+        fields += portion.count(b":")
+        marks += len(portion) - len(portion.translate(None, b",[{\\"))
+        if fields > _MAX_FIELDS or marks > _MAX_MARKS:
+            raise ApiError(
+                f"The body has more than {_MAX_FIELDS:,} fields, or more than {_MAX_MARKS:,} commas, brackets "
+                "and backslashes, the limits of this server."
+            )
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:

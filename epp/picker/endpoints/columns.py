@@ -352,7 +352,7 @@ class FleetView:
         if self.unreported.of_models:
             unreported_picks = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
             snapshot = replace(snapshot, unreported_picks=unreported_picks)
-        if not self.failures.marks:
+        if not (self.failures.marks or self.answers.noes.of):
             return snapshot
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 

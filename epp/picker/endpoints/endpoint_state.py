@@ -18,6 +18,7 @@ from msgspec import Struct
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
 from epp.picker.endpoints.learned import CounterWindow, HitWindow
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
+from epp.picker.endpoints.quick_noes import QuickNoes
 
 LONGEST_PREFILL_S = 600.0
 """No prefill takes longer. A booking this old was lost (its stream was let go). A longer predicted time is
@@ -213,6 +214,8 @@ class EndpointState:
     """Whether the next answer has to be read, because one ended so soon that it may hold no token."""
     read_at: float = -inf
     """When an answer was last read that held a token."""
+    grew_at: float = -inf
+    """When the server's page last showed more tokens or prompts than the page before it."""
     gone: bool = False
     """Whether the endpoint has left the fleet. Its open requests then say nothing about the servers that
     stay."""
@@ -359,6 +362,9 @@ class Answers:
         self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
         """The last two servers that answered for each model and path that was asked for lately. The same one
         twice: no other has answered."""
+        self.noes = QuickNoes()
+        self._lasts_s = 1.0
+        """From a request to the end of its answer, for answers that do not end at once."""
         self._typical_s = {True: 0.0, False: 0.0}
         """Time to the first byte, for answers that are streamed and for others."""
 
@@ -413,15 +419,24 @@ class Answers:
         while len(self.served) > _SERVED_MODELS:
             self.served.popitem(last=False)
 
-    def ended(self, state: EndpointState, wait: Wait, *, now: float) -> None:
+    def ended(self, state: EndpointState, wait: Wait, *, now: float) -> bool:
         """Take in that a generated answer ended. It began well, and nobody has read it. If no page can have
-        counted it yet, the next page should. If it ended very soon, the server's next answer is read.
+        counted it yet, the next page should. If it ended very soon, the server's next answer is read. Return
+        whether it ended so soon that it may hold no token.
         """
         page = state.metrics
         if page is not None and wait.sent_at > page.scraped_at:
             state.uncounted_end_at = min(state.uncounted_end_at, now)
         quick = wait.streams and now - wait.began_at < _QUICK_S
-        state.doubted = state.doubted or (quick and now - state.read_at >= _TRUSTED_S)
+        if not quick:
+            self._lasts_s += _TYPICAL_STEP * (now - wait.sent_at - self._lasts_s)
+        doubtful = quick and now - state.read_at >= _TRUSTED_S
+        state.doubted = state.doubted or doubtful
+        return doubtful
+
+    def said_no(self, state: EndpointState, wait: Wait, *, tokens: int, now: float) -> None:
+        """Record that an answer had no token. tokens: what its server was to compute."""
+        self.noes.said(state, until=wait.sent_at + self._lasts_s, tokens=tokens, now=now)
 
     def overdue(self, *, now: float) -> bool:
         """Return whether a first byte may be overdue."""
@@ -429,6 +444,7 @@ class Answers:
 
     def check_integrity(self) -> None:
         assert len(self.served) <= _SERVED_MODELS
+        self.noes.check_integrity()
 
 
 def counts_answers(page: EndpointMetrics | None) -> bool:

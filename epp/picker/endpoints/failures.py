@@ -33,6 +33,7 @@ from epp.base.types import EndpointMetrics
 from epp.config.routing import FailureSettings as Settings
 from epp.picker.endpoints.endpoint_state import Answers, EndpointState, counts_answers
 from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
+from epp.picker.endpoints.quick_noes import MOST_ENDS
 from epp.picker.endpoints.symptoms import Stalls, suspects
 from epp.picker.scheduling.snapshot import Snapshot
 
@@ -53,9 +54,6 @@ _QUEUE_S: Final = 0.5
 """If a server needs more time than this for its undone prompt tokens, a probe may have to wait."""
 _SUSPECTED: Final = 2 * _NOTHING
 """The least share of a server that is only suspected."""
-_REFUSING: Final = 0.4
-"""The same for a server that may refuse everything. Its price must count at once, because it draws requests.
-"""
 _MOST_MARKS: Final = 4096
 _REFUSALS: Final = 3
 """A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
@@ -64,9 +62,6 @@ _ALL_REFUSE_S: Final = 60.0
 """
 _REPORTED_S: Final = 1.0
 """Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
-_MOST_ENDS: Final = 64
-"""The most ends of one server that are remembered at a time. More are not needed to see that most answers are
-complete."""
 _PAGE_AGE_S: Final = 0.1
 """A page may have been written this long before it was read."""
 
@@ -120,9 +115,9 @@ class FailingServers:
     def ended(self, state: EndpointState, *, now: float) -> None:
         """Take in that an answer that began well is over, complete or cut."""
         mark = self.marks.get((state, ""))
-        # The oldest ends stay. If newer ends replaced them, none of a busy server's ends would ever be old
-        # enough.
-        if mark is not None and mark.needs is Proof.WHOLE and len(mark.ends) < _MOST_ENDS:
+        # More are not needed to see that most answers are complete. The oldest ends stay. If newer ends
+        # replaced them, none of a busy server's ends would ever be old enough.
+        if mark is not None and mark.needs is Proof.WHOLE and len(mark.ends) < MOST_ENDS:
             mark.ends.append(now)
 
     def lacks(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
@@ -150,7 +145,6 @@ class FailingServers:
         elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
             mark = self._suspect(state, Form.REFUSES, asked_model=model, now=now)
             mark.control = self._other_that_answers(state, model, path_hash) or mark.control
-            mark.share = max(mark.share, _REFUSING)
         elif self._refuses_alone(state, now=now):
             self.failed(state, Form.REFUSES, asked_model=model, now=now)
 
@@ -171,6 +165,7 @@ class FailingServers:
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
         state.overdue = state.refused = 0
+        self._answers.noes.forget(state)
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
@@ -223,6 +218,11 @@ class FailingServers:
             mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
         return mark
 
+    def suspect_empty(self, state: EndpointState, model: str, *, now: float) -> None:
+        """Take in an answer that ended very soon and that nobody could read. A probe decides."""
+        if self._may_probe(state):
+            self._suspect(state, Form.IS_EMPTY, asked_model=model, now=now)
+
     def page(
         self,
         state: EndpointState,
@@ -234,6 +234,8 @@ class FailingServers:
         """Take in a metrics page. Return whether the page is the first to show that the server hangs."""
         seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         mark = self.marks.get((state, ""))
+        if seen == "grew" and before is not None and counts_answers(after):
+            state.grew_at = now
         if seen == "stalls alone":
             return self.hangs(state, form=Form.STALLS, now=now)
         if seen == "stalls":
@@ -324,7 +326,7 @@ class FailingServers:
         """Take a server back if probes show its faults. Otherwise real answers may still fail, so the probe
         only allows a trial.
         """
-        mark.state.refused = 0
+        mark.state.refused, mark.state.read_at = 0, now
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
         if mark.suspected is Form.REFUSES:
@@ -339,6 +341,7 @@ class FailingServers:
     def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
         """Return the snapshot with the candidates' failures for a request for `model` filled in."""
         places = snapshot.places_by_slot()
+        snapshot = self._answers.noes.onto(snapshot, places, now=now)
         shares = np.zeros(len(snapshot))
         marks: dict[int, Mark] = {}
         for (state, about), mark in self.marks.items():
@@ -402,7 +405,7 @@ class FailingServers:
         assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
         assert all(mark.state is key[0] for key, mark in self.marks.items())
         assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())
-        assert all(len(mark.ends) <= _MOST_ENDS for mark in self.marks.values())
+        assert all(len(mark.ends) <= MOST_ENDS for mark in self.marks.values())
         self._stalls.check_integrity()
 
 

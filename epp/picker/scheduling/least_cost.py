@@ -31,7 +31,8 @@ _LOOKING_AT_ONE = 2.0
 _AT_ONCE_S = 0.1
 """Requests for one prefix that come within this time are probably of the same client, and do not predict
 later requests."""
-_MOST_PREFIXES = 4096
+MOST_KEYS = 4096
+"""The most prefixes, or sessions, that a rule remembers."""
 _MOST_TIMES = 16_384
 _MOST_REQUESTS = 32
 """The most requests that count for one prefix. If this many more are expected, the price of a copy is nearly
@@ -228,7 +229,7 @@ class Demand:
         last.open = max(0, last.open - 1)  # it may have been forgotten meanwhile, and asked for again
         del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
         self._by_prefix.move_to_end(prefix)
-        if len(self._by_prefix) > _MOST_PREFIXES:
+        if len(self._by_prefix) > MOST_KEYS:
             self._by_prefix.popitem(last=False)
 
     def refused(self, prefix: int, *, at: float) -> None:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from math import ceil
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from epp.base.types import EndpointName
 from epp.config.policy import PolicySpec, RuleName
-from epp.picker.scheduling.least_cost import LeastCost
+from epp.picker.scheduling.least_cost import MOST_KEYS, LeastCost
 from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import Floats, Snapshot
+from epp.picker.scheduling.snapshot import Floats, SentPick, Snapshot
 
 _BUSY_TOKENS = 2_048
 """A server with more tokens to compute is left for the next match: about the tokens of one step."""
@@ -111,18 +113,32 @@ class Session(Rule):
     """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
 
     Endpoints that come or go move only their own share of the sessions.
-    A request without a session goes by load.
+    A request without a session goes by load. While an endpoint refuses requests and others do not, a session
+    whose last request it refused goes to the next one. Other sessions stay.
     """
 
     gated = False
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
+        self._refused: OrderedDict[str, EndpointName] = OrderedDict()
+        """By session: the last endpoint that did not compute a request of the session."""
+
+    def ended(self, sent: SentPick, *, computed: bool) -> None:
+        if sent.session and not computed:
+            self._refused[sent.session] = sent.server
+            self._refused.move_to_end(sent.session)
+            if len(self._refused) > MOST_KEYS:
+                self._refused.popitem(last=False)
 
     def rank(self, weighed: Weighed) -> Ranked:
         if not weighed.asked.session:
             return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
-        distance = _distance(xxh3_64_intdigest(weighed.asked.session.encode()), weighed.seen)
+        seen, session = weighed.seen, weighed.asked.session
+        distance = _distance(xxh3_64_intdigest(session.encode()), seen)
+        if seen.said_no is not None and session in self._refused:
+            names = np.array([seen.roster.names[slot] for slot in seen.slots])
+            distance = distance + (seen.said_no & (names == self._refused[session]))
         return Ranked(fewest(distance, None), "session")
 
 

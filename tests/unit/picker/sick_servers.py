@@ -43,6 +43,7 @@ class Traffic:
     says for the model of the request.
     """
 
+    seed: int = 1
     servers: str = "abcd"
     rule: RuleName = "least-cost"
     per_s: float = 40.0
@@ -58,6 +59,8 @@ class Traffic:
     times."""
     poisoners: int = 0
     """Clients whose requests every server refuses with 400. They send as `clients` do, besides the others."""
+    poisoner_s: float = 0.002
+    """How long each of these requests takes."""
     begins_s: float = 0.2
     """About the time until a good answer begins."""
     lasts_s: float = 2.0
@@ -80,6 +83,8 @@ class Traffic:
     failures: FailureSettings = DEFAULT_POLICY.spec.failures
     sent: list[tuple[float, str]] = field(default_factory=list)
     """When each request was sent, and to which server."""
+    good: list[bool] = field(default_factory=list)
+    """For each of these, whether it is not a poisoner's."""
     failed: int = 0
     left_out_s: float = 0.0
     """How long the pickers left a server out, all together."""
@@ -89,6 +94,7 @@ class Traffic:
     def run(self, until_s: float) -> Traffic:
         run = _Run(self)
         run.until(until_s)
+        self.good = run.good
         self.sent, self.failed, self.left_out_s = run.sent, run.failed, run.left_out_s
         self.out = run.left_out(until_s)
         return self
@@ -97,6 +103,15 @@ class Traffic:
         """Return the share of the requests of this time that were sent to the server."""
         chosen = [n for at, n in self.sent if since <= at < until]
         return chosen.count(name) / len(chosen)
+
+    def good_to(self, name: str, *, since: float) -> float:
+        """Return the share of the requests from then on, without those of poisoners, sent to the server."""
+        chosen = [n for (at, n), good in zip(self.sent, self.good, strict=True) if good and at >= since]
+        return chosen.count(name) / len(chosen)
+
+    def of_first_ten(self) -> int:
+        """Return how many of the first ten requests the sick server got."""
+        return [name for _, name in self.sent[:10]].count(SICK)
 
     def first_ten_apart(self) -> float:
         """Return the sick server's share of the first hundred requests, without the first ten that it got."""
@@ -110,16 +125,19 @@ class _Run:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.sent: list[tuple[float, str]] = []
+        self.good: list[bool] = []
         self.failed = 0
         self.left_out_s = 0.0
-        self._rng = random.Random(1)
+        self._rng = random.Random(traffic.seed)
         self._fleet = [
             Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate(traffic.servers, 1)
         ]
         self._address = {endpoint.name: endpoint.address for endpoint in self._fleet}
         self._name = {endpoint.address: endpoint.name for endpoint in self._fleet}
         spec = PolicySpec(rule=traffic.rule, failures=traffic.failures)
-        self._pickers = [Picker(policy_of(spec), rng=random.Random(n)) for n in range(traffic.pickers)]
+        self._pickers = [
+            Picker(policy_of(spec), rng=random.Random(100 * traffic.seed + n)) for n in range(traffic.pickers)
+        ]
         for picker in self._pickers:
             picker.set_endpoints(self._fleet, now=0.0)
         self._exchanges = [
@@ -128,6 +146,7 @@ class _Run:
         ]
         self._tokens = dict.fromkeys(self._address, 0.0)
         self._running: Counter[EndpointName] = Counter()
+        self._began: Counter[EndpointName] = Counter()
         self._finished: Counter[EndpointName] = Counter()
         self._events: list[tuple[float, int, Step]] = []
         self._count = 0
@@ -165,7 +184,10 @@ class _Run:
         for picker in self._pickers:
             for name, tokens in self._tokens.items():  # The sick server's metrics are fine: it looks idle.
                 page = EndpointMetrics(
-                    scraped_at=now, generated_tokens=tokens, finished=float(self._finished[name])
+                    scraped_at=now,
+                    generated_tokens=tokens,
+                    finished=float(self._finished[name]),
+                    ttft_count=float(self._began[name]),
                 )
                 picker.observe(name, page, now=now)
         self._at(now + 1.0, self._scrape)
@@ -205,14 +227,15 @@ class _Run:
         """Send one request. A client sends its next one when this one has ended, with the same beginning."""
         picker = self._rng.choice(self._pickers)
         model = self._rng.choice(self.traffic.models)
-        beginning = b"" if client is None else b"client %d" % client * 100
+        beginning = b"" if client is None else b"client %d" % (100 * self.traffic.seed + client) * 100
         prompt = beginning + self._rng.randbytes(200).hex().encode()
         number = self._rng.randrange(1000) if client is None else client
-        session = f"s{number}" if self.traffic.rule == "session" else ""
+        session = f"s{self.traffic.seed}-{number}" if self.traffic.rule == "session" else ""
         inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
         pick = picker.pick(PickRequest("r", inference, session=session, path_hash=1), now=now)
         picker.housekeep(now=now)
         self.sent.append((now, pick.decision.chosen))
+        self.good.append(client is None or client < self.traffic.clients)
         self._serve(_Request(self, picker, pick, model, pick.destinations[0], client), now)
 
     def over(self, request: _Request, now: float) -> None:
@@ -227,7 +250,7 @@ class _Run:
         begins_s = self._rng.uniform(0.5, 1.5) * self.traffic.begins_s
         delay, status = self.traffic.sick(request.model) if ill else (begins_s, 200)
         if request.client is not None and request.client >= self.traffic.clients:
-            delay, status = 0.002, 400
+            delay, status = self.traffic.poisoner_s, 400
         if status is None:
             self._at(now + 10.0, request.end("aborted"))
             self.failed += 1
@@ -266,6 +289,7 @@ class _Run:
         self._running[name] += 1
         if status == 200:
             self._tokens[name] += 1
+            self._began[name] += 1
         end = request.end("failed" if status >= 500 else "ended", told=200 if status < 400 else None)
 
         def over(then: float) -> None:
