@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 
 from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.sick_servers import SickServersLog
 from epp.picker.picker import Picker
 
 _log = logging.getLogger("epp")
@@ -25,7 +24,8 @@ class Upkeep:
         self._metrics = metrics
         self._overload = overload
         self._overloaded = False
-        self._sick_servers = SickServersLog()
+        self._left_out: Mapping[str, str] = {}
+        """The servers that the log has reported, and why they are left out."""
 
     async def housekeep(self) -> None:
         """Do the picker's housekeeping again and again, also while no request comes, so that an idle picker
@@ -34,7 +34,7 @@ class Upkeep:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
-            self._sick_servers.look(self._who_is_sick(now=time.monotonic()))
+            self.log_left_out(self._who_is_sick(now=time.monotonic()))
             self._metrics.keep({state.endpoint.name for state in self._picker.fleet.states()})
             self._metrics.has_tasks(len(asyncio.all_tasks()))
 
@@ -44,6 +44,14 @@ class Upkeep:
         return {state.endpoint.name: why for state, why in left_out.items()} | {
             f"{state.endpoint.name}, for the model {model!r},": "it answers 404" for state, model in lacking
         }
+
+    def log_left_out(self, left_out: Mapping[str, str]) -> None:
+        """Log one line when a server is left out, and another when it gets requests again."""
+        for name in left_out.keys() - self._left_out.keys():
+            _log.warning("%s gets only trial requests: %s", name, left_out[name])
+        for name in self._left_out.keys() - left_out.keys():
+            _log.info("%s gets requests again", name)
+        self._left_out = left_out
 
     async def watch_lag(self) -> None:
         """Measure how late the event loop runs its timers."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from epp.observe.recording.describing import opening_of, servers_of
 from epp.observe.recording.file import RecordingFile
 from epp.observe.recording.lines import Line, RecordedRequest, decode
 from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.tap import opening_of, servers_of
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import ask

@@ -8,7 +8,7 @@ import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.observe.recording import describing
+from epp.observe.recording import tap
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.secret import HashSecret
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
@@ -16,12 +16,12 @@ from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
 
 def test_the_opening_says_how_the_picker_cuts_and_routes() -> None:
     picker = a_picker()
-    opening = describing.opening_of(picker)
+    opening = tap.opening_of(picker)
     assert opening.chunk_bytes == picker.table.schedule.chunk_bytes
     assert opening.policy["spec"]["rule"] == picker.policy.spec.rule
-    assert opening.hashing == describing.opening_of(a_picker()).hashing
+    assert opening.hashing == tap.opening_of(a_picker()).hashing
     other = Picker(DEFAULT_POLICY, rng=random.Random(1), secret=HashSecret(b"x" * 32))
-    assert opening.hashing != describing.opening_of(other).hashing, (
+    assert opening.hashing != tap.opening_of(other).hashing, (
         "hashes under different secrets cannot be compared"
     )
 
@@ -30,7 +30,7 @@ def test_the_description_of_a_server_has_its_stated_capacity_or_none() -> None:
     picker = a_picker()
     page = EndpointMetrics(scraped_at=1.0, capacity_tokens=100_000, block_size=16)
     picker.observe(EndpointName("b"), page, now=1.0)
-    found = {server.name: server for server in describing.servers_of(picker).servers}
+    found = {server.name: server for server in tap.servers_of(picker).servers}
     assert list(found) == list("abcd")
     assert found["b"].capacity_tokens == 100_000
     assert found["a"].capacity_tokens is None
@@ -43,7 +43,7 @@ def test_recorders_of_a_picker_with_a_secret_give_a_tenant_the_same_hash(*, key:
     picker.set_endpoints(endpoints("a"), now=0.0)
 
     def tenant_of() -> str:
-        recorder = describing.recorder_of(picker)
+        recorder = tap.recorder_of(picker)
         pick = picker.pick(ask(text("one")), now=1.0)
         pick.decision.tenant = "acme"
         recorder.ended(pick, unix_now_s=1.0)

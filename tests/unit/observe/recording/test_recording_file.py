@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from epp.observe.recording.describing import opening_of, servers_of
 from epp.observe.recording.file import RecordingFile
 from epp.observe.recording.lines import Opening, RecordedRequest, Servers
 from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.tap import opening_of, servers_of
 from tests.unit.observe.recording.recorded import read, record_request, written
 from tests.unit.picker.picker_questions import a_picker, text
 

@@ -11,9 +11,9 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
-from epp.observe.recording.describing import opening_of, servers_of
 from epp.observe.recording.file import RecordingFile
 from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.tap import opening_of, servers_of
 from epp.request.response import ResponseFeedback
 from model_server.sim.fleet import Fleet, FleetPlan
 from tests.unit.picker.picker_questions import a_picker, ask, text
