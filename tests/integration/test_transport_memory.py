@@ -1,4 +1,4 @@
-"""The C heap of a picker stays flat over 50,000 streams that the data plane resets, as Envoy ends every
+"""The C heap of a picker stays flat over 25,000 streams that the data plane resets, as Envoy ends every
 request.
 
 The client is not a gRPC library. It writes the same frames again with other stream numbers, on one
@@ -22,7 +22,7 @@ from tests.harness.http2_frames import headers as headers_frame
 from tests.integration.test_extproc_server import headers
 
 _WARMING_STREAMS = 5_000
-_STREAMS = int(os.environ.get("PREFIX_GATEWAY_HEAP_STREAMS", "50000"))
+_STREAMS = int(os.environ.get("PREFIX_GATEWAY_HEAP_STREAMS", "25000"))
 _AT_ONCE = 100
 _MOST_BYTES_A_STREAM = 8
 
