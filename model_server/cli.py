@@ -15,12 +15,12 @@ import uvloop
 
 from model_server import serve_flags
 from model_server.calibrate import command as calibrate
+from model_server.pods.sync import command as lora_sync
+from model_server.pods.vllm import command as vllm_profile
 from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
 from model_server.server.serve import serve
-from model_server.sync import command as lora_sync
 from model_server.tiers.errors import StoreError
-from model_server.vllm import command as vllm_profile
 from model_server.weights.errors import WeightsError
 from model_server.weights.known import find
 

@@ -229,17 +229,6 @@ class KVCacheManager:
         self.pool.release(self._tables.pop(request.request_id))
         del self._num_cached_blocks[request.request_id]
 
-    def fork(self, request: Request, child: Request) -> None:
-        """Let `child` share the blocks of `request`. The child's tokens begin with the computed tokens of
-        `request`. Call this only between steps.
-        """
-        num_blocks = self.blocks_for(request.num_computed_tokens)
-        self.adopt(
-            child,
-            self._tables[request.request_id][:num_blocks],
-            num_tokens=request.num_computed_tokens,
-        )
-
     def adopt(self, request: Request, blocks: Sequence[Block], *, num_tokens: int) -> None:
         """Admit a request with blocks that another holder has, and that contain its first `num_tokens`
         tokens.

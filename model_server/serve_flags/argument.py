@@ -30,6 +30,6 @@ def switch(group: Group, flag: str, meaning: str) -> None:
     group.add_argument(flag, action="store_true", help=meaning)
 
 
-def accepted(group: Group, flag: str, only: str) -> None:
-    """Accept a flag of an earlier release that has one value left, and do nothing."""
-    group.add_argument(flag, choices=(only,), help=argparse.SUPPRESS)
+def accepted(group: Group, flag: str, values: Sequence[str] | None) -> None:
+    """Accept a flag of an earlier release with these values, or with any, and do nothing."""
+    group.add_argument(flag, choices=values, help=argparse.SUPPRESS)

@@ -48,7 +48,6 @@ def kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
         alpha=args.kv_store_alpha,
         chunk_tokens=args.kv_store_chunk_tokens,
         chunk_share=args.kv_store_chunk_share,
-        reorder_share=args.kv_store_reorder_share,
     )
 
 
@@ -110,7 +109,8 @@ def _add_kv_store(group: Group) -> None:
         "memory of the model's device for such parts, in addition to --num-blocks; only with --kv-store-ratio under 1",
         default=0.0,
     )
-    accepted(group, "--kv-store-mode", "load")
+    accepted(group, "--kv-store-mode", ("load",))
+    accepted(group, "--kv-store-reorder-share", None)
     value(
         group,
         "--kv-store-ratio",
@@ -144,14 +144,6 @@ def _add_kv_store(group: Group) -> None:
         "with --kv-store-ratio under 1: read only the chunks on disk that hold this share of the chosen tokens' weight, and "
         "replace the chosen tokens of other chunks by tokens from these chunks; 1 reads every chunk that holds a chosen token",
         default=FEW_CHUNKS,
-    )
-    value(
-        group,
-        "--kv-store-reorder-share",
-        "S",
-        "with --kv-store-ratio under 1: share of the time in which the server packs important tokens together on disk while it "
-        "computes requests; 0 turns this off",
-        default=0.05,
     )
 
 

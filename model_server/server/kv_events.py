@@ -25,9 +25,9 @@ from model_server.core.request import Request
 from model_server.tiers.events import TierEvent, TierRemoved
 
 MEDIUM = "GPU"
-"""vLLM's name of the first tier, which it uses on a CPU too. A store below the cache uses "CPU" and
-"STORAGE".
-"""
+"""vLLM's name of the first tier, which it uses on a CPU too."""
+STORED = "STORAGE"
+"""vLLM's name of a disk, for the store below the cache."""
 SPEC_KIND = "full_attention"
 DEFAULT_BUFFER_BATCHES = 10_000
 
@@ -127,7 +127,7 @@ class KvEventLog:
         """Note that a store below the cache holds other blocks than before."""
         hashes = tuple(map(event_hash, event.hashes))
         if isinstance(event, TierRemoved):
-            self._notes.append(BlockRemoved(hashes, event.medium, 0))
+            self._notes.append(BlockRemoved(hashes, STORED, 0))
             return
         scope = event.scope
         blocks = range(event.first_block, event.first_block + len(hashes))
@@ -138,7 +138,7 @@ class KvEventLog:
                 token_ids=tuple(event.token_ids),
                 block_size=self._block_size_tokens,
                 lora_id=self._adapter_id(scope),
-                medium=event.medium,
+                medium=STORED,
                 lora_name=scope.adapter_name or None,
                 extra_keys=tuple(_extra_keys(scope, first=index == 0) for index in blocks),
                 group_idx=0,

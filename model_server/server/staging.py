@@ -26,7 +26,7 @@ from typing import Protocol
 from model_server.core.blocks import Block
 from model_server.core.engine import Engine
 from model_server.core.hashing import BlockHash
-from model_server.core.request import Adapter, FinishReason, Request
+from model_server.core.request import FinishReason, Request
 from model_server.core.scheduler import StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.server.kv_events import KvEventLog
@@ -41,14 +41,13 @@ class Tiers(Protocol):
 
     @property
     def approximation(self) -> str: ...
-    def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int: ...
+    def num_held(self, hashes: Sequence[BlockHash]) -> int: ...
     def fetch(
-        self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
+        self, hashes: Sequence[BlockHash], *, first_block: int
     ) -> LoadedPrefix | OutsidePrefix | None: ...
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None: ...
     def learn_from(self, request: Request) -> None: ...
     def listen(self, tell: Tell) -> None: ...
-    def start_reordering(self, *, is_idle: Callable[[], bool]) -> None: ...
     def status(self) -> StoreStatus: ...
     def close(self, *, timeout_s: float) -> None: ...
 
@@ -62,7 +61,6 @@ class Staging:
         self._staged_bytes = staged_bytes
         self.loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
         """Runs all reads of the store, one after the other. No other thread reads the store."""
-        tiers.start_reordering(is_idle=lambda: not engine.num_unfinished)
         self._waiting: deque[Request] = deque()
         self._fetching: Request | None = None
         self._log: tuple[KvEventLog, Callable[[], None]] | None = None
@@ -72,10 +70,12 @@ class Staging:
         """Called when a request may be admitted that could not be admitted before."""
 
     def submitted(self, request: Request) -> None:
-        """Look up a request that the engine has just got."""
+        """Look up a request that the engine has just got. The store holds no prefixes of adapters."""
+        if request.adapter is not None:
+            return
         cached = self._engine.kv_cache.get_computed(request)
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
-        if self._tiers.num_held(request.block_hashes[:usable], adapter=request.adapter) > len(cached.blocks):
+        if self._tiers.num_held(request.block_hashes[:usable]) > len(cached.blocks):
             request.loading = True
             self._waiting.append(request)
             self._fetch_next()
@@ -165,12 +165,8 @@ class Staging:
             # The cache may now hold more or less of the prompt than when the request was submitted.
             first_block = len(self._engine.kv_cache.get_computed(request).blocks)
             usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
-            fetch = partial(
-                self._tiers.fetch,
-                tuple(request.block_hashes[:usable]),
-                adapter=request.adapter,
-                first_block=first_block,
-            )
+            hashes = tuple(request.block_hashes[:usable])
+            fetch = partial(self._tiers.fetch, hashes, first_block=first_block)
             fetched = asyncio.get_running_loop().run_in_executor(self.loader, fetch)
             fetched.add_done_callback(partial(self._fetched, request))
 

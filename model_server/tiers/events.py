@@ -1,26 +1,22 @@
 """Events about a store's content, from any thread. The events are plain values.
 
-Callers: the store and its reader send them, and the server turns them into KV events.
+Callers: the store sends them, and the server turns them into KV events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from model_server.core.hashing import BlockHash, PrefixScope
 
 PLAIN = PrefixScope()
-Medium = Literal["CPU", "STORAGE"]
-"""vLLM's names of main memory and disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierStored:
-    """Consecutive blocks of one prefix can be loaded from this tier."""
+    """Consecutive blocks of one prefix can be loaded from the store."""
 
-    medium: Medium
     hashes: Sequence[BlockHash]
     first_block: int
     parent: BlockHash | None
@@ -33,9 +29,8 @@ class TierStored:
 
 @dataclass(frozen=True, slots=True)
 class TierRemoved:
-    """These blocks can no longer be loaded from this tier."""
+    """These blocks can no longer be loaded from the store."""
 
-    medium: Medium
     hashes: Sequence[BlockHash]
 
 

@@ -2,7 +2,7 @@
 tokens needs. `slots[token]` is the place at which a token of the node is stored. All other code keeps tokens
 in their logical order: prefixes are matched and attention is computed only by logical position. The order is
 a permutation of the node's own tokens, and never moves a token to another node. This module does no I/O.
-Callers: the segment writer, the reader of selected tokens, the background reordering.
+Callers: the segment writer, the reader of selected tokens, what requests have shown (`learnt`).
 """
 
 from __future__ import annotations

@@ -155,22 +155,6 @@ class TieredPlacement(Generic[K]):
         self._reading = None
         return found, moved
 
-    def adopt(
-        self, key: K, *, size_bytes: int, num_important: float, num_uses: int, node: Hashable = None
-    ) -> dict[K, int]:
-        """Let a new chunk take the place of chunks that are forgotten, with their uses. Return the chunks
-        that have moved, as `use` does.
-        """
-        assert key not in self._uses, "it is new"
-        self._now += 1
-        self._uses[key] = ChunkUse(size_bytes, num_important, num_uses, self._now, node=node)
-        moved: dict[K, int] = {}
-        self._place(key, 0, moved)
-        return moved
-
-    def uses_of(self, key: K) -> int:
-        return self._uses[key].num_uses if key in self._uses else 0
-
     def reweigh(self, key: K, *, num_important: float) -> None:
         """Note that the number of important tokens in a known chunk has changed. Unknown chunks are not
         counted yet.

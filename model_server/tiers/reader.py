@@ -21,13 +21,10 @@ from typing import Any, TypeVar
 import torch
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers.events import Tell
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
-from model_server.tiers.node_reports import NodeReports
 from model_server.tiers.placement import Score, TieredPlacement, by_uses_and_importance
 from model_server.tiers.records import Records
-from model_server.tiers.repacking import repacked
 from model_server.tiers.segment import KvLayout, Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
@@ -78,9 +75,6 @@ class TieredReader:
         """How often the tokens of each chunk were read before the chunk was made, for each layer of a
         segment.
         """
-        self._node_reports = NodeReports(store.layout)
-        self._reordering: Segment | None = None
-        """This segment's chunks are needed for a moment after the segment has been replaced."""
         self._hanging: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
@@ -88,11 +82,9 @@ class TieredReader:
     def layout(self) -> KvLayout:
         return self.store.layout
 
-    def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
-        """Return the stored part of a prefix that was computed with these weights. Return None if nothing is
-        stored.
-        """
-        parts = self.store.match(hashes, weights=weights)
+    def open(self, hashes: Sequence[BlockHash]) -> TieredPrefix | None:
+        """Return the stored part of a prefix. Return None if nothing is stored."""
+        parts = self.store.match(hashes)
         if not parts:
             return None
         self.wait_for(self._thread.submit(self._forget_replaced))
@@ -136,31 +128,13 @@ class TieredReader:
         return False
 
     def _reorder(self, old: Segment) -> bool:
-        """Reorder a node. The fast tiers keep the new chunks that can be made from the old chunks that they
-        held.
-        """
-        orders = self._thread.submit(self._begin_reordering, old).result()
+        """Reorder a node. The fast tiers forget its chunks, since the new chunks hold other tokens."""
+        orders = self._thread.submit(self._new_orders, old).result()
         if orders is None:
             return False
-        try:
-            new = self.store.reorder(old, orders)
-            for layer in range(self.store.layout.num_layers if new is not None else 0):
-                assert new is not None
-                self._thread.submit(self._carry_over, old, new, layer).result()
-        finally:
-            self._thread.submit(self._end_reordering).result()
-        return new is not None
-
-    def listen(self, tell: Tell) -> None:
-        """Call `tell` from now on with the nodes that the fast tiers hold as a whole, beginning with the
-        nodes that they hold now.
-        """
-
-        def start() -> None:
-            self._node_reports.tell = tell
-            self._node_reports.tell_all()
-
-        self.wait_for(self._thread.submit(start))
+        reordered = self.store.reorder(old, orders) is not None
+        self._thread.submit(self._forget_replaced).result()
+        return reordered
 
     def resident_bytes(self, tier: int) -> int:
         return self._placement.resident_bytes(tier)
@@ -183,7 +157,6 @@ class TieredReader:
             held.device.type == (self.device if self._placement.tier_of(key) == 0 else _CPU).type
             for key, held in self._held.items()
         )
-        self._node_reports.check_integrity(key[0] for key in self._held)
         assert self._earlier.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         self._learnt.check_integrity()
@@ -206,16 +179,11 @@ class TieredReader:
         return content
 
     def _settle(self, key: ChunkKey, content: torch.Tensor, moved: dict[ChunkKey, int]) -> None:
-        num_tiers, was_held = self._placement.num_tiers, key in self._held
-        if not was_held and moved[key] < num_tiers:
-            self._node_reports.add(key[0])
         self._held[key] = content
         for other, now in moved.items():
             held = self._held.pop(other)
-            if now < num_tiers:
+            if now < self._placement.num_tiers:
                 self._held[other] = held.to(self.device if now == 0 else _CPU)
-            elif other != key or was_held:
-                self._node_reports.remove(other[0])
 
     def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
         """Return how often the tokens of each chunk were used before, for each layer, as known at the first
@@ -245,62 +213,25 @@ class TieredReader:
                 self._learnt.record(segment.place.hashes, own, chosen=read)
             start = end
 
-    def _begin_reordering(self, old: Segment) -> list[TokenOrder] | None:
+    def _new_orders(self, old: Segment) -> list[TokenOrder] | None:
         orders = self._learnt.orders(old.place.hashes)
-        if orders is None or orders == old.orders:
-            return None
-        self._reordering = old
-        return orders
-
-    def _end_reordering(self) -> None:
-        self._reordering = None
-        self._forget_replaced()
-
-    def _carry_over(self, old: Segment, new: Segment, layer: int) -> None:
-        """Put the new chunks of a layer into the fast tiers if all their tokens were in fast tiers before."""
-        numbers = range(PROBE, self.store.layout.num_chunks(old.num_tokens))
-        keys = {chunk: (old, layer, chunk) for chunk in numbers}
-        held = {chunk: self._held[key] for chunk, key in keys.items() if key in self._held}
-        uses = {chunk: self._placement.uses_of(key) for chunk, key in keys.items()}
-        self._forget(list(keys.values()))
-        if not held:
-            return
-        self._known.add(new)
-        earlier = self._earlier_uses(new)[layer]
-        carried = repacked(held, old.orders[layer], new.orders[layer], layout=self.store.layout)
-        if PROBE in held:
-            carried[PROBE] = held[PROBE], (PROBE,)
-        for chunk, (content, made_of) in carried.items():
-            if (new, layer, chunk) in self._placement:  # a request has read the chunk meanwhile
-                continue
-            num_uses = max(uses[source] for source in made_of)
-            moved = self._placement.adopt(
-                (new, layer, chunk),
-                size_bytes=len(content),
-                num_important=earlier.get(chunk, 0) / num_uses,
-                num_uses=num_uses,
-                node=new,
-            )
-            self._settle((new, layer, chunk), content, moved)
+        return None if orders == old.orders else orders
 
     def _forget_replaced(self) -> None:
         """Forget the chunks of segments that were reordered, split or removed."""
         there = set(self.store.segments())
-        gone = self._known - there - {self._reordering}
+        gone = self._known - there
         layout = self.store.layout
         for segment in gone:
             chunks = range(PROBE, layout.num_chunks(segment.num_tokens))
-            self._forget([(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks])
+            keys = [(segment, layer, chunk) for layer in range(layout.num_layers) for chunk in chunks]
+            self._placement.forget(keys)
+            for key in keys:
+                self._held.pop(key, None)
             self._earlier.pop(segment, None)
         self._known -= gone
         if gone:
             self._learnt.keep({segment.place.hashes[0] for segment in there})
-
-    def _forget(self, keys: Sequence[ChunkKey]) -> None:
-        self._placement.forget(keys)
-        for key in keys:
-            if self._held.pop(key, None) is not None:
-                self._node_reports.remove(key[0])
 
 
 def _from_disk(key: ChunkKey) -> torch.Tensor:

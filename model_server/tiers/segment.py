@@ -95,8 +95,6 @@ class Place:
     first_block: int
     parent: BlockHash | None
     """The hash of the last block before the segment's own."""
-    weights: str = ""
-    """A digest of the adapter that computed the segment. Empty means the model alone."""
 
 
 def write(
@@ -235,18 +233,14 @@ def _place(description: Any, layout: KvLayout) -> Place:
     if description["layout"] != asdict(layout):
         raise ValueError("it has another layout than its store")
     hashes = tuple(BlockHash(bytes.fromhex(block)) for block in description["hashes"])
-    first_block, parent, weights = (
-        description["first_block"],
-        description["parent"],
-        description.get("weights", ""),
-    )
+    first_block, parent = description["first_block"], description["parent"]
     if not hashes or len(set(hashes)) != len(hashes) or not all(hashes):
         raise ValueError("it has no blocks, or names a block twice")
     if not isinstance(first_block, int) or (first_block > 0) != (parent is not None):
         raise ValueError("its first block and its parent contradict each other")
-    if not isinstance(weights, str):
-        raise TypeError("its digest is not a string")
-    return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)), weights)
+    if description.get("weights"):
+        raise ValueError("it holds the KV of an adapter, which release 0.2.0 stored too")
+    return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)))
 
 
 def _chunks(layout: KvLayout, records: LayerRecords, order: TokenOrder) -> list[bytes]:
@@ -263,7 +257,6 @@ def _describe(
         "hashes": [block.hex() for block in place.hashes],
         "first_block": place.first_block,
         "parent": place.parent.hex() if place.parent else None,
-        "weights": place.weights,
     }
     slots = array("H", [slot for order in orders for slot in order.slots])
     return json.dumps(description).encode() + b"\n" + _to_little(slots) + _to_little(array("I", checksums))

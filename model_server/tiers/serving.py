@@ -12,9 +12,7 @@ A prefix is stored when its prompt is computed, not when its blocks are about to
 eviction would have to wait for the copy in the middle of a step, and a process that dies would lose all KV
 that was still in memory.
 
-Only exact prefixes are stored. The prefix of an adapter is stored with a digest of the adapter's files at the
-time of loading. If these files change under the same name and path while the server is down, the prefix is
-not used any more.
+Only exact prefixes of the model itself are stored. Those of adapters are not.
 
 Callers: the server.
 """
@@ -32,7 +30,7 @@ from model_server.core.blocks import Block
 from model_server.core.engine import StepResult
 from model_server.core.hashing import BlockHash
 from model_server.core.kv_cache import PrefixLoad
-from model_server.core.request import Adapter, Request
+from model_server.core.request import Request
 from model_server.core.scheduler import Chunk, StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.runners.hf.memory import KvMemory
@@ -45,7 +43,6 @@ from model_server.tiers.health import Health
 from model_server.tiers.placement import SCORES
 from model_server.tiers.reader import TieredReader
 from model_server.tiers.records import Records
-from model_server.tiers.reordering import BackgroundReordering
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import num_probe_kv_heads, probe
 from model_server.tiers.settings import KvStoreSettings
@@ -61,7 +58,7 @@ has failed.
 """
 
 _LAST_NODE_S = 10.0
-"""The time for the node that is being written or reordered when the store closes."""
+"""The time for the node that is being written when the store closes."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +93,7 @@ class _Counts:
     exact_loads: int = 0
     selective_loads: int = 0
     failures: int = 0
+    reordered_nodes: int = 0
 
 
 class ServedTiers:
@@ -139,7 +137,6 @@ class ServedTiers:
         self.clock = clock
         self._health = Health()
         self._counts = _Counts()
-        self._reordering: BackgroundReordering | None = None
 
     # The event loop's thread.
 
@@ -154,32 +151,9 @@ class ServedTiers:
     def bytes_per_block(self) -> int:
         return self._records.shape.bytes_per_token * self.store.layout.block_tokens
 
-    def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
-        """Start reordering in the background. This does nothing if every prefix is loaded whole, because the
-        server then learns no order for nodes.
-        """
-        if self._selection is None or not self.settings.reorder_share:
-            return
-        self._reordering = BackgroundReordering(
-            self.reader.reorder_next,
-            is_idle=is_idle,
-            busy_share=self.settings.reorder_share,
-            clock=self.clock,
-        )
-        self._reordering.start()
-
-    def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int:
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many of a prefix's first blocks could be loaded now."""
-        weights = self._weights(adapter)
-        if weights is None or not self._health.may_try(now=self.clock()):
-            return 0
-        return self.store.num_held(hashes, weights=weights)
-
-    def _weights(self, adapter: Adapter | None) -> str | None:
-        """Return the weights by which the store distinguishes adapters. Return None if the adapter was never
-        loaded.
-        """
-        return "" if adapter is None else self._model.adapters.digest(adapter)
+        return self.store.num_held(hashes) if self._health.may_try(now=self.clock()) else 0
 
     def status(self) -> StoreStatus:
         counts, written = self._counts, self.writer.counts
@@ -195,9 +169,9 @@ class ServedTiers:
             waiting_bytes=self.writer.waiting_bytes,
             exact_loads=counts.exact_loads,
             selective_loads=counts.selective_loads,
-            reordered_nodes=self._reordering.reordered_nodes if self._reordering else 0,
+            reordered_nodes=counts.reordered_nodes,
             load_failures=counts.failures,
-            write_failures=written.failures + (self._reordering.failures if self._reordering else 0),
+            write_failures=written.failures,
             usable=self.writer.usable and self._health.may_try(now=self.clock()),
         )
 
@@ -205,22 +179,19 @@ class ServedTiers:
 
     def listen(self, tell: Tell) -> None:
         """Call `tell` from now on, on any thread, with the blocks that come and go, beginning with the blocks
-        that are stored now. This call waits for reads.
+        that are stored now.
         """
         self.store.listen(tell)
-        self.reader.listen(tell)
 
-    def fetch(
-        self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
-    ) -> LoadedPrefix | OutsidePrefix | None:
+    def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
         """Return the stored part of a prefix whose first `first_block` blocks are known already. Return None
         if the store has no more blocks than these.
         """
-        prefix, weights = None, self._weights(adapter)
-        if weights is None or not self._health.may_try(now=self.clock()):
+        prefix = None
+        if not self._health.may_try(now=self.clock()):
             return None
         try:
-            prefix = self.reader.open(hashes, weights=weights)
+            prefix = self.reader.open(hashes)
             if prefix is None or prefix.num_tokens <= first_block * self.store.layout.block_tokens:
                 return None
             if self._selection:
@@ -265,12 +236,18 @@ class ServedTiers:
 
     def learn_from(self, request: Request) -> None:
         """Count for later requests the tokens that mattered to this request's first tokens in a selective
-        load. Call this when the request's prompt is computed.
+        load. Then reorder a node that is due. A node has at most `writer.NODE_TOKENS` tokens, and a node with
+        n requests was reordered log2(n) times at most. So fetches wait seldom, and for one node at most. Call
+        this when the request's prompt is computed.
         """
         if isinstance(request.stored, OutsidePrefix):
             self._health.worked()  # The request has read the prefix by now. `fetch` only opened it.
             view = _view_of(request)
             self.reader.finish(view.prefix, view.view.choices.items())
+            try:
+                self._counts.reordered_nodes += self.reader.reorder_next()
+            except (StoreError, OSError) as error:
+                self._failed(view.prefix, error)
 
     # The step's thread.
 
@@ -292,11 +269,10 @@ class ServedTiers:
 
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None:
         """Give the writer the full blocks of the request that the store does not have."""
-        weights = self._weights(request.adapter)
-        if request.approximation or weights is None:
+        if request.approximation or request.adapter:
             return
         hashes = request.block_hashes[: num_tokens // self.store.layout.block_tokens]
-        first = self.store.num_held(hashes, weights=weights)
+        first = self.store.num_held(hashes)
         while first < len(hashes) and self.writer.is_on_the_way(hashes[first]):
             first += 1
         size_bytes = (len(hashes) - first) * self.bytes_per_block
@@ -311,9 +287,7 @@ class ServedTiers:
 
         size = self.store.layout.block_tokens
         token_ids = tuple(request.token_ids[first * size : len(hashes) * size])
-        self.writer.offer(
-            PendingBlocks(tuple(hashes), first, size_bytes, records, token_ids, request.scope, weights)
-        )
+        self.writer.offer(PendingBlocks(tuple(hashes), first, size_bytes, records, token_ids, request.scope))
 
     def _copy_in(self, load: PrefixLoad) -> None:
         memory, content = self._model.memory, load.prefix.content
@@ -355,11 +329,7 @@ class ServedTiers:
         """
         if not self.writer.drain(timeout_s=timeout_s):
             _log.warning("not all prefixes were stored within %.0f s", timeout_s)
-        last_s = min(timeout_s, _LAST_NODE_S)
-        ended = self.writer.close(timeout_s=last_s)
-        if self._reordering is not None:
-            ended = self._reordering.stop(timeout_s=last_s) and ended
-        if not ended:
+        if not self.writer.close(timeout_s=min(timeout_s, _LAST_NODE_S)):
             _log.warning(
                 "a node is still being written; %s is in use until the process ends", self.store.folder
             )

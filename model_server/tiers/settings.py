@@ -76,10 +76,6 @@ class KvStoreSettings:
     """This setting, `probe_heads` and `alpha` are those of `SelectionSettings`, for a ratio under 1."""
     pending_bytes: int = 512_000_000
     """The most bytes that may wait to be written. Further prefixes are not stored."""
-    reorder_share: float = 0.05
-    """The share of the time, while the engine computes, for packing important tokens together. 0 turns this
-    off, even while the engine is idle.
-    """
     staged_bytes: int = 1_000_000_000
     """The most bytes that may be loaded ahead for requests that wait for their admission."""
 
@@ -93,10 +89,6 @@ class KvStoreSettings:
         if self.device_bytes and self.ratio == 1:
             raise ValueError(
                 "--kv-store-device-size holds prefixes that are read selectively: give --kv-store-ratio under 1, or a device size of 0"
-            )
-        if not 0 <= self.reorder_share <= 1:
-            raise ValueError(
-                f"the share of time for reordering must be between 0 and 1, not {self.reorder_share}"
             )
         self.choosing()
 

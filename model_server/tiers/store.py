@@ -17,7 +17,7 @@ removed node is always a leaf. After a restart, the nodes that were written firs
 
 Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the
 limit; no node was used later than a node before it. Callers: the tiered reader, the writer of computed
-prefixes, the background reordering.
+prefixes, the reordering.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.events import PLAIN, Tell, TierRemoved, TierStored, to_nobody
 from model_server.tiers.files import UNFINISHED
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.nodes import Match, Node, PrefixTree
+from model_server.tiers.nodes import Node, PrefixTree
 from model_server.tiers.segment import KvLayout, LayerRecords, Place, Segment
 from model_server.tiers.weakest_first import WeakestFirst
 
@@ -93,24 +93,22 @@ class PrefixStore:
                 os.close(self._lock_file)
                 self._lock_file = -1
 
-    def match(self, hashes: Sequence[BlockHash], *, weights: str = "") -> list[tuple[Segment, int]]:
+    def match(self, hashes: Sequence[BlockHash]) -> list[tuple[Segment, int]]:
         """Return the stored part of a prefix: segments from its beginning, and how many blocks of each
         segment belong to the prefix.
-
-        Blocks that other weights have computed under the same names do not belong to the prefix.
         """
         with self._lock:
-            found = self._tree.match(hashes) if self._have_weights(hashes, weights) else []
+            found = self._tree.match(hashes)
             if found:
                 self._touch(found[-1].node)
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
 
-    def num_held(self, hashes: Sequence[BlockHash], *, weights: str = "") -> int:
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many of a prefix's first blocks are stored.
 
         The number is a hint: the call does not wait for a lock, and the store may change at any time.
         """
-        return self._tree.num_held(hashes) if self._have_weights(hashes, weights) else 0
+        return self._tree.num_held(hashes)
 
     def put(
         self,
@@ -120,19 +118,19 @@ class PrefixStore:
         first_block: int = 0,
         token_ids: Sequence[int] = (),
         scope: PrefixScope = PLAIN,
-        weights: str = "",
     ) -> int:
         """Store those full blocks of a prefix that are not stored yet. Return the number of new blocks.
         `layers` holds the records of all tokens from block `first_block` on. If the store does not have the
         blocks before `first_block`, nothing is stored. `token_ids` (also from `first_block` on) and `scope`
-        are passed on to `tell`. Blocks that other `weights` have computed under the same names are removed.
-        Raise StoreError if the records have another shape, or the store cannot hold them. Raise OSError if
-        the disk failed; blocks that were stored before are still stored.
+        are passed on to `tell`. Raise StoreError if the records have another shape, or the store cannot hold
+        them. Raise OSError if the disk failed; blocks that were stored before are still stored.
         """
         self._check_shape(hashes, layers, first_block=first_block)
         with self._writing:
             with self._lock:
-                found = self._current(hashes, weights)
+                found = self._tree.match(hashes)
+                if found:
+                    self._touch(found[-1].node)
                 covered = sum(match.num_blocks for match in found)
                 if covered == len(hashes) or covered < first_block:
                     return 0
@@ -142,7 +140,7 @@ class PrefixStore:
             if found and found[-1].num_blocks < len(found[-1].node.hashes):
                 self._split(found[-1].node, found[-1].num_blocks)
             parent = hashes[covered - 1] if covered else None
-            place = Place(tuple(hashes[covered:]), covered, parent, weights)
+            place = Place(tuple(hashes[covered:]), covered, parent)
             start, end = ((at - first_block) * self.layout.block_tokens for at in (covered, len(hashes)))
             own = [records.part(self.layout, start, end) for records in layers]
             written = self._write(place, own, None)
@@ -152,7 +150,7 @@ class PrefixStore:
                 self._hold(added.name, written)
                 self._touch(added)
                 own_tokens = token_ids[start:end]
-                self.tell(TierStored("STORAGE", place.hashes, covered, place.parent, own_tokens, scope))
+                self.tell(TierStored(place.hashes, covered, place.parent, own_tokens, scope))
             return len(hashes) - covered
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
@@ -208,7 +206,7 @@ class PrefixStore:
             self.tell = tell
             for node in sorted(self._tree, key=lambda node: node.first_block):
                 place = _place(node)
-                tell(TierStored("STORAGE", place.hashes, place.first_block, place.parent))
+                tell(TierStored(place.hashes, place.first_block, place.parent))
 
     def check_integrity(self) -> None:
         # While a file is written, the folder is ahead of the tree.
@@ -222,10 +220,7 @@ class PrefixStore:
             assert files == {_file_name(name) for name in names}
             for node in self._tree:
                 own = self._segments[node.name]
-                assert own.place == _place(node, own.place.weights), "a segment names its place in the tree"
-                assert (
-                    node.parent is None or self._segments[node.parent.name].place.weights == own.place.weights
-                )
+                assert own.place == _place(node), "a segment names its place in the tree"
                 assert own.is_there()
                 assert node.parent is None or self._last_use[node.parent.name] >= self._last_use[node.name]
             assert self.used_bytes == sum(own.size_bytes for own in self._segments.values())
@@ -246,11 +241,6 @@ class PrefixStore:
                 node = self._tree.attach(
                     place.hashes, first_block=place.first_block, parent_hash=place.parent
                 )
-            if node is not None and not self._have_weights(
-                node.parent.hashes if node.parent else (), place.weights
-            ):
-                self._tree.remove(node)
-                node = None
             if node is None:
                 own.path.unlink()
             else:
@@ -260,25 +250,6 @@ class PrefixStore:
             assert node is not None
             self._touch(node)
         self._make_room(0, keep=())
-
-    def _have_weights(self, hashes: Sequence[BlockHash], weights: str) -> bool:
-        """Return whether the blocks that are stored under these names were computed with these weights.
-        Connected nodes always have the same weights.
-        """
-        first = self._segments.get(hashes[0]) if hashes else None
-        return first is None or first.place.weights == weights
-
-    def _current(self, hashes: Sequence[BlockHash], weights: str) -> list[Match]:
-        """Return the part of a prefix that the tree has, marked as used now. Blocks of other weights are
-        removed.
-        """
-        found = self._tree.match(hashes)
-        if found and not self._have_weights(hashes, weights):
-            self._remove(found[0].node)
-            return []
-        if found:
-            self._touch(found[-1].node)
-        return found
 
     def _check_shape(
         self, hashes: Sequence[BlockHash], layers: Sequence[LayerRecords], *, first_block: int
@@ -304,11 +275,11 @@ class PrefixStore:
         at, hashes = node.first_block, node.hashes
         parts = (
             (
-                Place(hashes[num_blocks:], at + num_blocks, hashes[num_blocks - 1], old.place.weights),
+                Place(hashes[num_blocks:], at + num_blocks, hashes[num_blocks - 1]),
                 cut,
                 old.num_tokens,
             ),
-            (Place(hashes[:num_blocks], at, old.place.parent, old.place.weights), 0, cut),
+            (Place(hashes[:num_blocks], at, old.place.parent), 0, cut),
         )
         written = []
         try:
@@ -392,7 +363,7 @@ class PrefixStore:
             self.used_bytes -= self._segments.pop(one.name).size_bytes
             self._oldest.remove(one.name)
             del self._last_use[one.name]
-            self.tell(TierRemoved("STORAGE", one.hashes))
+            self.tell(TierRemoved(one.hashes))
         for one in reversed(gone):
             try:
                 self._path(one.name).unlink(missing_ok=True)
@@ -423,8 +394,8 @@ def _file_name(name: BlockHash) -> str:
     return name.hex() + segment.SUFFIX
 
 
-def _place(node: Node, weights: str = "") -> Place:
-    return Place(node.hashes, node.first_block, node.parent.hashes[-1] if node.parent else None, weights)
+def _place(node: Node) -> Place:
+    return Place(node.hashes, node.first_block, node.parent.hashes[-1] if node.parent else None)
 
 
 def _order_of_part(order: TokenOrder, start: int, end: int) -> TokenOrder:

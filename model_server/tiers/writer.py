@@ -44,8 +44,6 @@ class PendingBlocks:
     token_ids: Sequence[int]
     """The tokens of the blocks from `first_block` on."""
     scope: PrefixScope = PLAIN
-    weights: str = ""
-    """The weights of the adapter that computed the blocks, as the store names them."""
 
     @property
     def own(self) -> Sequence[BlockHash]:
@@ -151,7 +149,7 @@ class BackgroundWriter:
 
     def _count_dropped(self, pending: PendingBlocks) -> None:
         """Count blocks that will not be stored."""
-        held = max(pending.first_block, self._store.num_held(pending.hashes, weights=pending.weights))
+        held = max(pending.first_block, self._store.num_held(pending.hashes))
         self.counts.dropped_blocks += len(pending.hashes) - held
 
     def _write(self, pending: PendingBlocks) -> None:
@@ -164,7 +162,7 @@ class BackgroundWriter:
             _log.warning("a prefix of %d blocks could not be stored: %s", len(pending.hashes), error)
             if isinstance(error, DamagedSegmentError):
                 # The damaged segment belongs to the node that had to be split.
-                found = self._store.match(pending.hashes, weights=pending.weights)
+                found = self._store.match(pending.hashes)
                 self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:
             self.counts.failures += 1
@@ -188,7 +186,6 @@ class BackgroundWriter:
                 first_block=start,
                 token_ids=pending.token_ids[first:last],
                 scope=pending.scope,
-                weights=pending.weights,
             )
             if new:
                 self.counts.stored_blocks += new

@@ -1,1 +1,1 @@
-"""Additions for real vLLM pods: a checked launch profile, and a cache policy for vLLM's offload tier."""
+"""The path of release 0.2.0 for vLLM's `cache_policy_module_path`. It goes with the next release."""

@@ -22,10 +22,10 @@ from epp.serve.envoy import sds
 from epp.serve.envoy.bootstrap import bootstrap
 from model_server import serve_flags
 from model_server.cli import command_line
-from model_server.sync.files import read_adapters
-from model_server.vllm.checks import problems
-from model_server.vllm.errors import ProfileError
-from model_server.vllm.profile import of_pool, pod_patch, read
+from model_server.pods.sync.files import read_adapters
+from model_server.pods.vllm.checks import problems
+from model_server.pods.vllm.errors import ProfileError
+from model_server.pods.vllm.profile import of_pool, pod_patch, read
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,
@@ -37,7 +37,7 @@ from tests.charts.rendering import (
     of_kind,
     value_set,
 )
-from tests.unit.model_server.vllm.test_profile import SOUND
+from tests.unit.model_server.pods.vllm.test_profile import SOUND
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -287,7 +287,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
     "lora": {"model": "m", "lora": {"maxCpuLoras": 8, "maxRank": 64}},
     "offload": {"model": "m", "kvOffload": {"memoryBytes": 16000000000}},
-    "importance": {"model": "m", "kvOffload": {"memoryBytes": 1, "policy": "importance"}},
+    "uses": {"model": "m", "kvOffload": {"memoryBytes": 1, "policy": "uses"}},
 }
 
 

@@ -157,7 +157,7 @@ def test_vllms_own_classes_read_ours_and_would_have_written_the_same_bytes(
     names = {name for theirs in read for name, _ in theirs["events"]}
     assert names == {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
     media = {event.get("medium") for theirs in read for _, event in theirs["events"]}
-    assert media == {"GPU", "CPU", "STORAGE", None}
+    assert media == {"GPU", "STORAGE", None}
 
 
 def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
@@ -168,12 +168,11 @@ def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
     hashes = [BlockHash(bytes([number]) * 32) for number in range(1, 4)]
     salted = PrefixScope(cache_salt="tenant")
     tokens = range(3 * size)
-    log.tier_changed(TierStored("STORAGE", hashes[:2], 0, None, tokens[: 2 * size], salted))
-    log.tier_changed(TierStored("STORAGE", hashes[2:], 2, hashes[1], tokens[2 * size :], salted))
-    log.tier_changed(TierStored("CPU", hashes, 0, None))
+    log.tier_changed(TierStored(hashes[:2], 0, None, tokens[: 2 * size], salted))
+    log.tier_changed(TierStored(hashes[2:], 2, hashes[1], tokens[2 * size :], salted))
+    log.tier_changed(TierStored(hashes, 0, None))
     yield from payload(log)
-    log.tier_changed(TierRemoved("CPU", hashes))
-    log.tier_changed(TierRemoved("STORAGE", hashes[2:]))
+    log.tier_changed(TierRemoved(hashes[2:]))
     yield from payload(log)
 
 
@@ -190,8 +189,7 @@ def test_blocks_of_a_store_are_reported_with_their_tier() -> None:
     assert told == [
         ("BlockStored", "STORAGE", 2, 2 * size),
         ("BlockStored", "STORAGE", 1, size),
-        ("BlockStored", "CPU", 3, 0),
-        ("BlockRemoved", "CPU", 3, 0),
+        ("BlockStored", "STORAGE", 3, 0),
         ("BlockRemoved", "STORAGE", 1, 0),
     ]
     assert first[1]["parent_block_hash"] == first[0]["block_hashes"][-1]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -153,7 +152,7 @@ async def test_kv_events_report_blocks_on_disk_and_again_after_reset_or_restart(
         assert {event[:2] for event in stored} == {("BlockStored", "STORAGE")}
         await server.ask(SECOND)
         media = {event[1] for event in told(log) if event[0] == "BlockStored"}
-        assert media >= {"GPU", "CPU"}, "loaded into blocks, and held in main memory"
+        assert media == {"GPU"}, "loaded into blocks"
     async with serve(size_bytes=900_000) as server:
         log = server.listen()
         await asyncio.sleep(0)
@@ -195,9 +194,7 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
         status = server.tiers.status()
         assert status.selective_loads == 4
         assert status.exact_loads == status.stored_blocks == 0, "approximate blocks are not stored"
-        async with asyncio.timeout(120):
-            while not server.tiers.status().reordered_nodes:  # noqa: ASYNC110 - the thread has no event for it
-                await asyncio.sleep(0.01)
+        await server.loader_idle()
         assert await server.ask(FIRST) == (one, cached), "reordered nodes read as before"
         assert await server.metric("kv_store:reordered_nodes_total") >= 1
     async with serve() as server:
@@ -215,40 +212,19 @@ async def test_salted_prefixes_are_found_by_their_own_salt_alone(serve: Serve) -
             await server.http.post("/reset_prefix_cache")
 
 
-async def test_an_adapters_prefixes_are_its_own_and_go_when_its_file_changes(
-    serve: Serve, folder: Path, tmp_path: Path
-) -> None:
-    alpha, beta = (folder.parent / name for name in tiny_model.ADAPTERS[:2])
-    adapter = tmp_path / "style"
-    shutil.copytree(alpha, adapter)
-
-    @asynccontextmanager
-    async def with_style(**settings: Any) -> AsyncIterator[Stored]:
-        async with serve(**settings) as server:
-            body = {"lora_name": "style", "lora_path": str(adapter)}
-            async with server.http.post("/v1/load_lora_adapter", json=body) as response:
-                assert response.status == 200, await response.text()
-            yield server
-
-    async with with_style() as server:
+async def test_an_adapters_prefixes_are_not_stored(serve: Serve, folder: Path) -> None:
+    adapter = folder.parent / tiny_model.ADAPTERS[0]
+    async with serve() as server:
         base, _ = await server.ask(FIRST)
-        first, cached = await server.ask(FIRST, model="style")
-        assert cached == 0
-        assert first != base
-    async with with_style() as server:
-        again, cached = await server.ask(FIRST, model="style")
-        assert again == first
-        assert cached > 300
-    shutil.copytree(beta, adapter, dirs_exist_ok=True)
-    async with with_style(folder=tmp_path / "other") as server:
-        expected, _ = await server.ask(FIRST, model="style")
-        assert expected != first
-    async with with_style() as server:
-        assert await server.ask(FIRST, model="style") == (expected, 0)
-    async with with_style() as server:
-        changed, cached = await server.ask(FIRST, model="style")
-        assert changed == expected
-        assert cached > 300
+        stored = server.tiers.status().stored_blocks
+        body = {"lora_name": "style", "lora_path": str(adapter)}
+        async with server.http.post("/v1/load_lora_adapter", json=body) as response:
+            assert response.status == 200, await response.text()
+        for _ in range(2):
+            answer, cached = await server.ask(FIRST, model="style")
+            assert (answer != base, cached) == (True, 0)
+            await server.http.post("/reset_prefix_cache")
+        assert server.tiers.status().stored_blocks == stored
         assert (await server.ask(FIRST))[0] == base
 
 

@@ -41,7 +41,7 @@ async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time(
     """Selective loads read in the middle of a step, after the fetch."""
     async with serve() as server:
         expected, _ = await server.ask(FIRST)
-    async with serve(ratio=0.5, cpu_bytes=0, reorder_share=0) as server:
+    async with serve(ratio=0.5, cpu_bytes=0) as server:
         now = 0.0
         server.tiers.clock = lambda: now
 
@@ -82,7 +82,7 @@ async def test_a_disk_that_hangs_is_waited_for_once_and_only_for_a_while(
         assert goes_on.wait(timeout=120)
         return real(number, num_bytes, offset)
 
-    async with serve(ratio=ratio, cpu_bytes=0, reorder_share=0) as server:
+    async with serve(ratio=ratio, cpu_bytes=0) as server:
         stop_clocks(server)
         server.tiers.reader.patience_s = 0.1
         monkeypatch.setattr(os, "pread", hangs)
@@ -97,7 +97,7 @@ async def test_a_loaded_prefix_holds_exactly_the_memory_that_it_counts(serve: Se
     async with serve() as server:
         await server.ask(FIRST)
         [segment] = server.tiers.store.segments()
-        loaded = server.tiers.fetch(segment.place.hashes, adapter=None, first_block=2)
+        loaded = server.tiers.fetch(segment.place.hashes, first_block=2)
     assert isinstance(loaded, LoadedPrefix)
     assert isinstance(loaded.content, list)
     held = sum(part.untyped_storage().nbytes() for layer in loaded.content for part in layer)

@@ -21,13 +21,13 @@ import yaml
 from model_server.cli import main
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
+from model_server.pods.sync.client import AdapterServer
+from model_server.pods.sync.command import status_page
+from model_server.pods.sync.loop import LoraSync
+from model_server.pods.sync.plan import Backoff
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
-from model_server.sync.client import AdapterServer
-from model_server.sync.command import status_page
-from model_server.sync.loop import LoraSync
-from model_server.sync.plan import Backoff
 from tests.harness.clock import Clock
 
 

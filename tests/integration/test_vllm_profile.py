@@ -15,13 +15,13 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_server.core.hashing import BlockHash, PrefixScope, event_hash, make_hasher
+from model_server.pods.sync.client import AdapterServer
+from model_server.pods.sync.loop import LoraSync
+from model_server.pods.sync.plan import Backoff
+from model_server.pods.vllm.checks import problems
+from model_server.pods.vllm.profile import Profile, arguments, environment, read
 from model_server.server.kv_events import BlockStored, KvEventBatch, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY
-from model_server.sync.client import AdapterServer
-from model_server.sync.loop import LoraSync
-from model_server.sync.plan import Backoff
-from model_server.vllm.checks import problems
-from model_server.vllm.profile import Profile, arguments, environment, read
 from tests.vllm_env import server as vllm
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment

@@ -8,7 +8,6 @@ longest. The tests read the answers. This module asserts the invariants at each 
 from __future__ import annotations
 
 import json
-import logging
 import random
 import sys
 import time
@@ -21,27 +20,15 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_o
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from model_server.vllm.offload_ranking import OffloadRanking
-
-MODULE = "model_server.vllm.offload_policy"
-OURS = "ImportanceCachePolicy"
+MODULE = "model_server.pods.vllm.offload_policy"
+OURS = "UsesCachePolicy"
 POLICIES = ("lru", "arc", OURS)
 CHUNK_TOKENS = 32
-
-BARE = "bare score"
-"""Our policy without the rule that a chunk is worth as much as the chunks behind it."""
 
 Prompt = Sequence[str]
 """A prompt is the names of its chunks, head first. As with block hashes, a name implies all
 chunks before it.
 """
-
-
-class BareRanking(OffloadRanking):
-    def _learn(self, keys: Sequence[bytes], ends_tokens: Sequence[int | None]) -> None:
-        super()._learn(keys, ends_tokens)
-        for key in keys:
-            self._chunks[key].parent = None
 
 
 def manager_with(policy: str, *, num_chunks: int) -> CPUOffloadingManager:
@@ -56,9 +43,8 @@ def keys_of(prompt: Prompt) -> list[OffloadKey]:
     return [make_offload_key(name.encode(), 0) for name in prompt]
 
 
-def context_of(prompt: Prompt, *, important: Sequence[tuple[int, int]] | None = None) -> ReqContext:
-    params = None if important is None else {"important_tokens": [list(part) for part in important]}
-    context = ReqContext("request", kv_transfer_params=params)
+def context_of(prompt: Prompt) -> ReqContext:
+    context = ReqContext("request")
     for number, key in enumerate(keys_of(prompt), 1):
         context.set_offload_key_position(key, number * CHUNK_TOKENS)
     return context
@@ -71,10 +57,8 @@ class ServedPrompt:
     evicted: list[str]
 
 
-def serve(
-    manager: CPUOffloadingManager, prompt: Prompt, *, important: Sequence[tuple[int, int]] | None = None
-) -> ServedPrompt:
-    keys, context = keys_of(prompt), context_of(prompt, important=important)
+def serve(manager: CPUOffloadingManager, prompt: Prompt) -> ServedPrompt:
+    keys, context = keys_of(prompt), context_of(prompt)
     manager.on_new_request(context)
     found = 0
     while found < len(keys) and manager.lookup(keys[found], context) is LookupResult.HIT:
@@ -90,31 +74,13 @@ def serve(
     return ServedPrompt(found, evicted)
 
 
-def documents_example(policy: str) -> list[str]:
-    """Chunk A has 1 important token and 3 uses, chunk B 2 and 2. Return the chunks that are evicted to make
-    room for a third.
-    """
-    manager = manager_with(policy, num_chunks=2)
-    for name, tokens in [("A", 1), ("B", 2)] * 2 + [("A", 1)]:
-        serve(manager, [name], important=[(7, 7 + tokens)])
-    return serve(manager, ["C"], important=[(0, 9)]).evicted
-
-
 def order_of_eviction() -> list[str]:
-    """Return the order of eviction. It follows the score and not the last use. Chunks of one prompt are
-    evicted from the tail on.
-    """
-    manager = manager_with(OURS, num_chunks=6)
-    prompts = {"w": (["w0", "w1"], 2, [(0, 1)]), "x": (["x"], 3, [(0, 4)]), "y": (["y"], 2, [(0, 5)])}
-    for prompt, uses, important in prompts.values():
+    """Return the order of eviction. It follows the uses and not the last use."""
+    manager = manager_with(OURS, num_chunks=4)
+    for prompt, uses in ((["x"], 3), (["w0", "w1"], 2), (["y"], 1)):
         for _ in range(uses):
-            serve(manager, prompt, important=important)
-    # The hints do not mention these, so all 32 tokens count. No token of w1 counts.
-    for _ in range(2):
-        serve(manager, ["z0", "z1"])
-    one = serve(manager, ["new0"], important=[(0, 32)]).evicted
-    four = serve(manager, [f"batch{n}" for n in range(4)], important=[(0, 128)]).evicted
-    return [*one, *four]
+            serve(manager, prompt)
+    return serve(manager, [f"new{n}" for n in range(3)]).evicted
 
 
 def what_is_in_flight() -> dict[str, object]:
@@ -150,15 +116,15 @@ def what_is_in_flight() -> dict[str, object]:
     }
 
 
-def score_after_a_reset() -> float:
-    """Return the score of a chunk that a request used, the tier forgot, and the same request uses again."""
+def uses_after_a_reset() -> int:
+    """Return the uses of a chunk that a request used, the tier forgot, and the same request uses again."""
     manager, [key], context = manager_with(OURS, num_chunks=2), keys_of(["a"]), context_of(["a"])
     for _ in range(2):
         manager.prepare_store([key], context)
         manager.complete_store([key], context)
-        score: float = eviction_policy_of(manager).ranking.score(key)
+        uses: int = eviction_policy_of(manager).ranking.num_uses(key)
         manager.reset_cache()
-    return score
+    return uses
 
 
 def what_the_cpu_backend_says() -> str:
@@ -182,10 +148,7 @@ def random_history(*, seed: int, steps: int = 1500) -> int:
     for _ in range(steps):
         which = rng.randrange(12)
         prompt = [f"{which}.{n}" for n in range(rng.randrange(1, 9))]
-        begin = rng.randrange(200)
-        said: object = rng.choice([None, [[begin, begin + 40]], "nonsense", [[5, 2]], [[0, 9]] * 9])
         context = context_of(prompt)
-        context.kv_transfer_params = {"important_tokens": said}
         keys = keys_of(prompt)
         ready = [key for key in keys if manager.lookup(key, context) is LookupResult.HIT]
         match rng.choice(["store", "store", "read", "stored", "stored", "was read", "reset"]):
@@ -230,53 +193,35 @@ def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tu
         yield names[rank], number
 
 
-def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
-    """Return prompts in a tier that holds a tenth of the prefixes. Each prompt has a shared prefix of 8 to 32
-    chunks and 2 chunks of its own.
+def trace(policy: str, *, drift: bool) -> dict[str, float]:
+    """Return the share of chunks found, and the time per chunk, in a tier that holds a tenth of the prefixes.
+    Each prompt has a shared prefix of 8 to 32 chunks and 2 chunks of its own.
     """
     rng = random.Random(5)
     prefixes = 120
     lengths = [rng.randrange(8, 33) for _ in range(prefixes)]
-    tokens = [[rng.choice((1, 1, 2, 3, 12, 16)) for _ in range(length)] for length in lengths]
-    manager = manager_with(OURS if policy == BARE else policy, num_chunks=sum(lengths) // 10)
-    if policy == BARE:
-        eviction_policy_of(manager).ranking = BareRanking(capacity_chunks=sum(lengths) // 10)
-    found = asked = found_tokens = asked_tokens = 0
+    manager = manager_with(policy, num_chunks=sum(lengths) // 10)
+    found = asked = 0
     started = time.process_time()
     for prefix, question in zipf(seed=11, prefixes=prefixes, requests=3000, drift=drift):
         prompt = [f"{prefix}.{n}" for n in range(lengths[prefix])] + [f"q{question}.{n}" for n in range(2)]
-        starts = [n * CHUNK_TOKENS for n in range(lengths[prefix])]
-        ranges = [(start, start + num) for start, num in zip(starts, tokens[prefix], strict=True)]
-        served = serve(manager, prompt, important=ranges if hints else None)
-        found += served.found
+        found += serve(manager, prompt).found
         asked += len(prompt)
-        found_tokens += sum(tokens[prefix][: served.found])
-        asked_tokens += sum(tokens[prefix])
-    return {
-        "hit rate": found / asked,
-        "important tokens found": found_tokens / asked_tokens,
-        "us a chunk": (time.process_time() - started) / asked * 1e6,
-    }
-
-
-def traces(*, drift: bool) -> dict[str, dict[str, float]]:
-    """Return the traces. vLLM's policies ignore hints."""
-    silent = {policy: trace(policy, drift=drift, hints=False) for policy in POLICIES}
-    return silent | {f"{policy}, told": trace(policy, drift=drift, hints=True) for policy in (OURS, BARE)}
+    return {"hit rate": found / asked, "us a chunk": (time.process_time() - started) / asked * 1e6}
 
 
 def main() -> None:
-    logging.disable()  # the histories give many senseless hints about importance
     questions: dict[str, Callable[[], object]] = {
-        "example": lambda: {policy: documents_example(policy) for policy in POLICIES},
         "order": order_of_eviction,
         "in flight": what_is_in_flight,
-        "after a reset": score_after_a_reset,
+        "after a reset": uses_after_a_reset,
         "cpu backend": what_the_cpu_backend_says,
         "history": lambda: [random_history(seed=seed) for seed in (1, 2, 3)],
     }
     for name, drift in (("steady", False), ("drifting", True)):
-        questions[name] = partial(traces, drift=drift)
+        questions[name] = partial(
+            lambda drift: {policy: trace(policy, drift=drift) for policy in POLICIES}, drift
+        )
     json.dump({name: answer() for name, answer in questions.items()}, sys.stdout)
 
 

@@ -19,7 +19,7 @@ SHORT_TOKENS, WAVE = 15, 8
 its answers.
 """
 REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
-"""The report's cache: partial blocks, at most K unused blocks, and eviction from a heap of heaps. 64 requests
+"""The report's cache: partial blocks, at most K unused blocks, and eviction by last touch. 64 requests
 leave more than K blocks behind.
 """
 POINTS = ((1.0, 2), (1.0, 16), (0.1, 16))

@@ -111,13 +111,6 @@ class AdapterBank:
             self._adapters.pop(gone, None)
             self._leaving.discard(gone)
 
-    def digest(self, adapter: Adapter) -> str | None:
-        """Return the digest that the adapter's files had when they were loaded. Return None if the adapter
-        was never loaded.
-        """
-        digest = self._digests.get(adapter)
-        return None if digest is None else digest.hex()
-
     def begin_step(self, chunks: Sequence[Chunk]) -> None:
         """Set the rows of a step, which follow the order of its chunks."""
         rows: defaultdict[Adapter, list[int]] = defaultdict(list)

@@ -20,7 +20,7 @@ from epp.observe.telemetry import catalog
 from epp.serve import cli as picker
 from epp.sources.files.endpoints_file import load_endpoints
 from model_server import cli as server
-from model_server.vllm.profile import Profile
+from model_server.pods.vllm.profile import Profile
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page
 
 EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

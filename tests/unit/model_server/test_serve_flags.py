@@ -97,7 +97,7 @@ def test_the_flags_of_the_kv_store_set_its_settings() -> None:
     assert settings("--runner", "hf").kv_store is None
     assert settings(*hf).kv_store == KvStoreSettings(folder=Path("/var/kv"))
     sizes = ("--kv-store-size", "2", "--kv-store-cpu-size", "0.5", "--kv-store-device-size", "0.25")
-    shares = ("--kv-store-ratio", "0.5", "--kv-store-chunk-share", "1", "--kv-store-reorder-share", "0.1")
+    shares = ("--kv-store-ratio", "0.5", "--kv-store-chunk-share", "1")
     assert settings(*hf, *sizes, *shares).kv_store == KvStoreSettings(
         folder=Path("/var/kv"),
         size_bytes=2_000_000_000,
@@ -105,7 +105,6 @@ def test_the_flags_of_the_kv_store_set_its_settings() -> None:
         device_bytes=250_000_000,
         ratio=0.5,
         chunk_share=1.0,
-        reorder_share=0.1,
     )
 
 
@@ -121,7 +120,6 @@ def test_the_flags_of_the_kv_store_set_its_settings() -> None:
         (("--kv-store-ratio", "1.5"), "over 0 and at most 1"),
         (("--kv-store-device-size", "1"), "under 1"),
         (("--kv-store-chunk-share", "0"), "over 0 and at most 1"),
-        (("--kv-store-reorder-share", "2"), "between 0 and 1"),
     ],
 )
 def test_invalid_settings_of_a_kv_store_are_refused(flags: tuple[str, ...], says: str) -> None:

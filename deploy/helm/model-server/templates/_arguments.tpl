@@ -16,9 +16,9 @@ The arguments of a server for the profile of one pool, as a YAML list. vLLM gets
 {{- end }}
 {{- with .kvOffload }}
 {{- $extra := dict "cpu_bytes_to_use" (int64 .memoryBytes) "eviction_policy" (.policy | default "lru") }}
-{{- if eq .policy "importance" }}
-{{- $_ := set $extra "eviction_policy" "ImportanceCachePolicy" }}
-{{- $_ := set $extra "cache_policy_module_path" "model_server.vllm.offload_policy" }}
+{{- if has .policy (list "uses" "importance") }}
+{{- $_ := set $extra "eviction_policy" "UsesCachePolicy" }}
+{{- $_ := set $extra "cache_policy_module_path" "model_server.pods.vllm.offload_policy" }}
 {{- end }}
 {{- $args = concat $args (list "--kv-transfer-config" (toJson (dict "kv_connector" "OffloadingConnector" "kv_role" "kv_both" "kv_connector_extra_config" $extra))) }}
 {{- end }}

@@ -41,7 +41,6 @@ class Tiers:
 
     def __init__(self) -> None:
         self.held = 1000
-        self.unknown: set[Adapter | None] = set()
         self.gate = threading.Event()
         self.gate.set()
         self.found: Callable[[Sequence[BlockHash], int], LoadedPrefix | OutsidePrefix | None] = loaded
@@ -50,14 +49,11 @@ class Tiers:
         self.tells: list[Tell] = []
         self.closed = False
 
-    def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int:
-        return 0 if adapter in self.unknown else min(self.held, len(hashes))
+    def num_held(self, hashes: Sequence[BlockHash]) -> int:
+        return min(self.held, len(hashes))
 
-    def fetch(
-        self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
-    ) -> LoadedPrefix | OutsidePrefix | None:
+    def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
         assert self.gate.wait(timeout=60)
-        assert adapter not in self.unknown
         self.fetched.append(first_block)
         return self.found(hashes, first_block)
 
@@ -70,9 +66,6 @@ class Tiers:
     def listen(self, tell: Tell) -> None:
         assert self.gate.wait(timeout=60)
         self.tells.append(tell)
-
-    def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
-        assert is_idle()
 
     def status(self) -> StoreStatus:
         return STATUS
@@ -218,7 +211,7 @@ async def test_after_a_reset_all_stored_blocks_are_reported_once(
     serving: StagedEngine,
 ) -> None:
     def stored(name: bytes) -> TierStored:
-        return TierStored("STORAGE", (BlockHash(name * 8),), 0, None)
+        return TierStored((BlockHash(name * 8),), 0, None)
 
     def told() -> list[str]:
         message = log.take(wall_time_s=0.0)
@@ -255,17 +248,12 @@ async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: StagedEngin
     assert serving.tiers.fetched == [0, 0, 0, 0]
 
 
-async def test_prefixes_are_looked_up_by_adapter_and_ended_requests_are_saved(
-    serving: StagedEngine,
-) -> None:
-    serving.tiers.unknown.add(Adapter("changed"))
-    for name, stored_tokens in (("changed", 0), ("style", 20)):
-        request, mailbox = serving.submit(name, adapter=Adapter(name))
+async def test_an_adapters_prefixes_are_not_looked_up(serving: StagedEngine) -> None:
+    for name, adapter, stored_tokens in (("style", Adapter("style"), 0), ("none", None, 20)):
+        request, mailbox = serving.submit(name, adapter=adapter)
         await serving.ended(mailbox)
         assert request.num_stored_tokens == stored_tokens
-    await asyncio.wrap_future(serving.thread.submit(int))
     assert serving.tiers.fetched == [0]
-    assert serving.tiers.saved == [("changed", 23), ("style", 23)]
 
 
 async def test_closing_waits_for_a_running_fetch(serving: StagedEngine) -> None:

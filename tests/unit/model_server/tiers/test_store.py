@@ -18,7 +18,6 @@ import pytest
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers.errors import DamagedSegmentError, LayoutMismatchError, StoreError
-from model_server.tiers.events import TierEvent, TierRemoved
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.store import PrefixStore
 from tests.unit.model_server.tiers.stored_prefixes import (
@@ -101,54 +100,6 @@ def test_a_second_process_and_records_of_another_shape_are_refused(tmp_path: Pat
     with pytest.raises(StoreError, match="do not fit"):
         store.put(long, records(long))
     store.check_integrity()
-
-
-def test_blocks_of_other_weights_are_never_found_and_are_replaced(
-    tmp_path: Path,
-) -> None:
-    """The file of an adapter has changed, but its blocks are named by the adapter's name and path."""
-    one, longer = chain(range(4)), chain(range(12))
-    store = opened(tmp_path)
-    for hashes in (one, longer):
-        store.put(hashes, records(hashes), weights="old")
-    other = chain([0, 1, 2, 3, 4, 5, 6, 7, 9, 9, 9, 9])
-    assert store.put(other, records(other), weights="old") == 1
-    for reopened in (False, True):
-        if reopened:
-            store.close()
-            store = opened(tmp_path)
-        assert store.num_held(longer, weights="old") == 3
-        for weights in ("new", ""):
-            assert store.num_held(longer, weights=weights) == 0
-            assert store.match(longer, weights=weights) == []
-        store.check_integrity()
-    told: list[TierEvent] = []
-    store.listen(told.append)
-    told.clear()
-    later = [layer.part(LAYOUT, 4, 12) for layer in records(longer)]
-    assert store.put(longer, later, first_block=1, weights="new") == 0, (
-        "the beginning of this prefix is not stored"
-    )
-    assert [type(event) for event in told] == [TierRemoved] * 4
-    assert store.put(longer, records(longer), weights="new") == 3
-    assert [store.num_held(longer, weights=weights) for weights in ("old", "new")] == [0, 3]
-    assert len(store.segments()) == 1
-    store.check_integrity()
-
-
-def test_node_of_other_weights_than_those_before_it_is_dropped_at_start(tmp_path: Path) -> None:
-    one, longer = chain(range(4)), chain(range(8))
-    for folder, weights in (("old", "old"), ("new", "new")):
-        store = opened(tmp_path / folder)
-        for hashes in (one, longer):
-            store.put(hashes, records(hashes), weights=weights)
-        store.close()
-    leaf = f"{longer[1].hex()}.kv"
-    (tmp_path / "old" / leaf).replace(tmp_path / "new" / leaf)
-    store = opened(tmp_path / "new")
-    store.check_integrity()
-    assert store.num_held(longer, weights="new") == 1
-    assert not (tmp_path / "new" / leaf).exists()
 
 
 def test_a_segment_cut_off_at_any_byte_is_dropped_and_the_rest_is_readable(tmp_path: Path) -> None:

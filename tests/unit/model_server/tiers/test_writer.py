@@ -77,15 +77,15 @@ def test_offered_blocks_are_stored_below_earlier_blocks(writing: Writing) -> Non
     writing.told.clear()
     writing.store.listen(writing.told.append)
     assert writing.told == [
-        TierStored("STORAGE", tuple(hashes[:3]), 0, None),
-        TierStored("STORAGE", tuple(hashes[3:]), 3, hashes[2]),
+        TierStored(tuple(hashes[:3]), 0, None),
+        TierStored(tuple(hashes[3:]), 3, hashes[2]),
     ]
     [root] = (segment for segment in writing.store.segments() if segment.place.parent is None)
     writing.told.clear()
     writing.store.drop_damaged(root)
     assert writing.told == [
-        TierRemoved("STORAGE", tuple(hashes[3:])),
-        TierRemoved("STORAGE", tuple(hashes[:3])),
+        TierRemoved(tuple(hashes[3:])),
+        TierRemoved(tuple(hashes[:3])),
     ]
     assert writing.writer.counts.stored_blocks == 8
     assert writing.writer.counts.written_bytes == LAYOUT.data_bytes(32)

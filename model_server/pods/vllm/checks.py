@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from model_server.vllm.errors import Problem, ProfileError
-from model_server.vllm.profile import (
+from model_server.pods.vllm.errors import Problem, ProfileError
+from model_server.pods.vllm.profile import (
     DEFAULT_EVENTS_ENDPOINT,
     OFFLOAD_POLICIES,
     KvEvents,
@@ -213,7 +213,7 @@ def _kv_offload(profile: Profile) -> Iterator[Problem]:
         yield Problem(
             "kvOffload.policy",
             f"vLLM does not know {offload.policy!r} and would not start.",
-            f"{', '.join(OFFLOAD_POLICIES)}.",
+            "lru, arc or uses.",
         )
     given = [*profile.extra_args, *(arg for pool in profile.pools for arg in pool.extra_args)]
     for flag in _CONNECTOR_FLAGS & {_flag_of(arg) for arg in given}:

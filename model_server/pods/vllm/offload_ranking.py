@@ -1,16 +1,9 @@
-"""Decides which chunk of vLLM's CPU offload tier is evicted first. The score is `by_product` of the tiers,
-from the facts that vLLM gives to its cache policies.
-
-vLLM says which chunks a request used and where they end in its prompt, but never which tokens mattered. So
-requests have to name their important tokens (`important_tokens`). The score uses a running mean over the
-requests that named any. As long as no request has named any, all tokens of a chunk count, and the score is
-the number of uses.
+"""Decides which chunk of vLLM's CPU offload tier is evicted first: the chunk with the fewest uses.
 
 vLLM looks up a prefix from its head on, and stops at the first missing chunk. So a use of a chunk is also a
 use of the chunks before it, even if vLLM did not report these (it does not report chunks that its GPU cache
-holds). And a chunk is at least as important as each chunk that can be found only through it. Of chunks with
-equal scores, the chunk that was used longest ago is evicted first; within one prompt, the tail is evicted
-first.
+holds). Of chunks with equal uses, the chunk that was used longest ago is evicted first; within one prompt,
+the tail is evicted first.
 
 Uses are halved at intervals, because otherwise a chunk that was popular once would stay forever. Uses of
 chunks that left the tier are remembered for a while.
@@ -26,11 +19,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from model_server.tiers.placement import ChunkUse, by_product
 from model_server.tiers.weakest_first import WeakestFirst
-from model_server.vllm.important_tokens import ImportantTokens
 
 REMEMBERED_PER_CHUNK = 4
 """The number of remembered chunks that left the tier, for each chunk that fits in it."""
@@ -42,24 +33,11 @@ ChunkKey = bytes
 
 
 @dataclass(slots=True)
-class RequestUses:
-    """One request's share of the counts."""
-
-    important: ImportantTokens | None = None
-    counted: set[ChunkKey] = field(default_factory=set)
-
-
-@dataclass(slots=True)
 class _Chunk:
-    end_tokens: int | None
-    """The position at which the chunk ends, in every prompt that contains the chunk."""
-    use: ChunkUse
+    num_uses: int = 0
+    last_use: int = 0
     parent: ChunkKey | None = None
-    mean_named_tokens: float = 0
-    """The mean number of important tokens, over the requests that named any."""
-    num_naming_requests: int = 0
-    behind: float = 0
-    """The important tokens of the most important chunk that can only be found through this chunk."""
+    """The chunk before it. All prompts that contain this chunk have the same chunk before it."""
 
 
 class OffloadRanking:
@@ -69,27 +47,25 @@ class OffloadRanking:
         self._resident: set[ChunkKey] = set()
         self._gone: OrderedDict[ChunkKey, None] = OrderedDict()
         """Known chunks that are not in the tier, in the order of their last uses, the oldest first."""
-        self._evictable = WeakestFirst[ChunkKey, tuple[float, int]]()
+        self._evictable = WeakestFirst[ChunkKey, tuple[int, int]]()
         self._chunk_tokens = 0
         self._now = 0
         self._uses_until_halved = capacity_chunks * USES_PER_CHUNK
 
     def observe(
-        self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], request: RequestUses
+        self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], counted: set[ChunkKey]
     ) -> None:
-        """Count that a request used these chunks of one KV cache group, head first. Each chunk counts once
-        for a request, however often it is reported.
+        """Count that a request used these chunks of one KV cache group, head first. `ends_tokens` are the
+        positions at which the chunks end. `counted` holds the chunks that this request has used so far: each
+        chunk counts once for a request, however often it is reported.
         """
         self._learn(keys, ends_tokens)
         seen: set[ChunkKey] = set()
         for last in reversed(keys):
             key: ChunkKey | None = last
-            behind = 0.0
             while key is not None and key not in seen and (chunk := self._chunks.get(key)) is not None:
                 seen.add(key)
-                chunk.behind = max(chunk.behind, behind)
-                self._count(key, chunk, request)
-                behind = chunk.use.num_important
+                self._count(key, chunk, counted)
                 key = chunk.parent
         self._forget_oldest()
         if self._uses_until_halved <= 0:
@@ -98,7 +74,7 @@ class OffloadRanking:
     def insert(self, key: ChunkKey) -> None:
         """Add the chunk to the tier. The chunk may not be evicted yet."""
         if key not in self._chunks:
-            self._chunks[key] = self._new(None)
+            self._chunks[key] = _Chunk()
         self._gone.pop(key, None)
         self._resident.add(key)
 
@@ -133,9 +109,9 @@ class OffloadRanking:
             self.remove(key)
         return taken
 
-    def score(self, key: ChunkKey) -> float:
-        """Return important tokens x uses. Raise KeyError if the chunk is not known."""
-        return by_product(self._chunks[key].use)
+    def num_uses(self, key: ChunkKey) -> int:
+        """Return the uses of a chunk, halved at intervals. Raise KeyError if the chunk is not known."""
+        return self._chunks[key].num_uses
 
     def check_integrity(self, idle: Mapping[ChunkKey, bool]) -> None:
         """Check the invariants. `idle` says for each chunk in the tier whether nothing reads or writes it."""
@@ -147,55 +123,38 @@ class OffloadRanking:
         self._evictable.check_integrity(self._rank)
 
     def _learn(self, keys: Sequence[ChunkKey], ends_tokens: Sequence[int | None]) -> None:
-        """Learn the size of chunks, and which chunk each chunk continues. All chunks have the same size, and
-        end at multiples of this size.
+        """Learn which chunk each chunk continues. All chunks have the same size, and end at multiples of this
+        size, which is learned too.
         """
         self._chunk_tokens = math.gcd(self._chunk_tokens, *(end for end in ends_tokens if end is not None))
         before: tuple[ChunkKey, int] | None = None
         for key, end in zip(keys, ends_tokens, strict=True):
             chunk = self._chunks.get(key)
             if chunk is None:
-                chunk = self._chunks[key] = self._new(end)
+                chunk = self._chunks[key] = _Chunk()
                 self._gone[key] = None
             if end is not None and before is not None and before[1] == end - self._chunk_tokens:
                 chunk.parent = before[0]
             before = None if end is None else (key, end)
 
-    def _new(self, end_tokens: int | None) -> _Chunk:
-        return _Chunk(end_tokens, ChunkUse(size_bytes=1))
-
-    def _count(self, key: ChunkKey, chunk: _Chunk, request: RequestUses) -> None:
+    def _count(self, key: ChunkKey, chunk: _Chunk, counted: set[ChunkKey]) -> None:
         self._now += 1
-        chunk.use.last_use = self._now
+        chunk.last_use = self._now
         if key in self._gone:
             self._gone.move_to_end(key)
-        if key not in request.counted:
-            request.counted.add(key)
-            chunk.use.num_uses += 1
+        if key not in counted:
+            counted.add(key)
+            chunk.num_uses += 1
             self._uses_until_halved -= 1
-            self._weigh(chunk, request.important)
-        own = chunk.mean_named_tokens if chunk.num_naming_requests else float(self._chunk_tokens or 1)
-        chunk.use.num_important = max(own, chunk.behind)
-        if key in self._evictable.filed:
-            self._evictable.lowered(key, self._rank(key))
 
-    def _weigh(self, chunk: _Chunk, important: ImportantTokens | None) -> None:
-        if important is not None and chunk.end_tokens is not None:
-            named = important.within(chunk.end_tokens - self._chunk_tokens, chunk.end_tokens)
-            chunk.num_naming_requests += 1
-            chunk.mean_named_tokens += (named - chunk.mean_named_tokens) / chunk.num_naming_requests
-
-    def _rank(self, key: ChunkKey) -> tuple[float, int]:
-        use = self._chunks[key].use
-        return by_product(use), use.last_use
+    def _rank(self, key: ChunkKey) -> tuple[int, int]:
+        chunk = self._chunks[key]
+        return chunk.num_uses, chunk.last_use
 
     def _halve(self) -> None:
-        """Halve the counts. No count falls to zero, because a new chunk with few important tokens would rank
-        above a chunk whose count is zero.
-        """
         self._uses_until_halved = self._capacity_chunks * USES_PER_CHUNK
         for chunk in self._chunks.values():
-            chunk.use.num_uses -= chunk.use.num_uses // 2
+            chunk.num_uses -= chunk.num_uses // 2
         for key in list(self._evictable.filed):
             self._evictable.lowered(key, self._rank(key))
 

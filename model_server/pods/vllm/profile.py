@@ -16,15 +16,16 @@ from typing import Any
 import msgspec
 import yaml
 
-from model_server.vllm.errors import Problem, ProfileError
+from model_server.pods.vllm.errors import Problem, ProfileError
 
 DEFAULT_EVENTS_ENDPOINT = "tcp://*:5557"
 DEFAULT_TOPIC = "kv-events"
 
-IMPORTANCE = "importance"
-POLICY_MODULE = "model_server.vllm.offload_policy"
-POLICY_CLASS = "ImportanceCachePolicy"
-OFFLOAD_POLICIES = ("lru", "arc", IMPORTANCE)
+USES = "uses"
+_OLD_NAME_OF_USES = "importance"
+POLICY_MODULE = "model_server.pods.vllm.offload_policy"
+POLICY_CLASS = "UsesCachePolicy"
+OFFLOAD_POLICIES = ("lru", "arc", USES, _OLD_NAME_OF_USES)
 
 _EVENTS_PORT_NAMES = ("kv-events", "kv-replay")
 
@@ -63,8 +64,8 @@ class KvOffload(_Part, frozen=True):
     memory_bytes: int
     """The main memory of each pod."""
     policy: str = "lru"
-    """`lru` and `arc` are vLLM's. `importance` is `offload_policy` of this package, which the image must
-    contain.
+    """`lru` and `arc` are vLLM's. `uses` is `offload_policy` of this package, which the image must contain.
+    Release 0.2.0 called it `importance`.
     """
 
 
@@ -222,7 +223,7 @@ def _events_config(events: KvEvents) -> str:
 
 def _offload_config(offload: KvOffload) -> str:
     extra: dict[str, object] = {"cpu_bytes_to_use": offload.memory_bytes, "eviction_policy": offload.policy}
-    if offload.policy == IMPORTANCE:
+    if offload.policy in (USES, _OLD_NAME_OF_USES):
         extra |= {"eviction_policy": POLICY_CLASS, "cache_policy_module_path": POLICY_MODULE}
     config = {
         "kv_connector": "OffloadingConnector",

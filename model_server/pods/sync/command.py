@@ -19,9 +19,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from model_server.sync.client import AdapterServer
-from model_server.sync.loop import LoraSync
-from model_server.sync.plan import Backoff
+from model_server.pods.sync.client import AdapterServer
+from model_server.pods.sync.loop import LoraSync
+from model_server.pods.sync.plan import Backoff
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

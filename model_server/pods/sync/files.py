@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from model_server.sync.errors import AdapterFileError
-from model_server.sync.plan import AdapterName, Adapters
+from model_server.pods.sync.errors import AdapterFileError
+from model_server.pods.sync.plan import AdapterName, Adapters
 
 
 class _Adapter(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

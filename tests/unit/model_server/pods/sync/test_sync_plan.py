@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.sync.plan import (
+from model_server.pods.sync.plan import (
     Action,
     AdapterName,
     Backoff,

@@ -11,8 +11,8 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from model_server.sync.errors import ServerError
-from model_server.sync.plan import Action, AdapterName, Adapters, Load
+from model_server.pods.sync.errors import ServerError
+from model_server.pods.sync.plan import Action, AdapterName, Adapters, Load
 
 _LIST_TIMEOUT_S = 10.0
 _CHANGE_TIMEOUT_S = 300.0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from model_server.vllm.checks import require_sound
-from model_server.vllm.errors import ProfileError
-from model_server.vllm.profile import (
+from model_server.pods.vllm.checks import require_sound
+from model_server.pods.vllm.errors import ProfileError
+from model_server.pods.vllm.profile import (
     Profile,
     arguments,
     environment,

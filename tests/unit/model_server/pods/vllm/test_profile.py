@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from model_server.cli import main
-from model_server.sync.files import read_adapters
-from model_server.vllm.checks import problems
-from model_server.vllm.errors import ProfileError
-from model_server.vllm.profile import (
+from model_server.pods.sync.files import read_adapters
+from model_server.pods.vllm.checks import problems
+from model_server.pods.vllm.errors import ProfileError
+from model_server.pods.vllm.profile import (
     KvEvents,
     KvOffload,
     Lora,
@@ -167,14 +167,14 @@ def test_settings_that_break_routing_are_refused_with_what_to_write(
 
 
 def blocks_of_the_docs() -> list[str]:
-    page = (Path(__file__).parents[4] / "docs" / "vllm-pods.md").read_text()
+    page = (Path(__file__).parents[5] / "docs" / "vllm-pods.md").read_text()
     return [block.partition("```")[0] for block in page.split("```yaml\n")[1:]]
 
 
 def test_the_profile_in_the_docs_is_sound_and_every_field_is_explained() -> None:
     [profile, _] = blocks_of_the_docs()
     assert problems(read(profile)) == []
-    page = (Path(__file__).parents[4] / "docs" / "vllm-pods.md").read_text()
+    page = (Path(__file__).parents[5] / "docs" / "vllm-pods.md").read_text()
     for kind in (Profile, KvEvents, KvOffload, Lora, Pool):
         for field in kind.__struct_encode_fields__:
             assert f"`{field}`" in page, field
@@ -259,15 +259,16 @@ def test_offloading_to_main_memory_names_a_policy_that_vllm_can_load() -> None:
         return extra
 
     assert connector("arc") == {"eviction_policy": "arc"}
-    assert connector("importance") == {
-        "eviction_policy": "ImportanceCachePolicy",
-        "cache_policy_module_path": "model_server.vllm.offload_policy",
+    assert connector("uses") == {
+        "eviction_policy": "UsesCachePolicy",
+        "cache_policy_module_path": "model_server.pods.vllm.offload_policy",
     }
+    assert connector("importance") == connector("uses"), "the name of release 0.2.0"
 
 
 def test_offload_tier_without_memory_or_with_an_unknown_policy_is_refused() -> None:
     told = complaints(kvOffload={"memoryBytes": 0, "policy": "fifo"})
-    assert "lru, arc, importance" in told["kvOffload.policy"]
+    assert "lru, arc or uses" in told["kvOffload.policy"]
     assert "without memory" in told["kvOffload.memoryBytes"]
 
 

@@ -1,6 +1,4 @@
-"""Sequences that part from a shared state, blocks that are allocated before they are needed, and wrong
-options.
-"""
+"""Blocks that are allocated before they are needed, and wrong options."""
 
 from __future__ import annotations
 
@@ -36,55 +34,6 @@ def decode_if_room(manager: KVCacheManager, request: Request, token: int) -> boo
         manager.computed(request)
     manager.check_integrity()
     return done
-
-
-@pytest.mark.parametrize("partial", [False, True])
-def test_forked_sequences_share_all_blocks_until_one_writes_the_tail(*, partial: bool) -> None:
-    manager = manager_of_options(10, CacheOptions(partial_blocks=partial))
-    parent, child = request_of(38), request_of(38)
-    admit_alone(manager, parent)
-    manager.fork(parent, child)
-    manager.check_integrity()
-    assert block_ids(manager, parent) == block_ids(manager, child) == [0, 1, 2]
-
-    assert decode_if_room(manager, child, 900)
-    assert (block_ids(manager, parent), block_ids(manager, child)) == ([0, 1, 2], [0, 1, 3])
-    [copy] = manager.take_copies()
-    assert (copy.source.block_id, copy.target.block_id, copy.num_tokens) == (2, 3, 6)
-
-    assert decode_if_room(manager, parent, 901)  # the tail belongs to this sequence alone again
-    assert block_ids(manager, parent) == [0, 1, 2]
-    assert manager.take_copies() == ()
-
-    manager.free(parent)
-    manager.free(child)
-    manager.check_integrity()
-    assert manager.pool.num_free == 10
-
-
-def test_a_copy_needs_a_free_block_and_changes_nothing_without_one() -> None:
-    manager = manager_of_options(2)
-    parent, child = request_of(20), request_of(20)
-    admit_alone(manager, parent)
-    manager.fork(parent, child)
-    assert not decode_if_room(manager, child, 900)
-    assert block_ids(manager, child) == [0, 1]
-    assert manager.take_copies() == ()
-    child.token_ids.pop()
-    manager.free(parent)
-    assert decode_if_room(manager, child, 900)
-    assert block_ids(manager, child) == [0, 1]
-
-
-def test_sequences_forked_at_a_block_boundary_need_no_copy() -> None:
-    manager = manager_of_options(10)
-    parent, child = request_of(32), request_of(32)
-    admit_alone(manager, parent)
-    manager.fork(parent, child)
-    assert decode_if_room(manager, parent, 900)
-    assert decode_if_room(manager, child, 901)
-    assert (block_ids(manager, parent), block_ids(manager, child)) == ([0, 1, 2], [0, 1, 3])
-    assert manager.take_copies() == ()
 
 
 def test_preallocated_blocks_are_used_before_new_blocks() -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model_server.sync.client import AdapterServer
-from model_server.sync.errors import AdapterFileError, ServerError
-from model_server.sync.files import read_adapters
-from model_server.sync.plan import (
+from model_server.pods.sync.client import AdapterServer
+from model_server.pods.sync.errors import AdapterFileError, ServerError
+from model_server.pods.sync.files import read_adapters
+from model_server.pods.sync.plan import (
     AdapterName,
     Adapters,
     AdapterStatus,
