@@ -27,6 +27,17 @@ from model_server.core.request import Adapter, Request, RequestId
 from model_server.server.backends import Backend
 from model_server.server.driver import EngineDriver, Mailbox
 from model_server.server.errors import ApiError, EngineStoppedError, error_body
+from model_server.server.front_ends import (
+    EmbeddingsBody,
+    EmbeddingsReply,
+    MessagesBody,
+    MessagesReply,
+    Responses,
+    ResponsesBody,
+    ResponsesReply,
+    chat_of_messages,
+    completion_of_embeddings,
+)
 from model_server.server.metrics import Metrics
 from model_server.server.models import ServedModels
 from model_server.server.openai import (
@@ -37,7 +48,7 @@ from model_server.server.openai import (
     read_body,
 )
 from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked, RemotePrefill
-from model_server.server.replies import DONE, Delta, Reply, error_event
+from model_server.server.replies import Delta, Reply, error_event
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """An answer returns a client's x-request-id of this form. Any other id is replaced by an id of this
@@ -91,6 +102,7 @@ class Api:
         self._kv_event_sources = kv_event_sources
         self._started_at = int(wall_clock())
         self._numbers = itertools.count()
+        self._responses = Responses()
         self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="request-reader")
 
     def application(self) -> web.Application:
@@ -98,6 +110,9 @@ class Api:
         app[_MAX_BODY_BYTES] = self._max_body_bytes
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/messages", self._messages)
+        app.router.add_post("/v1/responses", self._create_response)
+        app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/v1/models", self._list_models)
         if self._runtime_lora:
             app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
@@ -120,11 +135,45 @@ class Api:
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
         arrival_s = self._clock()
-        return await self._answer(http, await self._read(http, self._reader.completion), arrival_s)
+        job = await self._read(http, self._reader.completion)
+        return await self._answer(http, job, Reply(**self._head(http, job)), arrival_s)
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         arrival_s = self._clock()
-        return await self._answer(http, await self._read(http, self._reader.chat), arrival_s)
+        job = await self._read(http, self._reader.chat)
+        return await self._answer(http, job, Reply(**self._head(http, job)), arrival_s)
+
+    async def _messages(self, http: web.Request) -> web.StreamResponse:
+        def read(raw: bytes) -> Job:
+            return self._reader.chat(chat_of_messages(read_body(raw, MessagesBody)))
+
+        arrival_s = self._clock()
+        job = await self._read(http, read)
+        return await self._answer(http, job, MessagesReply(**self._head(http, job)), arrival_s)
+
+    async def _create_response(self, http: web.Request) -> web.StreamResponse:
+        def read(raw: bytes) -> tuple[ResponsesBody, Job, list[dict[str, str]]]:
+            body = read_body(raw, ResponsesBody)
+            chat, messages = self._responses.chat_of(body)
+            return body, self._reader.chat(chat), messages
+
+        arrival_s = self._clock()
+        body, job, messages = await self._read(http, read)
+        # The id is random even if the client names one, because it opens the conversation.
+        head = {**self._head(http, job), "reply_id": uuid.uuid4().hex}
+        reply = ResponsesReply(**head, body=body, messages=messages, kept_by=self._responses)
+        return await self._answer(http, job, reply, arrival_s)
+
+    async def _embeddings(self, http: web.Request) -> web.StreamResponse:
+        def read(raw: bytes) -> tuple[EmbeddingsBody, Job]:
+            body = read_body(raw, EmbeddingsBody)
+            return body, self._reader.completion(completion_of_embeddings(body))
+
+        if not self._backend.made_up:
+            raise ApiError("This model computes no embeddings: start the server with --runner cost.")
+        arrival_s = self._clock()
+        body, job = await self._read(http, read)
+        return await self._answer(http, job, EmbeddingsReply(**self._head(http, job), body=body), arrival_s)
 
     async def _read(self, http: web.Request, read: Callable[[bytes], Outcome]) -> Outcome:
         """Read the body. Long bodies are read in a thread, one after the other, since tokenizing their text
@@ -135,24 +184,28 @@ class Api:
             return read(raw)
         return await asyncio.get_running_loop().run_in_executor(self._reading, read, raw)
 
-    async def _answer(self, http: web.Request, job: Job, arrival_s: float) -> web.StreamResponse:
-        requests = self._requests(job, arrival_s)
+    def _head(self, http: web.Request, job: Job) -> dict[str, Any]:
         sent_id = http.headers.get("x-request-id", "")
-        reply_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex
-        reply = Reply(
-            reply_id=reply_id,
-            chat=job.chat,
-            model=job.model,
-            created=int(self._wall_clock()),
-            answers_each=job.answers_each,
-        )
+        return {
+            "reply_id": sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex,
+            "chat": job.chat,
+            "model": job.model,
+            "created": int(self._wall_clock()),
+            "answers_each": job.answers_each,
+            "include_usage": job.include_usage,
+        }
+
+    async def _answer(
+        self, http: web.Request, job: Job, reply: Reply, arrival_s: float
+    ) -> web.StreamResponse:
+        requests = self._requests(job, arrival_s)
         prefiller = http.headers.get(HEADER, "")
         if prefiller and self._remote_prefill is not None:
             await self._remote_prefill.fetch(prefiller, http.path, await http.read(), requests)
         mailbox = Mailbox()
         self._driver.submit(requests, mailbox, stream=job.stream, stops=job.stops)
         try:
-            headers = {"x-request-id": reply_id}
+            headers = {"x-request-id": reply.reply_id}
             if job.stream:
                 return await self._send_stream(
                     http, job=job, reply=reply, requests=requests, mailbox=mailbox, headers=headers
@@ -293,16 +346,15 @@ async def _read_short_body(http: web.Request) -> bytes:
 async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mailbox) -> AsyncIterator[bytes]:
     """Yield the events of a stream. Events that come together are sent in one piece."""
     open_choices = len(requests)
-    role = [reply.role_event()] * job.chat
+    first: list[bytes] | None = None
     while open_choices:
         deltas = await mailbox.take()
         shown = requests if job.usage_in_each_event else [None] * len(requests)
-        events = role + [reply.event(delta, request=shown[delta.index]) for delta in deltas]
-        role = []
+        first = reply.begin(requests) if first is None else []
+        events = first + [reply.event(delta, request=shown[delta.index]) for delta in deltas]
         open_choices -= sum(delta.finish_reason is not None for delta in deltas)
         if not open_choices:
-            events += [reply.usage_event(requests)] * job.include_usage
-            events.append(DONE)
+            events += reply.end(requests)
         yield b"".join(events)
 
 
@@ -313,7 +365,9 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         return await handler(request)
     except ApiError as error:
         headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
-        return web.json_response(error.body(), status=error.status, headers=headers)
+        # Anthropic's clients look for the type at the top.
+        top = {"type": "error"} if request.path == "/v1/messages" else {}
+        return web.json_response({**top, **error.body()}, status=error.status, headers=headers)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[_MAX_BODY_BYTES]
         message = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."

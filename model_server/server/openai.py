@@ -109,9 +109,7 @@ class UnloadAdapterBody(msgspec.Struct):
     lora_name: str
 
 
-AnyBody = TypeVar(
-    "AnyBody", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody, LoadAdapterBody, UnloadAdapterBody
-)
+AnyBody = TypeVar("AnyBody", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,4 +138,4 @@ def _one_token(raw: bytes) -> bytes:
     body: dict[str, Any] = msgspec.json.decode(raw)
     for name in ("stream", "stream_options", "max_completion_tokens", "min_tokens", "n", "best_of"):
         body.pop(name, None)
-    return msgspec.json.encode({**body, "max_tokens": 1})
+    return msgspec.json.encode({**body, "max_tokens": 1, "max_output_tokens": 1})

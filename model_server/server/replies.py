@@ -63,7 +63,18 @@ def error_event(body: object) -> bytes:
 class Reply:
     """Builds the parts of one HTTP answer."""
 
-    def __init__(self, *, reply_id: str, chat: bool, model: str, created: int, answers_each: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        reply_id: str,
+        chat: bool,
+        model: str,
+        created: int,
+        answers_each: int = 1,
+        include_usage: bool = False,
+    ) -> None:
+        self.reply_id, self.model, self.created = reply_id, model, created
+        self._include_usage = include_usage
         self._chat = chat
         self._answers_each = answers_each
         self._head = {
@@ -89,10 +100,11 @@ class Reply:
         kind = "chat.completion" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage(requests)}
 
-    def role_event(self) -> bytes:
-        """Return a chat stream's first event."""
+    def begin(self, requests: Sequence[Request]) -> list[bytes]:
+        """Return the events before the first text."""
+        del requests
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return self._event([choice])
+        return [self._event([choice])] if self._chat else []
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
         """Return an event. `request` is the request whose usage so far the client wants in each event."""
@@ -100,8 +112,10 @@ class Reply:
         so_far = {} if request is None else {"usage": usage([request])}
         return self._event([self._choice(delta, shape)], **so_far)
 
-    def usage_event(self, requests: Sequence[Request]) -> bytes:
-        return self._event([], usage=self._usage(requests))
+    def end(self, requests: Sequence[Request]) -> list[bytes]:
+        """Return the events after the last text."""
+        counted = [self._event([], usage=self._usage(requests))] if self._include_usage else []
+        return [*counted, DONE]
 
     def _usage(self, requests: Sequence[Request]) -> dict[str, Any]:
         return usage(requests, answers_each=self._answers_each)

@@ -1,0 +1,157 @@
+"""`/v1/messages`, `/v1/responses` and `/v1/embeddings`: other front ends of the same engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from tests.harness.http_model_server import PROMPT, HttpModelServer, Start
+
+pytest_plugins = ["tests.harness.http_model_server_fixtures"]
+
+MESSAGES = {"max_tokens": 20, "messages": [{"role": "user", "content": PROMPT}]}
+
+
+async def named_events(server: HttpModelServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with server.http.post(path, json={**body, "stream": True}) as response:
+        assert response.status == 200
+        pieces = (await response.text()).split("\n\n")
+    assert pieces.pop() == ""
+    found = []
+    for piece in pieces:
+        name, data = piece.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+async def test_messages_answer_as_chat_does_and_share_its_cache(start: Start) -> None:
+    server = await start()
+    _, chat = await server.post(
+        "/v1/chat/completions",
+        {
+            "max_tokens": 20,
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                *MESSAGES["messages"],  # type: ignore[misc]  # a list
+            ],
+        },
+    )
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+    status, answer = await server.post("/v1/messages", {**MESSAGES, "system": system})
+    assert status == 200
+    assert answer["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+    assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "demo")
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
+    usage = answer["usage"]
+    assert usage["output_tokens"] == 20
+    assert usage["cache_read_input_tokens"] >= 16
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+async def test_streamed_messages_have_the_text_of_whole_ones(start: Start) -> None:
+    server = await start()
+    _, whole = await server.post("/v1/messages", MESSAGES)
+    events = await named_events(server, "/v1/messages", MESSAGES)
+    text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+    assert text == whole["content"][0]["text"]
+    kinds = [event["type"] for event in events if event["type"] != "content_block_delta"]
+    assert kinds == [
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0]["message"]["content"] == []
+    assert events[-2]["delta"]["stop_reason"] == "max_tokens"
+    assert events[-2]["usage"]["output_tokens"] == 20
+
+
+async def test_a_stop_sequence_ends_a_message_and_is_named(start: Start) -> None:
+    server = await start()
+    _, whole = await server.post("/v1/messages", MESSAGES)
+    word = whole["content"][0]["text"].split()[3]
+    _, answer = await server.post("/v1/messages", {**MESSAGES, "stop_sequences": [word]})
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", word)
+    assert word not in answer["content"][0]["text"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_goes_on_from_an_earlier_one(start: Start, *, stream: bool) -> None:
+    server = await start()
+    body = {"input": PROMPT, "max_output_tokens": 20, "instructions": "Be brief."}
+    if stream:
+        events = await named_events(server, "/v1/responses", body)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        first = events[-1]["response"]
+        deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == first["output"][0]["content"][0]["text"]
+    else:
+        _, first = await server.post("/v1/responses", body)
+    assert (first["status"], first["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    said = first["output"][0]["content"][0]["text"]
+    more = {"input": "Go on.", "max_output_tokens": 5}
+    _, second = await server.post("/v1/responses", {**more, "previous_response_id": first["id"]})
+    history = [
+        {"role": "user", "content": PROMPT},
+        {"role": "assistant", "content": [{"type": "output_text", "text": said}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
+    ]
+    _, told = await server.post("/v1/responses", {**more, "input": history})
+    assert second["output"][0]["content"] == told["output"][0]["content"]
+    assert second["usage"]["input_tokens"] == told["usage"]["input_tokens"]
+    assert second["previous_response_id"] == first["id"]
+
+
+async def test_a_response_that_is_not_stored_has_no_next_one(start: Start) -> None:
+    server = await start()
+    _, first = await server.post("/v1/responses", {"input": "Hi", "store": False})
+    for unknown in (first["id"], "resp_nobody"):
+        body = {"input": "Go on.", "previous_response_id": unknown}
+        status, error = await server.post("/v1/responses", body)
+        assert (status, error["error"]["param"]) == (400, "previous_response_id")
+
+
+async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: Start) -> None:
+    server = await start()
+    body: dict[str, Any] = {"input": ["one", "two", "one"], "dimensions": 8}
+    status, plain = await server.post("/v1/embeddings", body)
+    assert status == 200
+    one, two, again = [item["embedding"] for item in plain["data"]]
+    assert one == again != two
+    assert sum(number * number for number in one) == pytest.approx(1)
+    _, packed = await server.post("/v1/embeddings", {**body, "encoding_format": "base64"})
+    first = base64.b64decode(packed["data"][0]["embedding"])
+    assert struct.unpack("<8f", first) == pytest.approx(one)
+    assert plain["usage"]["total_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/messages", {**MESSAGES, "tool_choice": {"type": "any"}}, "tool_choice"),
+        ("/v1/messages", {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
+        ("/v1/messages", {**MESSAGES, "messages": "Hi"}, "messages"),
+        ("/v1/messages", {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
+        ("/v1/messages", {"messages": []}, "max_tokens"),
+        ("/v1/responses", {"input": "Hi", "text": {"format": {"type": "json_object"}}}, "text"),
+        ("/v1/responses", {"input": "Hi", "tool_choice": "required"}, "tool_choice"),
+        ("/v1/responses", {"input": "Hi", "background": True}, "background"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ("/v1/embeddings", {"input": "Hi", "dimensions": 100_000}, "dimensions"),
+        ("/v1/embeddings", {"input": "Hi", "encoding_format": "int8"}, "encoding_format"),
+    ],
+)  # fmt: skip
+async def test_what_is_not_done_is_refused(start: Start, path: str, body: dict[str, Any], param: str) -> None:
+    server = await start()
+    status, error = await server.post(path, body)
+    assert (status, error["error"]["param"]) == (400, param)
+    assert (error.get("type") == "error") == (path == "/v1/messages")
