@@ -42,7 +42,7 @@ def test_001_6_prompts_sent_twice_hit_49_percent_and_run_1_6_times_as_fast() -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate_per_s", [4.0, 8.0])
-def test_001_7_the_documents_load_hits_37_5_percent_and_shortens_both_times(rate_per_s: float) -> None:
+def test_001_7_the_documents_load_hits_37_5_percent_and_is_faster(rate_per_s: float) -> None:
     """The document's rate is 8 a second. The modelled server can carry 4 a second without the cache, and
     not 8.
     """
