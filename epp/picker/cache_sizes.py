@@ -12,7 +12,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.growth import growth
 from epp.picker.endpoints.learned import sample_of
 from epp.picker.prefix_index.eviction import charge
-from epp.picker.prefix_index.servers import add_endpoint, resize
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, resize
 from epp.picker.server_caches import ServerCaches
 
 _STATED_SPAN = 1.25
@@ -62,7 +62,7 @@ class CacheSizes:
         if metrics.prefix_hits is None or not self._caches.spec.table.learn_capacity:
             return
         mirror = self._caches.table.mirrors[state.endpoint.name]
-        self._caches.learned(state.model).cache.observe(
+        wiped = self._caches.learned(state.model).cache.observe(
             state.hits,
             hits=metrics.prefix_hits,
             waiting=metrics.waiting,
@@ -70,6 +70,8 @@ class CacheSizes:
             span=_STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN,
             now=now,
         )
+        if wiped:
+            clear_endpoint(self._caches.table, state.endpoint.name)
 
     def _capacity_bytes(self, state: EndpointState) -> int:
         """Return the capacity of the server's mirror. It has room for everything that the server says it

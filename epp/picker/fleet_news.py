@@ -163,6 +163,8 @@ class FleetNews:
             self._listeners.send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
             self._listeners.send(Hangs(now, state))
+        if metrics.asleep and not (before is not None and before.asleep):
+            clear_endpoint(self.table, name)  # a sleeping engine keeps no cache
         pages.take_in(state, metrics, now=now)
         if state.listed is None and state.gives_no_list and metrics.models:
             self.take_lists({name: None}, now=now)  # the list was asked for before the first page came

@@ -45,6 +45,8 @@ _PRIOR_HITS = 2.0
 _KEEP_PREDICTIONS = 200.0
 """Older evidence is scaled down, so that it counts as at most this many stale predictions."""
 _HITS_WINDOW_S = 0.5
+_WIPED_PREDICTIONS = 2.5
+"""If more predictions from fresh prefixes than this bring no hit, the server has emptied its cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +87,9 @@ class HitWindow:
     requests: int = 0
     stale_requests: int = 0
     predicted_tokens: int = 0
-    """All tokens predicted since the server is known. Only this total outlives the window."""
+    """All tokens predicted since the server is known. This total and the next outlive the window."""
+    missed_tokens: float = 0.0
+    """Tokens predicted from fresh prefixes since the server last counted a hit."""
 
 
 class TokenEstimate:
@@ -175,22 +179,28 @@ class CacheSize:
         bounded: bool,
         span: float,
         now: float,
-    ) -> None:
-        """Take in a scrape of one server.
+    ) -> bool:
+        """Take in a scrape of one server. Return whether the server has emptied its cache.
 
         bounded: the server's mirror is full, so a larger mirror would hold more. span: the factor stays
         between 1/span and span.
         """
         if window.opened_at is None or hits < window.hits_before:
             _open(window, hits, now)
-            return
+            return False
         if now - window.opened_at < _HITS_WINDOW_S or waiting != 0 or not window.requests:
-            return  # waiting requests are in the predictions and not yet in the counters
+            return False  # waiting requests are in the predictions and not yet in the counters
         self._learn(window, hits - window.hits_before)
         step = _GAIN_OF_SIZE * window.stale_requests * (self.truth - _TRUE_ENOUGH) / (1 - _TRUE_ENOUGH)
         if step < 0 or bounded:
             self.factor = min(span, max(1 / span, self.factor * math.exp(step)))
+        hit = hits > window.hits_before
+        window.missed_tokens = 0.0 if hit else window.missed_tokens + window.fresh_tokens
         _open(window, hits, now)
+        if window.missed_tokens <= _WIPED_PREDICTIONS * self.staleness.typical_tokens:
+            return False
+        window.missed_tokens = 0.0
+        return True
 
     def _learn(self, window: HitWindow, hits: float) -> None:
         self._evidence += window.stale_requests

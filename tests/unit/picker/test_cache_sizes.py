@@ -36,6 +36,12 @@ class LruServer:
         while len(self._held) > self._prompts:
             self._held.popitem(last=False)
 
+    def holds(self, name: str) -> bool:
+        return name in self._held
+
+    def wipe(self) -> None:
+        self._held.clear()
+
     def page(self, now: float) -> EndpointMetrics:
         return EndpointMetrics(
             scraped_at=now,
@@ -77,6 +83,30 @@ def test_the_size_of_a_cache_is_found_from_a_larger_and_a_smaller_guess(at_first
 def test_a_stated_size_is_corrected_only_a_little() -> None:
     assert 48 <= believed_prompts(at_first=1, really=15, stated=60) < 55
     assert 65 < believed_prompts(at_first=1, really=150, stated=60) <= 75
+
+
+def test_a_wiped_cache_is_noticed_by_hits_that_stand_still() -> None:
+    picker, server, wrong = a_picker(on=endpoints("a")), LruServer(100), 0
+    for second in range(72):
+        if second == 60:
+            server.wipe()
+        name = f"p{second % 12}"
+        pick = serve(picker, ask(text(name, PROMPT_BYTES)), now=float(second))
+        wrong += bool(pick.decision.matched_tokens) and not server.holds(name)
+        server.serve(name)
+        picker.observe(A, server.page(second + 0.6), now=second + 0.6)
+        if second < 60:
+            assert not wrong
+    assert 0 < wrong <= 5
+    check(picker)
+
+
+def test_a_server_that_falls_asleep_has_lost_its_cache() -> None:
+    picker = a_picker(on=endpoints("a"))
+    serve(picker, ask(text("p")), now=1.0)
+    for at, asleep in ((2.0, True), (3.0, False)):
+        picker.observe(A, EndpointMetrics(scraped_at=at, asleep=asleep), now=at)
+    assert serve(picker, ask(text("p")), now=4.0).decision.matched_tokens == 0
 
 
 def test_a_policy_may_turn_off_the_learning_of_cache_sizes() -> None:

@@ -1,6 +1,6 @@
 """What real clients send, and which prompts are equal to the server: two bodies, and what they share.
 
-The prompts are those that vLLM 0.32 renders; tests/contract/test_rendered_prompts.py asks vLLM itself.
+The prompts are those that vLLM 0.32 renders.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def billed(number: int) -> str:
 
 def text(content: str) -> dict[str, str]:
     return {"type": "text", "text": content}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
 def media(**fields: Any) -> list[dict[str, Any]]:
@@ -165,8 +169,8 @@ DIFFERENT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "tools in another order": (
         CHAT,
-        {"messages": [USER], "tools": [{"name": "a"}, {"name": "b"}]},
-        {"messages": [USER], "tools": [{"name": "b"}, {"name": "a"}]},
+        {"messages": [USER], "tools": [tool("a"), tool("b")]},
+        {"messages": [USER], "tools": [tool("b"), tool("a")]},
     ),
     "roles": (
         CHAT,
