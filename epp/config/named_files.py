@@ -15,8 +15,7 @@ def read_file(path: str, *, field: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        where = "" if Path(path).is_absolute() else f", looked for in {Path.cwd()}"
-        raise ConfigError(f"{field}: {path}: {error.strerror}{where}") from error
+        raise ConfigError(f"{field}: {path}: {error.strerror}; correct the path") from error
 
 
 def read_secret(path: str, *, field: str) -> bytes:

@@ -8,8 +8,10 @@ it needs through its constructor.
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
@@ -239,10 +241,54 @@ class Config(Strict, frozen=True):
                 taken[address] = field
 
 
+_IS_PATH: Final = re.compile(r"(File|Folder|^kubeconfig)$")
+"""The names of fields that hold a path."""
+_FREE: Final = ("extraHttpFilters", "chatTemplateArguments", "adapters")
+"""Fields whose content belongs to others."""
+
+
+def _prepared(found: dict[Any, Any], *, folder: Path) -> Any:
+    """Return the document with addresses in one shape, because both `listen: ADDRESS` and `listen: {address:
+    ADDRESS}` may be written, and with paths from the root, because they count from the folder of the file.
+    """
+    made = {
+        name: {"address": value} if name in ("listen", "admin") and isinstance(value, str) else value
+        for name, value in found.items()
+    }
+    if isinstance(envoy := made.get("envoy"), dict):
+        made["envoy"] = {
+            name: value["address"]
+            if name in ("listen", "admin", "status") and isinstance(value, dict) and [*value] == ["address"]
+            else value
+            for name, value in envoy.items()
+        }
+    return _rooted(made, folder=folder)
+
+
+def _rooted(value: Any, *, folder: Path) -> Any:
+    """Return the value with the paths in it joined to the folder."""
+    if isinstance(value, list):
+        return [_rooted(each, folder=folder) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: os.path.normpath(folder / each)
+        if isinstance(each, str) and each and isinstance(name, str) and _IS_PATH.search(name)
+        else (each if name in _FREE else _rooted(each, folder=folder))
+        for name, each in value.items()
+    }
+
+
 def load_config(path: Path) -> Config:
     """Read and check the configuration. Raise ConfigError, which names the file and the field."""
+    folder = path.absolute().parent
     try:
-        config: Config = decode(path.read_bytes(), kind=Config | None) or Config()
+        config: Config = (
+            decode(
+                path.read_bytes(), kind=Config | None, prepare=lambda found: _prepared(found, folder=folder)
+            )
+            or Config()
+        )
         config.validate()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from types import UnionType
 from typing import Any, Final
 
@@ -52,11 +53,20 @@ _MOST_DEPTH: Final = 64
 _MOST_ALIASES: Final = 1_000
 
 
-def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
-    """Return the document as `kind`. Any text that does not fit raises a ValueError and nothing else."""
+def decode(
+    text: str | bytes,
+    *,
+    kind: type | UnionType,
+    prepare: Callable[[dict[Any, Any]], Any] = lambda found: found,
+) -> Any:
+    """Return the document as `kind`. Any text that does not fit raises a ValueError and nothing else.
+
+    `prepare` may change the mapping that the text holds: it gives older and shorter forms their full form.
+    """
     try:
         _check_shape(text)
-        return msgspec.yaml.decode(text, type=kind)
+        found = msgspec.yaml.decode(text)
+        return msgspec.convert(prepare(found) if isinstance(found, dict) else found, kind)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except RecursionError as error:

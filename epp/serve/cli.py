@@ -1,5 +1,5 @@
-"""Runs the `epp` command, which serves, checks a configuration, writes Envoy's bootstrap, and prints
-reference pages.
+"""Runs the `epp` command, which starts a gateway, serves, checks a configuration, writes Envoy's bootstrap,
+and prints reference pages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 import uvloop
 
 from epp.base.errors import ConfigError
+from epp.base.types import Address
 from epp.config.policy import RuleName
 from epp.config.settings import Config, load_config
 from epp.observe.misses import command as explain
@@ -23,6 +24,7 @@ from epp.observe.telemetry.logs import setup_logging
 from epp.serve import preflight, process, reference
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.replacing import write_if_changed
+from epp.serve.model_servers import parsed
 from epp.serve.workers import Supervisor
 
 _DESCRIPTION = """\
@@ -30,6 +32,10 @@ This endpoint picker for Envoy routes each LLM request to the model server that 
 The picker counts what each server's prefix cache holds, which LoRA adapters the server has loaded,
 and how many prompt tokens it still has to compute.
 """
+_UP = (
+    "Run the picker and Envoy before model servers, without a cluster, until Ctrl-C. Print where the gateway and "
+    "the live page are. Names of servers are looked up again every few seconds."
+)
 _EXPLAIN = (
     "Ask a running picker why prompt tokens were not in the cache of the server that they were sent to. "
     "Print the causes and what to change."
@@ -43,13 +49,14 @@ _REPLAY = (
     "policies."
 )
 _EXAMPLES = """\
-a minimal configuration:
+the gateway in one command:
+  epp up --server 10.0.0.1:8000 --server http://vllm-b:8000
+with files of your own:
   config.yaml:     endpointsFile: endpoints.yaml
-                   envoy: {edsFile: /tmp/eds.json}
+                   envoy: {edsFile: eds.json}
   endpoints.yaml:  endpoints:
                      - {name: a, address: "10.0.0.1:8000"}
                      - {name: b, address: "10.0.0.2:8000"}
-then:
   epp check --config config.yaml
   epp serve --config config.yaml &
   epp envoy-config --config config.yaml > envoy.yaml && envoy -c envoy.yaml
@@ -76,6 +83,7 @@ def command_line() -> argparse.ArgumentParser:
         )
         return command
 
+    _add_up(add("up", _UP))
     serve = add_configured(
         "serve", "Run the picker. On SIGTERM it lets the requests in flight end, then stops."
     )
@@ -104,6 +112,48 @@ def command_line() -> argparse.ArgumentParser:
     )
     pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
     return parser
+
+
+def _add_up(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--server",
+        action="append",
+        required=True,
+        metavar="HOST:PORT",
+        help="model server, by address, name or URL; the port is 8000 if none is named; once for each server",
+    )
+    command.add_argument(
+        "--port",
+        type=_place,
+        default="127.0.0.1:8080",
+        metavar="PORT",
+        help="where clients come in: PORT for this machine alone, or IP:PORT, such as 0.0.0.0:8080 (default %(default)s)",
+    )
+    command.add_argument(
+        "--page",
+        type=_place,
+        default="127.0.0.1:9090",
+        metavar="PORT",
+        help="where the live page and the metrics are: PORT or IP:PORT (default %(default)s)",
+    )
+    command.add_argument("--policy", type=Path, metavar="FILE", help="policy file; followed while it runs")
+    command.add_argument(
+        "--tls",
+        type=Path,
+        nargs=2,
+        metavar=("CERT", "KEY"),
+        help="serve clients over TLS with these PEM files",
+    )
+    command.add_argument(
+        "--write", type=Path, metavar="DIR", help="write the files it uses into DIR, to go on from there"
+    )
+
+
+def _place(text: str) -> Address:
+    try:
+        return Address.parse(text if ":" in text else f"127.0.0.1:{text}")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: write PORT or IP:PORT") from error
 
 
 def _add_explain(command: argparse.ArgumentParser) -> None:
@@ -214,6 +264,8 @@ def main(argv: list[str] | None = None) -> int:
                 else explain.table(found)
             )
             return 0
+        if args.command == "up":
+            return _up(args)
         if args.command == "record":
             return _record(args)
         if args.command == "replay":
@@ -227,6 +279,25 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
+
+
+def _up(args: argparse.Namespace) -> int:
+    from epp.serve import up  # noqa: PLC0415 - see `_serve`
+
+    for flag, address in (("--port", args.port), ("--page", args.page)):
+        if up.taken(address):
+            raise ConfigError(f"{flag}: something listens on {address} already; name another port")
+    process.raise_file_limit()
+    options = up.UpOptions(
+        servers=[parsed(text) for text in args.server],
+        listen=args.port,
+        page=args.page,
+        policy=args.policy,
+        tls=tuple(args.tls) if args.tls else None,
+        write=args.write,
+    )
+    status: int = uvloop.run(up.up(options))
+    return status
 
 
 def _record(args: argparse.Namespace) -> int:

@@ -117,8 +117,10 @@ class ExtProcServer:
         return passed_s >= seconds or (not live and passed_s >= notice_s)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Close the socket and cancel the calls still in flight after `grace_s`."""
-        await self.transport.stop(grace_s)  # requests that waited may go within the grace
+        """Close the socket and cancel the calls still in flight after `grace_s`: requests that waited may go
+        within this time.
+        """
+        await self.transport.stop(grace_s if self._streams.live else 0.0)
         if self._pump is not None:
             self._pump.stop()
 

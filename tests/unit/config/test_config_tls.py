@@ -19,10 +19,10 @@ def read(folder: Path, text: str) -> Config:
 
 def test_tls_needs_only_a_certificate_and_its_key(tmp_path: Path) -> None:
     config = read(
-        tmp_path, "listen: {tls: {certFile: c, keyFile: k}}, envoy: {tls: {certFile: d, keyFile: l}}"
+        tmp_path, "listen: {tls: {certFile: /c, keyFile: /k}}, envoy: {tls: {certFile: /d, keyFile: /l}}"
     )
-    assert config.listen.tls == Tls(cert_file="c", key_file="k")
-    assert config.envoy.tls == Tls(cert_file="d", key_file="l")
+    assert config.listen.tls == Tls(cert_file="/c", key_file="/k")
+    assert config.envoy.tls == Tls(cert_file="/d", key_file="/l")
 
 
 @pytest.mark.parametrize("section", ["listen", "envoy"])

@@ -10,19 +10,10 @@ from epp.base.errors import ConfigError
 from epp.config.named_files import read_file, read_secret
 
 
-def test_error_for_a_missing_relative_path_names_folder_that_was_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        read_file("away.yaml", field="policyFile")
-    assert str(caught.value) == f"policyFile: away.yaml: No such file or directory, looked for in {tmp_path}"
-
-
-def test_the_error_for_an_absolute_path_names_no_other_folder(tmp_path: Path) -> None:
+def test_the_error_for_a_file_that_cannot_be_read_names_field_path_and_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_file(str(tmp_path), field="policyFile")
-    assert str(caught.value) == f"policyFile: {tmp_path}: Is a directory"
+    assert str(caught.value) == f"policyFile: {tmp_path}: Is a directory; correct the path"
 
 
 def test_white_space_around_a_secret_is_ignored(tmp_path: Path) -> None:

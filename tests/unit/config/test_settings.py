@@ -13,7 +13,7 @@ from epp.config.settings import load_config
 def test_a_configuration_needs_only_the_endpoints_file(file: Path) -> None:
     file.write_text("endpointsFile: endpoints.yaml")
     config = load_config(file)
-    assert config.endpoints_file == "endpoints.yaml"
+    assert config.endpoints_file == str(file.parent / "endpoints.yaml")
     assert config.holds_streams
     assert config.envoy.fail_open
     assert not config.conformance_headers
@@ -35,9 +35,32 @@ log: {level: debug, format: text}
     )
     config = load_config(file)
     assert config.listen.tls is not None
-    assert config.listen.tls.client_ca_file == "ca.pem"
+    assert config.listen.tls.client_ca_file == str(file.parent / "ca.pem")
     assert config.workers == 2
     assert not config.envoy.fail_open
+
+
+def test_paths_count_from_the_folder_of_the_file_but_not_in_the_filters_of_others(file: Path) -> None:
+    file.write_text(
+        "{endpointsFile: ./e.yaml, policyFile: /p, envoy: {extraHttpFilters: [{name: f, caFile: x}]}}"
+    )
+    config = load_config(file)
+    assert (config.endpoints_file, config.policy_file) == (f"{file.parent}/e.yaml", "/p")
+    assert config.envoy.extra_http_filters == ({"name": "f", "caFile": "x"},)
+
+
+@pytest.mark.parametrize("shape", ["127.0.0.1:{}", "{{address: '127.0.0.1:{}'}}"])
+def test_an_address_may_be_a_text_or_a_mapping(file: Path, shape: str) -> None:
+    listen, admin, *envoy = (shape.format(port) for port in range(1, 6))
+    of_envoy = "listen: {}, admin: {}, status: {}".format(*envoy)
+    file.write_text(f"{{endpointsFile: e, listen: {listen}, admin: {admin}, envoy: {{{of_envoy}}}}}")
+    config = load_config(file)
+    assert (config.listen.address, config.admin.address) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (config.envoy.listen, config.envoy.admin, config.envoy.status) == (
+        "127.0.0.1:3",
+        "127.0.0.1:4",
+        "127.0.0.1:5",
+    )
 
 
 def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:

@@ -1,9 +1,10 @@
-"""How long the drain of the ext_proc server lasts, in simulated time."""
+"""How long the drain and the stop of the ext_proc server last, in simulated time."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -17,20 +18,42 @@ from tests.unit.protocol.callers import NotingCaller
 from tests.unit.protocol.calls_bench import head
 
 
+def server_at(clock: Callable[[], float]) -> ExtProcServer:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1), unix_offset_s=0.0)
+    return ExtProcServer(picker, listen=Listen(), settings=StreamSettings(), clock=clock)
+
+
 @pytest.mark.parametrize(("began", "least_s", "most_s"), [(None, 0, 1), (100.0, 3, 4), (98.5, 0, 1)])
 async def test_a_drain_waits_only_if_a_request_came_in_the_last_second(
     began: float | None, least_s: float, most_s: float
 ) -> None:
     times = itertools.count(100.0, 0.5)
-    server = ExtProcServer(
-        Picker(DEFAULT_POLICY, rng=random.Random(1), unix_offset_s=0.0),
-        listen=Listen(),
-        settings=StreamSettings(),
-        clock=lambda: next(times),
-    )
+    server = server_at(lambda: next(times))
     if began is not None:
         call = Conversation(server._streams, NotingCaller())  # noqa: SLF001 - the test is the data plane
         call.message(head(), now=began)
         call.gone(now=began, broken=False)
     await server.drain(30.0)
     assert least_s <= next(times) - 100.5 <= most_s
+
+
+@pytest.mark.parametrize(("live", "grace_s"), [(False, 0.0), (True, 1.0)])
+async def test_a_stop_waits_only_for_calls_in_flight(*, live: bool, grace_s: float) -> None:
+    server, asked = server_at(lambda: 100.0), []
+
+    class Noting:
+        async def start(self) -> int:
+            return 0
+
+        async def stop(self, grace_s: float) -> None:
+            asked.append(grace_s)
+
+        def check_integrity(self) -> None: ...
+
+    server.transport = Noting()
+    call = Conversation(server._streams, NotingCaller())  # noqa: SLF001 - the test is the data plane
+    call.message(head(), now=100.0)
+    if not live:
+        call.gone(now=100.0, broken=False)
+    await server.stop(1.0)
+    assert asked == [grace_s]
