@@ -107,8 +107,7 @@ def command_line() -> argparse.ArgumentParser:
     _add_replay(add("replay", _REPLAY))
     pages = add(
         "reference",
-        "Print a generated reference page (config, metrics, policy) or a generated file of the chart (crd, "
-        "rbac).",
+        "Print a generated reference page (config, metrics, policy), or the CRD.",
     )
     pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
     return parser
@@ -293,7 +292,7 @@ def _up(args: argparse.Namespace) -> int:
         listen=args.port,
         page=args.page,
         policy=args.policy,
-        tls=tuple(args.tls) if args.tls else None,
+        tls=args.tls,
         write=args.write,
     )
     status: int = uvloop.run(up.up(options))

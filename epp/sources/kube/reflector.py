@@ -290,7 +290,7 @@ def _advice(error: ApiError) -> str:
         case 401:
             return "; the API server does not accept the credentials (any more): check the user of the kubeconfig, or the pod's service account"
         case 403:
-            return "; grant the picker's service account the rules that `epp reference rbac` prints"
+            return "; grant the picker's service account the rules of the chart's files/picker-rules.yaml"
         case 404:
             return "; is its CustomResourceDefinition installed?"
         case _:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.serve.model_servers import Server, addresses_of, endpoints_yaml, parsed
+from epp.serve.model_servers import ServerName, addresses_of, endpoints_yaml, parsed
 from epp.sources.files.endpoints_file import load_endpoints
 
 
 @pytest.mark.parametrize(
     ("text", "server"),
     [
-        ("10.0.0.2:8001", Server("10.0.0.2", 8001)),
-        ("vllm-a", Server("vllm-a", 8000)),
-        ("http://vllm-a", Server("vllm-a", 80)),
-        ("http://vllm-a:8000/v1/", Server("vllm-a", 8000)),
-        ("[fd00::1]:8000", Server("fd00::1", 8000)),
+        ("10.0.0.2:8001", ServerName("10.0.0.2", 8001)),
+        ("vllm-a", ServerName("vllm-a", 8000)),
+        ("http://vllm-a", ServerName("vllm-a", 80)),
+        ("http://vllm-a:8000/v1/", ServerName("vllm-a", 8000)),
+        ("[fd00::1]:8000", ServerName("fd00::1", 8000)),
     ],
 )
-def test_a_server_is_an_address_a_name_or_a_url(text: str, server: Server) -> None:
+def test_a_server_is_an_address_a_name_or_a_url(text: str, server: ServerName) -> None:
     assert parsed(text) == server
 
 
@@ -32,15 +32,15 @@ def test_any_other_text_is_refused_with_what_to_write(text: str) -> None:
 
 
 async def test_a_name_with_addresses_of_both_families_is_one_server() -> None:
-    assert await addresses_of(Server("localhost", 1)) == ["127.0.0.1"]
-    assert await addresses_of(Server("::1", 1)) == ["::1"]
+    assert await addresses_of(ServerName("localhost", 1)) == ["127.0.0.1"]
+    assert await addresses_of(ServerName("::1", 1)) == ["::1"]
 
 
 def test_each_address_is_an_endpoint_with_a_name_that_stays() -> None:
     found = [
-        (Server("vllm", 8000), ["10.0.0.1", "10.0.0.2"]),
-        (Server("10.0.0.1", 8000), ["10.0.0.1"]),  # the same server again
-        (Server("fd00::1", 8000), ["fd00::1"]),
+        (ServerName("vllm", 8000), ["10.0.0.1", "10.0.0.2"]),
+        (ServerName("10.0.0.1", 8000), ["10.0.0.1"]),  # the same server again
+        (ServerName("fd00::1", 8000), ["fd00::1"]),
     ]
     listed = load_endpoints(endpoints_yaml(found), source="endpoints.yaml")
     assert {str(each.name): str(each.address) for each in listed.endpoints} == {

@@ -9,7 +9,7 @@ from epp.sources.kube.claim_status import due
 from epp.sources.kube.objectives import PATHS, Objectives, judge, merged, objectives_of
 from epp.sources.kube.objects import Objective
 from epp.sources.kube.policy_status import Unclaimed
-from epp.sources.kube.rbac import rules
+from tests.harness.role import rules
 
 NEWER, OLDER = "llm-d.ai", "inference.networking.x-k8s.io"
 

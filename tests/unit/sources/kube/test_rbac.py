@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import yaml
-
-from epp.sources.kube.rbac import POOL, RULES, rules, rules_yaml
+from tests.harness.role import rules
 
 
 def test_placeholders_are_replaced_by_names_of_the_installation() -> None:
@@ -23,11 +21,3 @@ def test_the_picker_may_change_only_status() -> None:
         (resource,) = rule["resources"]
         assert not changes or resource.endswith("/status"), resource
         assert "delete" not in rule["verbs"]
-
-
-def test_the_file_of_the_chart_holds_each_rule_below_its_reason() -> None:
-    text = rules_yaml()
-    assert yaml.safe_load(text) == rules()
-    assert POOL in text
-    for rule in RULES:
-        assert f"# {rule.why}\n- apiGroups:" in text

@@ -263,7 +263,7 @@ async def test_an_expired_list_token_starts_the_list_again() -> None:
 
 @pytest.mark.parametrize(
     ("status", "advice"),
-    [(401, "credentials"), (403, "epp reference rbac"), (404, "CustomResourceDefinition")],
+    [(401, "credentials"), (403, "picker-rules.yaml"), (404, "CustomResourceDefinition")],
 )
 async def test_the_advice_for_the_operator_is_logged_once(
     status: int, advice: str, caplog: pytest.LogCaptureFixture

@@ -9,7 +9,7 @@ import msgspec
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request.rewriting import Rewrites
 from epp.sources.kube.objects import ModelRewrite
-from epp.sources.kube.rbac import rules
+from tests.harness.role import rules
 from epp.sources.kube.rewrites import PATHS, all_rewrites, model_rewrites
 from tests.unit.sources.kube.objects import rewrites_of
 
