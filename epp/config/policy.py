@@ -159,11 +159,9 @@ def check_spec(spec: object) -> PolicySpec:
     try:
         return msgspec.convert(spec, type=PolicySpec)
     except RecursionError as error:
-        raise ConfigError("nested too deeply - at `$.spec`") from error
+        raise ConfigError("spec: nested too deeply") from error
     except ValueError as error:
-        words = str(error) if spec is None else in_words(error, of=PolicySpec)
-        text = words.replace("`$.", "`$.spec.").replace("`$`", "`$.spec`")
-        raise ConfigError(text if "`$.spec" in text else f"{text} - at `$.spec`") from error
+        raise ConfigError(in_words(error, of=PolicySpec, under="spec")) from error
 
 
 def load_policy(text: str | bytes, *, source: str) -> Policy:
@@ -173,7 +171,7 @@ def load_policy(text: str | bytes, *, source: str) -> Policy:
     try:
         policy: Policy = decode(text, kind=Policy)
     except ValueError as error:
-        raise ConfigError(f"{source}: {in_words(error, of=Policy)}") from error
+        raise ConfigError(f"{source}: {in_words(error, of=Policy, text=text)}") from error
     return policy
 
 

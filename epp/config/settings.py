@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -256,13 +257,19 @@ def _prepared(found: dict[Any, Any], *, folder: Path) -> Any:
         for name, value in found.items()
     }
     if isinstance(envoy := made.get("envoy"), dict):
-        made["envoy"] = {
-            name: value["address"]
-            if name in ("listen", "admin", "status") and isinstance(value, dict) and [*value] == ["address"]
-            else value
-            for name, value in envoy.items()
-        }
+        made["envoy"] = {name: _address_in(name, value) for name, value in envoy.items()}
     return _rooted(made, folder=folder)
+
+
+def _address_in(name: str, value: Any) -> Any:
+    if name not in ("listen", "admin", "status") or not isinstance(value, dict):
+        return value
+    if [*value] != ["address"]:
+        raise ConfigError(
+            f'envoy.{name}: has {", ".join(map(str, value)) or "no field"}; write {name}: "0.0.0.0:8080", or {name}: '
+            '{address: "0.0.0.0:8080"}'
+        )
+    return value["address"]
 
 
 def _rooted(value: Any, *, folder: Path) -> Any:
@@ -281,17 +288,14 @@ def _rooted(value: Any, *, folder: Path) -> Any:
 
 def load_config(path: Path) -> Config:
     """Read and check the configuration. Raise ConfigError, which names the file and the field."""
-    folder = path.absolute().parent
+    folder, text = path.absolute().parent, b""
     try:
-        config: Config = (
-            decode(
-                path.read_bytes(), kind=Config | None, prepare=lambda found: _prepared(found, folder=folder)
-            )
-            or Config()
-        )
+        text = path.read_bytes()
+        prepare = partial(_prepared, folder=folder)
+        config: Config = decode(text, kind=Config | None, prepare=prepare) or Config()
         config.validate()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (ValueError, ConfigError) as error:
-        raise ConfigError(f"{path}: {in_words(error, of=Config)}") from error
+        raise ConfigError(f"{path}: {in_words(error, of=Config, text=text)}") from error
     return config

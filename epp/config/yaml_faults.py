@@ -17,11 +17,25 @@ import msgspec
 import yaml
 from msgspec import inspect
 
+from epp.base.errors import ConfigError
+
 _UNKNOWN: Final = re.compile(
     r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$(?P<path>.*)`)?$", re.DOTALL
 )
 _MARK: Final = re.compile(r'\s*in "<(?:byte|unicode) string>", line (\d+), column (\d+):?')
-_STEP: Final = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
+_STEP: Final = re.compile(r"\.?(?P<field>\w+)|\[(?P<index>\d*)[^\]]*\]")
+_FIRST: Final = re.compile(r"(?P<path>[A-Za-z][\w.\[\]]*): ")
+_TYPES: Final = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_WORDS: Final = {
+    "object": "a mapping",
+    "array": "a list",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "nothing",
+}
+"""The words for the types of msgspec."""
 _NOTHING: Final = "Expected `object`, got `null`"
 _AT: Final = re.compile(r" - at `\$(?P<path>.*)`$")
 _WRITE: Final = (
@@ -50,6 +64,7 @@ _REMOVED: Final = {
 }
 """Fields of earlier releases, and what replaces each."""
 _MOST_DEPTH: Final = 64
+_MOST_SHOWN_CHARS: Final = 80
 _MOST_ALIASES: Final = 1_000
 
 
@@ -120,39 +135,100 @@ class _Keys:
         self._lines[node.value] = line
 
 
-def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
-    """Return one line that names the field at fault and what is wrong with it. For a misspelt name it also
-    says which name was probably meant.
+def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = b"", under: str = "") -> str:
+    """Return one line: where the fault is, what was found there, and what to write. `text` is the file, for
+    the number of the line. `under` stands before each place.
     """
-    text = str(error)
-    if unknown := _UNKNOWN.match(text):
-        return _unknown_field(unknown["name"], path=unknown["path"] or "", of=of)
-    if text == _NOTHING:
+    words = str(error)
+    if unknown := _UNKNOWN.match(words):
+        path, name = (unknown["path"] or "").lstrip("."), unknown["name"]
+        return _placed(_unknown_field(name, path=path, of=of), path, text=text, under=under, field=name)
+    if words == _NOTHING:
         return f"is empty; it needs at least {_join(_fields(inspect.type_info(of), required=True))}"
-    if _MARK.search(text):
-        placed = _MARK.sub(r" (line \1, column \2),", text)
-        return f"not YAML: {' '.join(placed.split()).rstrip(',')}"
-    return text + _instead(text, of=of)
+    if mark := _MARK.search(words):
+        what = " ".join(_MARK.sub(",", words).split()).replace(",,", ",").rstrip(",")
+        start = "; indent with spaces, not tabs, and put text that begins with a sign in quotes"
+        advice = start if "cannot start any token" in what else ""
+        return f"line {mark[1]}, column {mark[2]}: not YAML: {what}{advice}"
+    if at := _AT.search(words):
+        path = at["path"].lstrip(".")
+        return _placed(_plain(words[: at.start()]) + _instead(words, of=of), path, text=text, under=under)
+    if isinstance(error, ConfigError) and (first := _FIRST.match(words)):
+        return _placed(words[first.end() :], first["path"], text=text, under=under)
+    return _placed(_plain(words) + _instead(words, of=of), "", text=text, under=under)
 
 
-def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
-    """Return the values that the field takes, if this value has another type or is none of the field's
-    choices.
-    """
-    found = _AT.search(text)
-    node = _at(inspect.type_info(of), found["path"]) if found else None
+def _placed(words: str, path: str, *, text: str | bytes, under: str, field: str = "") -> str:
+    line, value = _found_at(text, f"{path}.{field}" if field else path)
+    if words.startswith("expected") and "found" not in words and value:
+        words = f"{words}, found {value[:_MOST_SHOWN_CHARS]}"
+    places = (f"line {line}" if line else "", ".".join(filter(None, (under, path))), words)
+    return ": ".join(filter(None, places))
+
+
+def _found_at(text: str | bytes, path: str) -> tuple[int, str]:
+    """Return the line of the last field of `path` that the text has, and its value if it is a plain one."""
+    try:
+        node = yaml.compose(text, Loader=yaml.CSafeLoader) if text and path else None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return 0, ""
+    line = 0
+    for step in _STEP.finditer(path):
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        if step["index"]:
+            found = [(each, each) for each in inner[int(step["index"]) :][:1]]
+        else:
+            found = [pair for pair in inner if isinstance(pair, tuple) and pair[0].value == step["field"]]
+        if not found:
+            return line, ""
+        key, node = found[0]
+        line = key.start_mark.line + 1
+    return line, node.value if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _plain(words: str) -> str:
+    """Return what msgspec says, in the words of a person who writes YAML."""
+
+    def named(types: re.Match[str]) -> str:
+        kinds = [kind for kind in types[1].split(" | ") if kind != "null"] or ["null"]
+        return " or ".join(_WORDS[kind] for kind in kinds) if set(kinds) <= _WORDS.keys() else types[0]
+
+    words = _TYPES.sub(named, words)
+    words = words.replace("Expected ", "expected ").replace(", got ", ", found ")
+    return words.replace("Object missing required field", "there is no").replace(
+        "Invalid enum value", "found"
+    )
+
+
+def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
+    """Return what the field takes, if this value has another type or is none of the field's choices."""
+    found = _AT.search(words)
+    node = _at(inspect.type_info(of), found["path"] if found else "")
     if isinstance(node, inspect.LiteralType):
         return f"; values are {_join([str(value) for value in node.values if value])}"
-    return next((f"; {words}" for pattern, words in _WRITE if pattern.match(text)), "")
+    if words.startswith("Object missing"):
+        return f"; it needs {_join(_fields(node, required=True))}"
+    if words.startswith("Expected `object"):
+        dash = ", without a dash before them" if "got `array`" in words else ""
+        return f"; write its fields{dash}: {_join(_fields(node))}"
+    return next((f"; {advice}" for pattern, advice in _WRITE if pattern.match(words)), "")
 
 
 def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
     if name in _REMOVED:
-        return f"`{name}` was removed{f' - at `${path}`' if path else ''}; delete it: {_REMOVED[name]}"
-    known = _fields(_at(inspect.type_info(of), path))
+        return f"`{name}` was removed; delete it: {_REMOVED[name]}"
+    node = _at(inspect.type_info(of), path)
+    known = _fields(node)
+    within = {
+        each: section.encode_name
+        for section in (node.fields if isinstance(node, inspect.StructType) else ())
+        for each in _fields(_struct_or_collection(section.type))
+    }
+    if name in within:
+        return f"unknown field `{name}`; put it under `{within[name]}`"
     meant = difflib.get_close_matches(name, known, n=1)
-    where = f" - at `${path}`" if path else ""
-    return f"unknown field `{name}`{where}; {f'did you mean `{meant[0]}`?' if meant else f'fields are {_join(known)}'}"
+    advice = f"did you mean `{meant[0]}`?" if meant else f"fields are {_join(known)}"
+    return f"unknown field `{name}`; {advice}"
 
 
 def _at(node: inspect.Type, path: str) -> inspect.Type:

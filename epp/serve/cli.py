@@ -25,6 +25,7 @@ from epp.serve import preflight, process, reference
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.replacing import write_if_changed
 from epp.serve.model_servers import parsed
+from epp.serve.words import WordsParser, completion
 from epp.serve.workers import Supervisor
 
 _DESCRIPTION = """\
@@ -63,8 +64,8 @@ with files of your own:
 """
 
 
-def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def command_line() -> WordsParser:
+    parser = WordsParser(
         prog="epp",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
@@ -72,6 +73,8 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"epp {version('prefix-gateway')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    parser.commands = commands.choices
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text)
@@ -89,10 +92,12 @@ def command_line() -> argparse.ArgumentParser:
     )
     serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
     serve.add_argument("--hub", type=Path, default=None, metavar="PATH", help=argparse.SUPPRESS)
-    add_configured(
-        "check",
-        "Check the configuration, policy, endpoints, certificates and folders, then print the "
-        "configuration with all defaults filled in.",
+    check = add_configured("check", "Check the configuration, policy, endpoints, certificates and folders.")
+    check.add_argument(
+        "--verbose", action="store_true", help="print the configuration with all defaults, as YAML"
+    )
+    check.add_argument(
+        "--json", action="store_true", help="print the configuration with all defaults, as JSON"
     )
     envoy = add_configured("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
     envoy.add_argument("--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
@@ -110,6 +115,7 @@ def command_line() -> argparse.ArgumentParser:
         "Print a generated reference page (config, metrics, policy), or the CRD.",
     )
     pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
+    add("completion", "Print a script that completes commands and options: `. <(epp completion)` in bash.")
     return parser
 
 
@@ -250,8 +256,11 @@ def _positive(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command. Return its exit status, which is 2 if the configuration cannot be used."""
-    args = command_line().parse_args(argv)
+    args = command_line().parse_args(sys.argv[1:] if argv is None else argv)
     try:
+        if args.command == "completion":
+            print(completion(command_line()), end="")
+            return 0
         if args.command == "reference":
             print(reference.PAGES[args.page](), end="")
             return 0
@@ -273,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.command == "envoy-config":
             return _hand_out(bootstrap(config, output=args.format), args.output)
         if args.command == "check":
-            return _check(config)
+            return _check(config, verbose=args.verbose, as_json=args.json)
         return _serve(config, args.config, worker=args.worker, hub=args.hub)
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
@@ -343,21 +352,28 @@ def _hand_out(text: str, file: Path | None) -> int:
     return 0
 
 
-def _check(config: Config) -> int:
-    """Print the configuration as it would run, with all defaults filled in."""
+def _check(config: Config, *, verbose: bool, as_json: bool) -> int:
+    """Print one line if all is well, or the configuration as it would run, with all defaults filled in."""
     from epp.serve.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
 
     inputs = load_inputs(config)
-    remarks = [*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)]
-    endpoints = [
-        {"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.listed.endpoints
-    ]
-    shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
-    print(msgspec.yaml.encode(shown).decode(), end="")
-    for remark in remarks:
+    for remark in (*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)):
         print(f"epp: {remark}", file=sys.stderr)
-    if not endpoints and config.kubernetes is None:
-        print("epp: there are no endpoints: every request would get 503", file=sys.stderr)
+    listed = inputs.listed.endpoints
+    if not listed and config.kubernetes is None:
+        raise ConfigError(
+            f"{config.endpoints_file}: endpoints: the list is empty, so every request would get 503; write one as "
+            '{name: a, address: "10.0.0.1:8000"}'
+        )
+    if verbose or as_json:
+        endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in listed]
+        shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
+        print((msgspec.json if as_json else msgspec.yaml).encode(shown).decode().rstrip())
+        return 0
+    where = f"{len(listed)} endpoints" if config.kubernetes is None else "endpoints from the cluster"
+    print(
+        f"OK: {where}, rule {inputs.policy.spec.rule}, picker on {config.listen.address}, gateway {preflight.named(config)}"
+    )
     return 0
 
 

@@ -72,12 +72,12 @@ def _of_destinations(config: Config, policy: Policy) -> Iterator[str]:
     if caller.reads_list and most == 1:
         yield "maxDestinations is 1: a request fails if its server is down, though this gateway could try another"
     if not caller.reads_list and most not in (1, PolicySpec().max_destinations):
-        yield f"maxDestinations is {most}, but {_named(config)} reads only one destination, so the picker names one"
+        yield f"maxDestinations is {most}, but {named(config)} reads only one destination, so the picker names one"
 
 
 def _of_waits(config: Config, policy: Policy) -> Iterator[str]:
     """Yield a remark if the gateway waits for a shorter time than the policy lets requests wait."""
-    flow, caller, name = policy.spec.flow, config.caller, _named(config)
+    flow, caller, name = policy.spec.flow, config.caller, named(config)
     if flow.mode == "Direct" or caller.timeouts == "none":
         return
     if not caller.shows_path:
@@ -139,7 +139,7 @@ def _of_pools(config: Config) -> Iterator[str]:
         )
 
 
-def _named(config: Config) -> str:
+def named(config: Config) -> str:
     if config.dialect != "auto":
         return config.dialect
     return "envoy" if config.caller.own_config else "an unknown gateway (dialect: auto)"

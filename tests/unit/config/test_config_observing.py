@@ -12,19 +12,19 @@ from tests.unit.config.test_policy import HEAD
 @pytest.mark.parametrize(
     ("spec", "field", "why"),
     [
-        ("{scrape: {path: metrics}}", "$.spec.scrape.path", "regex"),
-        ("{scrape: {intervalSeconds: 9}}", "$.spec", "scrape.staleAfterSeconds is smaller than"),
-        ("{scrape: {intervalSeconds: 0.01}}", "$.spec.scrape.intervalSeconds", ">= 0.05"),
-        ("{scrape: {failuresToEject: 0}}", "$.spec.scrape.failuresToEject", ">= 1"),
-        ("{scrape: {maxPageBytes: 1}}", "$.spec.scrape.maxPageBytes", ">= 1024"),
-        ("{sampling: {share: 1.5}}", "$.spec.sampling.share", "<= 1"),
-        ("{sampling: {maxTextBytes: 1}}", "$.spec.sampling", "`maxTextBytes` was removed"),
+        ("{scrape: {path: metrics}}", "spec.scrape.path", "regex"),
+        ("{scrape: {intervalSeconds: 9}}", "spec", "scrape.staleAfterSeconds is smaller than"),
+        ("{scrape: {intervalSeconds: 0.01}}", "spec.scrape.intervalSeconds", ">= 0.05"),
+        ("{scrape: {failuresToEject: 0}}", "spec.scrape.failuresToEject", ">= 1"),
+        ("{scrape: {maxPageBytes: 1}}", "spec.scrape.maxPageBytes", ">= 1024"),
+        ("{sampling: {share: 1.5}}", "spec.sampling.share", "<= 1"),
+        ("{sampling: {maxTextBytes: 1}}", "spec.sampling", "`maxTextBytes` was removed"),
     ],
 )
 def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_policy(HEAD + f"spec: {spec}", source="p.yaml")
-    assert f"at `{field}`" in str(caught.value)
+    assert f"{field}: " in str(caught.value)
     assert why in str(caught.value)
 
 

@@ -12,18 +12,18 @@ from tests.unit.config.test_policy import HEAD
 @pytest.mark.parametrize(
     ("spec", "field", "why"),
     [
-        ("{table: {ttlSeconds: .inf}}", "$.spec.table.ttlSeconds", "<="),
-        ("{chunks: {sizeBytes: 2048}}", "$.spec", "chunks.laterSizeBytes is smaller than chunks.sizeBytes"),
-        ("{chunks: {sizeBytes: 8}}", "$.spec.chunks.sizeBytes", ">= 16"),
-        ("{table: {maxEntries: 10}}", "$.spec.table.maxEntries", ">= 1000"),
-        ("{table: {bytesPerToken: 0.1}}", "$.spec.table.bytesPerToken", "> 0.1"),
-        ("{tiers: {cpuShare: 1.0}}", "$.spec", "`tiers` was removed"),
+        ("{table: {ttlSeconds: .inf}}", "spec.table.ttlSeconds", "<="),
+        ("{chunks: {sizeBytes: 2048}}", "spec", "chunks.laterSizeBytes is smaller than chunks.sizeBytes"),
+        ("{chunks: {sizeBytes: 8}}", "spec.chunks.sizeBytes", ">= 16"),
+        ("{table: {maxEntries: 10}}", "spec.table.maxEntries", ">= 1000"),
+        ("{table: {bytesPerToken: 0.1}}", "spec.table.bytesPerToken", "> 0.1"),
+        ("{tiers: {cpuShare: 1.0}}", "spec", "`tiers` was removed"),
     ],
 )
 def test_a_mistake_in_a_section_names_the_field_and_the_reason(spec: str, field: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_policy(HEAD + f"spec: {spec}", source="p.yaml")
-    assert f"at `{field}`" in str(caught.value)
+    assert f"{field}: " in str(caught.value)
     assert why in str(caught.value)
 
 
@@ -40,5 +40,5 @@ def test_a_larger_first_chunk_needs_larger_later_chunks() -> None:
 
 
 def test_a_policy_object_with_a_removed_field_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"`tiers` was removed; delete it: .*at `\$\.spec`"):
+    with pytest.raises(ConfigError, match="spec: `tiers` was removed; delete it: "):
         check_spec({"tiers": {"cpuShare": 0.9}})

@@ -58,8 +58,8 @@ def test_a_url_says_how_redis_is_reached(url: str, target: RedisTarget) -> None:
             "sharing.redis.sentinelPasswordFile",
             "no sentinels",
         ),
-        ("{pool: 'a b'}", "$.sharing.pool", "regex"),
-        ("{flushIntervalSeconds: 0}", "$.sharing.flushIntervalSeconds", "0.005"),
+        ("{pool: 'a b'}", "sharing.pool", "regex"),
+        ("{flushIntervalSeconds: 0}", "sharing.flushIntervalSeconds", "0.005"),
     ],
 )
 def test_a_mistake_in_the_section_names_the_field(tmp_path: Path, section: str, field: str, why: str) -> None:

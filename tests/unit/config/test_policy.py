@@ -42,18 +42,18 @@ def test_a_policy_may_be_written_in_json() -> None:
 @pytest.mark.parametrize(
     ("spec", "field", "why"),
     [
-        ("{rule: fastest}", "$.spec.rule", "fastest"),
-        ("{maxDestinations: 0}", "$.spec.maxDestinations", ">= 1"),
-        ("{sessionHeader: X-Session}", "$.spec.sessionHeader", "regex"),
-        ("{sessionHeader: x-request-id}", "$.spec", "sessionHeader: `x-request-id` has another meaning"),
-        ("{debugHeader: host}", "$.spec", "debugHeader: `host` has another meaning"),
-        ("{targetRef: {}}", "$.spec.targetRef", "name"),
-        ("{targetRef: {name: Pool}}", "$.spec.targetRef.name", "regex"),
-        ("{targetRef: {name: p, kind: Gateway}}", "$.spec.targetRef.kind", "Gateway"),
-        ("{targetRef: {name: p, kind: Service, group: a}}", "$.spec.targetRef.group", "a"),
-        ("{targetRef: {name: p, group: ''}}", "$.spec.targetRef", "leave group out"),
-        ("{mode: Try}", "$.spec.mode", "Try"),
-        ("3", "$.spec", "object"),
+        ("{rule: fastest}", "spec.rule", "fastest"),
+        ("{maxDestinations: 0}", "spec.maxDestinations", ">= 1"),
+        ("{sessionHeader: X-Session}", "spec.sessionHeader", "regex"),
+        ("{sessionHeader: x-request-id}", "spec", "sessionHeader: `x-request-id` has another meaning"),
+        ("{debugHeader: host}", "spec", "debugHeader: `host` has another meaning"),
+        ("{targetRef: {}}", "spec.targetRef", "name"),
+        ("{targetRef: {name: Pool}}", "spec.targetRef.name", "regex"),
+        ("{targetRef: {name: p, kind: Gateway}}", "spec.targetRef.kind", "Gateway"),
+        ("{targetRef: {name: p, kind: Service, group: a}}", "spec.targetRef.group", "a"),
+        ("{targetRef: {name: p, group: ''}}", "spec.targetRef", "leave group out"),
+        ("{mode: Try}", "spec.mode", "Try"),
+        ("3", "spec", "a mapping"),
     ],
 )
 def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(spec: str, field: str, why: str) -> None:
@@ -61,19 +61,19 @@ def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(spec: str, 
         load_policy(HEAD + f"spec: {spec}", source="p.yaml")
     message = str(caught.value)
     assert message.startswith("p.yaml: ")
-    assert f"at `{field}`" in message
+    assert f"{field}: " in message
     assert why in message
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (HEAD.replace(KIND, "ConfigMap"), "$.kind"),
-        (HEAD.replace("v1alpha1", "v9"), "$.apiVersion"),
+        (HEAD.replace(KIND, "ConfigMap"), "kind"),
+        (HEAD.replace("v1alpha1", "v9"), "apiVersion"),
         (HEAD.replace("{name: test}", "{}"), "name"),
         (HEAD + "spce: {}", "spce"),
         ("", "is empty"),
-        ("[]", "object"),
+        ("[]", "a mapping"),
         ("a: [", "line"),
         (HEAD + "spec: 2023-99-01", "month"),
         ("\x00", "p.yaml"),

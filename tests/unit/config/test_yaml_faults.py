@@ -40,15 +40,15 @@ def error_of_endpoints(text: str) -> str:
         ("endpointFile: e", "unknown field `endpointFile`; did you mean `endpointsFile`?"),
         (
             "{endpointsFile: e, listen: {adress: x}}",
-            "unknown field `adress` - at `$.listen`; did you mean `address`?",
+            "listen: unknown field `adress`; did you mean `address`?",
         ),
         (
             "{endpointsFile: e, sharing: {redis: {tls: {caFil: x}}}}",
-            "unknown field `caFil` - at `$.sharing.redis.tls`; did you mean `caFile`?",
+            "sharing.redis.tls: unknown field `caFil`; did you mean `caFile`?",
         ),
         (
             "endpointsFile: {",
-            "not YAML: while parsing a flow node did not find expected node content (line 2, column 1)",
+            "line 2, column 1: not YAML: while parsing a flow node did not find expected node content",
         ),
         ("", "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"),
     ],
@@ -59,18 +59,18 @@ def test_a_mistake_in_the_configuration_gets_its_message(tmp_path: Path, text: s
 
 def test_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_path: Path) -> None:
     message = error_of_config("{endpointsFile: e, log: {zzz: 1}}", tmp_path)
-    assert message == "unknown field `zzz` - at `$.log`; fields are level, format"
+    assert message == "line 1: log: unknown field `zzz`; fields are level, format"
 
 
 def test_a_mistake_in_a_list_of_endpoints_gets_its_message() -> None:
     message = error_of_endpoints("endpoints: [{name: a, adress: '10.0.0.1:80'}]")
-    assert message == "unknown field `adress` - at `$.endpoints[0]`; did you mean `address`?"
+    assert message == "line 1: endpoints[0]: unknown field `adress`; did you mean `address`?"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEAD + "spec: {rul: least-cost}", "unknown field `rul` - at `$.spec`; did you mean `rule`?"),
+        (HEAD + "spec: {rul: least-cost}", "line 4: spec: unknown field `rul`; did you mean `rule`?"),
         (HEAD + "spec: {gain: {minMatch: 3}}", "did you mean `minMatch"),
         ("", "is empty; it needs at least apiVersion, kind, metadata"),
     ],

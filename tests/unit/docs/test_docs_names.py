@@ -8,6 +8,7 @@ import argparse
 import re
 import shlex
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from epp.config.policy import PolicySpec, load_policy
-from epp.config.settings import Config
+from epp.config.settings import Config, load_config
 from epp.observe.telemetry import catalog
 from epp.serve import cli as picker
 from epp.sources.files.endpoints_file import load_endpoints
@@ -189,20 +190,14 @@ def test_a_field_that_does_not_exist_is_noticed() -> None:
 # -- examples that are files ---------------------------------------------------------------------------------
 
 
-def test_the_three_files_of_the_start_page_are_valid() -> None:
+def test_the_three_files_of_the_start_page_are_valid(tmp_path: Path) -> None:
     blocks = [text for language, text in NAMED["docs/start.md"].blocks if language == "yaml"]
     assert len(blocks) == 3
     config, endpoints, policy = blocks
-    msgspec.yaml.decode(config, type=Config).validate()
+    (tmp_path / "config.yaml").write_text(config)
+    load_config(tmp_path / "config.yaml")
     assert [each.name for each in load_endpoints(endpoints, source="page").endpoints] == ["a", "b"]
     assert load_policy(policy, source="page").spec.rule == "least-cost"
-
-
-def test_the_two_files_of_the_readme_are_valid() -> None:
-    (block,) = [text for language, text in NAMED["README.md"].blocks if language == "yaml"]
-    config, endpoints = block.split("# endpoints.yaml\n")
-    msgspec.yaml.decode(config, type=Config).validate()
-    assert len(load_endpoints(endpoints, source="README").endpoints) == 2
 
 
 # -- figures -------------------------------------------------------------------------------------------------

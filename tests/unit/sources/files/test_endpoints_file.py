@@ -52,8 +52,8 @@ def test_an_explicit_empty_list_means_no_endpoints() -> None:
     [
         ("", r"e\.yaml: is empty; a file that lists no servers says `endpoints: \[\]`"),
         ("# nothing yet\n", r"is empty"),
-        ("{}", r"missing required field `endpoints`"),
-        ("endpoints:\n", r"\$\.endpoints"),
+        ("{}", r"there is no `endpoints`"),
+        ("endpoints:\n", r"endpoints"),
     ],
 )
 def test_a_file_without_a_list_is_refused_and_not_taken_for_an_empty_list(text: str, message: str) -> None:
@@ -76,12 +76,12 @@ A = "{name: a, address: '10.0.0.1:80'}"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("endpoints: [{name: a}]", r"missing required field `address`.*\$\.endpoints\[0\]"),
-        ("endpoints: [{address: '10.0.0.1:80'}]", r"missing required field `name`"),
-        ("endpoints: [{name: '', address: '10.0.0.1:80'}]", r"\$\.endpoints\[0\]\.name"),
-        ("endpoints: [{name: 'a b', address: '10.0.0.1:80'}]", r"\$\.endpoints\[0\]\.name"),
+        ("endpoints: [{name: a}]", r"endpoints\[0\]: there is no `address`"),
+        ("endpoints: [{address: '10.0.0.1:80'}]", r"there is no `name`"),
+        ("endpoints: [{name: '', address: '10.0.0.1:80'}]", r"endpoints\[0\]\.name"),
+        ("endpoints: [{name: 'a b', address: '10.0.0.1:80'}]", r"endpoints\[0\]\.name"),
         ("endpoints: [{name: a, address: '10.0.0.1:80', weight: 3}]", r"unknown field `weight`"),
-        ("endpoints: [{name: a, address: '10.0.0.1', port: 0}]", r"\$\.endpoints\[0\]\.port"),
+        ("endpoints: [{name: a, address: '10.0.0.1', port: 0}]", r"endpoints\[0\]\.port"),
         (f"endpoints: [{A}, {{name: b, address: 10.0.0.1}}]", r"endpoints\[1\]\.address: .*port is missing"),
         ("endpoints: [{name: a, address: 'gpu-1:80'}]", r"endpoints\[0\]\.address: .*not ip:port"),
         ("endpoints: [{name: a, address: '10.0.0.1:80', port: 80}]", r"endpoints\[0\]\.address: "),
@@ -93,7 +93,7 @@ A = "{name: a, address: '10.0.0.1:80'}"
             f"endpoints: [{A}, {{name: b, address: 10.0.0.1, port: 80}}]",
             r"endpoints\[1\]\.address: .* already",
         ),
-        ("- name: a", r"Expected `object"),
+        ("- name: a", r"expected a mapping"),
         ("endpoints: [", r"e\.yaml: "),
         ("\x00", r"e\.yaml: "),
         ("[" * 5000, r"e\.yaml: "),

@@ -112,7 +112,7 @@ def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
     assert policies.acting == ("p", 1, "affinity")
     assert policies.told("p") == "False Invalid, False Invalid"
     verdict = policies.outcome.verdicts["p"]
-    assert "$.spec" in verdict.accepted.message
+    assert "spec: " in verdict.accepted.message
     assert "sessionHeader" in verdict.accepted.message
     assert verdict.programmed.message == "generation 1 of this policy routes"
     assert policies.told("younger") == "False Conflicted, False Conflicted", (

@@ -1,0 +1,143 @@
+"""Typical mistakes of a first hour: each message says where, what was found, and what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.serve.cli import main
+
+HEAD = "apiVersion: prefix-gateway.dev/v1alpha1\nkind: PrefixRoutingPolicy\nmetadata: {name: p}\n"
+GOOD = {
+    "config.yaml": "endpointsFile: e.yaml\npolicyFile: p.yaml\n",
+    "e.yaml": 'endpoints:\n  - {name: a, address: "10.0.0.1:8000"}\n',
+    "p.yaml": f"{HEAD}spec: {{rule: least-cost}}\n",
+}
+
+
+def in_config(line: str) -> str:
+    return GOOD["config.yaml"] + line
+
+
+MISTAKES = [
+    (
+        "config.yaml",
+        in_config("envoy: {listen: {port: 8080}}"),
+        'line 3: envoy.listen: has port; write listen: "0.0.0.0:8080"',
+    ),
+    (
+        "config.yaml",
+        in_config("admin: {adress: x}"),
+        "line 3: admin: unknown field `adress`; did you mean `address`?",
+    ),
+    (
+        "config.yaml",
+        in_config("admin: 9090"),
+        "line 3: admin: expected a mapping, found a whole number; write its fields: address",
+    ),
+    ("config.yaml", in_config("listen: 127.0.0.1"), "line 3: listen.address: '127.0.0.1' is not ip:port"),
+    ("config.yaml", in_config("edsFile: x"), "line 3: unknown field `edsFile`; put it under `envoy`"),
+    (
+        "config.yaml",
+        in_config("workers: two"),
+        "line 3: workers: expected a whole number, found a text; write a number",
+    ),
+    ("config.yaml", in_config("workers: 0"), "line 3: workers: expected a whole number >= 1, found 0"),
+    (
+        "config.yaml",
+        in_config("envoy:\n\tlisten: x"),
+        "line 4, column 1: not YAML: while scanning for the next token found character that cannot start any token; indent with spaces",
+    ),
+    (
+        "config.yaml",
+        in_config("endpointsFile: e.yaml"),
+        "`endpointsFile` stands twice, in lines 1 and 3; write it once",
+    ),
+    (
+        "config.yaml",
+        "- endpointsFile: e.yaml",
+        "expected a mapping, found a list; write its fields, without a dash before them: ",
+    ),
+    ("config.yaml", "", "endpointsFile: is missing; name the file that lists the model servers"),
+    ("config.yaml", "endpointsFile: away.yaml", "away.yaml: No such file or directory; correct the path"),
+    ("config.yaml", in_config("dialect: isto"), "line 3: dialect: found 'isto'; values are agentgateway, "),
+    (
+        "e.yaml",
+        "endpoints: []",
+        "endpoints: the list is empty, so every request would get 503; write one as {name: a, ",
+    ),
+    (
+        "e.yaml",
+        "endpoints: {name: a, address: x}",
+        "line 1: endpoints: expected a list, found a mapping; write a list, such as",
+    ),
+    (
+        "e.yaml",
+        "endpoints:\n  - {name: a}",
+        "line 2: endpoints[0]: there is no `address`; it needs name, address",
+    ),
+    (
+        "e.yaml",
+        "endpoints:\n  - {name: a, address: http://a}",
+        "line 2: endpoints[0].address: 'http://a' is a URL; write ip:port",
+    ),
+    (
+        "e.yaml",
+        GOOD["e.yaml"] + "  - {name: a, address: 10.0.0.2:80}",
+        "line 3: endpoints[1].name: a is already the name of endpoints[0]",
+    ),
+    ("p.yaml", f"{HEAD}rule: least-cost", "line 4: unknown field `rule`; put it under `spec`"),
+    (
+        "p.yaml",
+        f"{HEAD}spec: {{rule: least-cots}}",
+        "line 4: spec.rule: found 'least-cots'; values are affinity, least-cost, ",
+    ),
+    (
+        "p.yaml",
+        f"{HEAD}spec: {{load: {{maxWaiting: '64'}}}}",
+        "line 4: spec.load.maxWaiting: expected a whole number, found a text; write",
+    ),
+    ("p.yaml", "rule: least-cost", "line 1: unknown field `rule`; put it under `spec`"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"), MISTAKES, ids=[f"{each[0]}-{n}" for n, each in enumerate(MISTAKES)]
+)
+def test_a_mistake_in_a_file_says_where_and_what_to_write(
+    tmp_path: Path, name: str, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each, content in {**GOOD, name: text}.items():
+        (tmp_path / each).write_text(content)
+    assert main(["check", "--config", str(tmp_path / "config.yaml")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err
+    assert str(tmp_path / name) in said.err or "away" in message
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("chek --config x", "there is no command chek; did you mean check?"),
+        ("check --confg x", "there is no option --confg; did you mean --config?"),
+        ("check --config=x --verbos2", "there is no option --verbos2; did you mean --verbose?"),
+        ("check", "the following arguments are required: --config"),
+        ("up --sever a", "there is no option --sever; did you mean --server?"),
+        ("up --server a --port high", "argument --port: high: write PORT or IP:PORT"),
+    ],
+)
+def test_a_misspelt_word_is_named(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert message in capsys.readouterr().err
+
+
+def test_all_words_complete_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion"]) == 0
+    script = capsys.readouterr().out
+    assert 'local words="up serve check ' in script
+    assert "check) words='--help --config --verbose --json' ;;" in script
+    assert "--worker" not in script
