@@ -126,7 +126,7 @@ fuzz: $(VENV)/.dev ## send generated input to every entry point of the picker; A
 
 docs: $(VENV)/.dev ## write the reference pages, the pictures and the chart's generated files from the code
 	@$(BIN)/python -m bench.drawing
-	@$(BIN)/python -c 'from epp.serve.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
+	@$(BIN)/python -m tests.reference.pages
 	@$(BIN)/python -m tests.charts.policy_schema
 	@$(BIN)/python -m tests.charts.values_table
 

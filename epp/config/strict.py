@@ -1,14 +1,8 @@
-"""Defines the base of every section of the configuration and of the policy. `definitions` describes the
-sections for the reference pages and the Kubernetes schema.
-"""
+"""Defines the base of every section of the configuration and of the policy."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-from collections.abc import Mapping
-from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -20,29 +14,3 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """A frozen struct with fields in camelCase. An unknown field is refused. The text below a field describes
     it.
     """
-
-
-def definitions(root: type[msgspec.Struct]) -> Mapping[str, Any]:
-    """Return the JSON schema of `root` and of every struct in it, by the name of the class."""
-    _, found = msgspec.json.schema_components([root])
-    base: Any = root.__base__  # all structs have the same base
-    for section in base.__subclasses__():
-        if section.__name__ in found:
-            for field, text in _texts(section).items():
-                found[section.__name__]["properties"][field]["description"] = text
-    return found
-
-
-def _texts(section: type[msgspec.Struct]) -> Mapping[str, str]:
-    """Return the string below each field, in one line. Python drops such strings, so they are read in the
-    source.
-    """
-    yaml_names = dict(zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True))
-    [tree] = ast.parse(inspect.getsource(section)).body
-    assert isinstance(tree, ast.ClassDef)
-    texts = {}
-    for field, below in pairwise(tree.body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                texts[yaml_names[name]] = " ".join(text.split())
-    return texts

@@ -1,6 +1,4 @@
-"""Runs the `epp` command, which starts a gateway, serves, checks a configuration, writes Envoy's bootstrap,
-and prints reference pages.
-"""
+"""Runs the `epp` command: starts a gateway, serves, checks a configuration, writes the bootstrap of Envoy."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from epp.config.settings import Config, load_config
 from epp.observe.misses import command as explain
 from epp.observe.recording import command as recording
 from epp.observe.telemetry.logs import setup_logging
-from epp.serve import preflight, process, reference
+from epp.serve import preflight, process
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.replacing import write_if_changed
 from epp.serve.model_servers import parsed
@@ -110,11 +108,6 @@ def command_line() -> WordsParser:
     _add_explain(add("explain", _EXPLAIN))
     _add_record(add("record", _RECORD))
     _add_replay(add("replay", _REPLAY))
-    pages = add(
-        "reference",
-        "Print a generated reference page (config, metrics, policy), or the CRD.",
-    )
-    pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
     add("completion", "Print a script that completes commands and options: `. <(epp completion)` in bash.")
     return parser
 
@@ -260,9 +253,6 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command == "completion":
             print(completion(command_line()), end="")
-            return 0
-        if args.command == "reference":
-            print(reference.PAGES[args.page](), end="")
             return 0
         if args.command == "explain":
             found = explain.fetch(args.admin, window_s=args.window)

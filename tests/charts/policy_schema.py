@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from epp.config.settings import Config
-from epp.config.strict import definitions
-from epp.sources.kube.crd import crd
 from tests.charts.rendering import GATEWAY
+from tests.reference.crd import crd
+from tests.reference.schema import definitions
 
 FILE: Final = GATEWAY / "values.schema.json"
 _KEPT: Final = (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from epp.sources.kube.crd import crd
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
+from tests.reference.crd import crd
 
 pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = pytest.mark.cluster

@@ -16,7 +16,7 @@ import pytest
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION
 from epp.sources.kube.api import Api, ApiError
-from epp.sources.kube.crd import PLURAL
+from epp.sources.kube.objects import PLURAL
 from epp.tools.conformance.dataplane import BUFFERED, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.gateway import PickerProcess

@@ -25,7 +25,6 @@ from tests.harness.gateway import PickerProcess
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process
 from tests.harness.relay import Relay, running_relay
-from tests.harness.role import rules
 from tests.harness.simulated_pool import (
     Policies,
     Servers,

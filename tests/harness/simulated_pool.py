@@ -21,12 +21,13 @@ from aiohttp import web
 from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION, KIND
 from epp.sources.kube.api import Api, ApiError
-from epp.sources.kube.crd import PLURAL, crd_yaml
+from epp.sources.kube.objects import PLURAL
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
 from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.role import rules
+from tests.reference.crd import crd_yaml
 
 POOL: Final = "vllm"
 _AT_ONCE: Final = 32

@@ -24,11 +24,10 @@ from epp.sources.keep import Keep
 from epp.sources.kube import claim_status, policy_status
 from epp.sources.kube.api import Api, namespace_of
 from epp.sources.kube.claims import Claims
-from epp.sources.kube.crd import PATH
 from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
 from epp.sources.kube.objectives import judge as judge_objectives
 from epp.sources.kube.objectives import merged, objectives_of
-from epp.sources.kube.objects import ModelRewrite, Objective, PolicyObject
+from epp.sources.kube.objects import PATH, ModelRewrite, Objective, PolicyObject
 from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies
 from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools

@@ -7,10 +7,16 @@ watch continues. The text below a field of `PolicyStatus` is its description in 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, field
+
+from epp.config.policy import API_VERSION
+
+PLURAL: Final = "prefixroutingpolicies"
+PATH: Final = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}"
+"""Where the API server has the policies."""
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):

@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from epp.config.policy import only_set
-from epp.sources.kube.crd import PATH
-from epp.sources.kube.objects import Condition, LastAccepted, PolicyObject, PolicyStatus
+from epp.sources.kube.objects import PATH, Condition, LastAccepted, PolicyObject, PolicyStatus
 from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies, Verdict, target
 from epp.sources.kube.writing import StatusWrite
 

@@ -10,7 +10,8 @@ import pytest
 
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.config.strict import Ratio, Strict, definitions
+from epp.config.strict import Ratio, Strict
+from tests.reference.schema import definitions
 
 
 class Inner(Strict, frozen=True):

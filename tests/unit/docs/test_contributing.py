@@ -116,7 +116,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         2,
         (
             "from epp.config.policy import check_spec\n"
-            "from epp.serve.reference import PAGES\n"
+            "from tests.reference.pages import PAGES\n"
             "from epp.picker.scheduling.schedule import new_share\n"
             "assert new_share(check_spec({'gain': {'newShare': 0.25}})) == 0.25\n"
             "assert any('gain.newShare' in page() for page in PAGES.values())\n"

@@ -12,7 +12,6 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import load_config
 from epp.serve.cli import main
 from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.reference import PAGES
 
 KUBECONFIG = "{current-context: c, contexts: [{name: c, context: {namespace: models}}]}"
 
@@ -87,12 +86,6 @@ def test_the_bootstrap_can_be_printed_as_json(config: Path, capsys: pytest.Captu
     assert main(["envoy-config", "--config", str(config), "--format", "json"]) == 0
     as_json = msgspec.json.decode(capsys.readouterr().out)
     assert as_json == msgspec.yaml.decode(bootstrap(load_config(config)))
-
-
-@pytest.mark.parametrize("page", sorted(PAGES))
-def test_each_page_of_the_reference_can_be_printed(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reference", page]) == 0
-    assert capsys.readouterr().out == PAGES[page]()
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "1000", "nan", "fast"])

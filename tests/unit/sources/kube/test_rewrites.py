@@ -9,8 +9,8 @@ import msgspec
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request.rewriting import Rewrites
 from epp.sources.kube.objects import ModelRewrite
-from tests.harness.role import rules
 from epp.sources.kube.rewrites import PATHS, all_rewrites, model_rewrites
+from tests.harness.role import rules
 from tests.unit.sources.kube.objects import rewrites_of
 
 

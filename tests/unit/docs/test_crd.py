@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from epp.config.policy import PolicySpec
-from epp.sources.kube.crd import REVISION, crd, crd_yaml
+from tests.reference.crd import REVISION, crd, crd_yaml
 
 
 def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.serve.reference import PAGES, PLACES
+from tests.reference.pages import PAGES, PLACES
 
 REPOSITORY = Path(__file__).parents[3]
 
