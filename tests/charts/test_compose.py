@@ -47,7 +47,7 @@ def test_each_mounted_or_copied_file_is_in_the_repository(services: dict[str, An
         assert (FOLDER / path).exists(), path
 
 
-def test_prometheus_reads_the_page_and_envoy_with_the_labels_of_the_dashboard() -> None:
+def test_prometheus_gives_its_targets_the_labels_of_the_dashboard() -> None:
     jobs = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
     static = [one for job in jobs for one in job["static_configs"]]
     assert [one["targets"] for one in static] == [["127.0.0.1:9090"], ["127.0.0.1:9901"]]

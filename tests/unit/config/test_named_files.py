@@ -10,7 +10,7 @@ from epp.base.errors import ConfigError
 from epp.config.named_files import read_file, read_secret
 
 
-def test_the_error_for_a_file_that_cannot_be_read_names_field_path_and_reason(tmp_path: Path) -> None:
+def test_the_error_for_an_unreadable_file_names_field_path_and_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_file(str(tmp_path), field="policyFile")
     assert str(caught.value) == f"policyFile: {tmp_path}: Is a directory; correct the path"

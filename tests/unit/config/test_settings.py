@@ -40,7 +40,7 @@ log: {level: debug, format: text}
     assert not config.envoy.fail_open
 
 
-def test_paths_count_from_the_folder_of_the_file_but_not_in_the_filters_of_others(file: Path) -> None:
+def test_paths_count_from_the_folder_of_the_configuration(file: Path) -> None:
     file.write_text(
         "{endpointsFile: ./e.yaml, policyFile: /p, envoy: {extraHttpFilters: [{name: f, caFile: x}]}}"
     )
