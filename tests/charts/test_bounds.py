@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from epp.config.settings import Config
-from epp.config.strict import definitions
 from tests.charts.rendering import GATEWAY, VALUE_SETS, ValueSet
 from tests.cluster_env.control_plane import ControlPlane
+from tests.reference.schema import definitions
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
