@@ -12,7 +12,7 @@ of requests of each prefix, is bounded. `rules` has the other rules.
 from __future__ import annotations
 
 import random
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import TypeVar
 
@@ -28,12 +28,8 @@ _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
 _LOOKING_AT_ONE = 2.0
 """Expected number of picks that consider the same server before their pickers know of each other's picks."""
-_AT_ONCE_S = 0.1
-"""Requests for one prefix that come within this time are probably of the same client, and do not predict
-later requests."""
 MOST_KEYS = 4096
 """The most prefixes, or sessions, that a rule remembers."""
-_MOST_TIMES = 16_384
 _MOST_REQUESTS = 32
 """The most requests that count for one prefix. If this many more are expected, the price of a copy is nearly
 nothing.
@@ -181,8 +177,7 @@ def _sharing(weighed: Weighed, demand: Demand, *, least: float) -> float:
     if holders == servers:
         return 1.0
     wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-    at, prefix = weighed.asked.at, weighed.asked.prefix
-    count, of_all = demand.between(prefix, at - wait_s, at - _AT_ONCE_S)
+    count, of_all = demand.since(weighed.asked.prefix, weighed.asked.at - wait_s)
     return max(1.0, 1 + (count - of_all * holders / servers) / 2)
 
 
@@ -221,8 +216,8 @@ class Demand:
 
     def served(self, prefix: int) -> None:
         """Called when a server has computed a request."""
-        if len(self._times) > 2 * _MOST_TIMES:
-            del self._times[:_MOST_TIMES]
+        if len(self._times) > 8 * MOST_KEYS:
+            del self._times[: 4 * MOST_KEYS]
         last = self._by_prefix.get(prefix)
         if last is None:
             return
@@ -246,14 +241,15 @@ class Demand:
     def __contains__(self, prefix: int) -> bool:
         return prefix in self._by_prefix
 
-    def between(self, prefix: int, first_at: float, last_at: float) -> tuple[int, int]:
-        """Return two numbers: the requests for this prefix that came between two times, of the last ones, and
-        all requests, for any prefix, since the first of these. The next request is not booked yet.
+    def since(self, prefix: int, first_at: float) -> tuple[int, int]:
+        """Return two numbers: the requests for this prefix that came since a time, of the last ones, and all
+        requests, for any prefix, since the first of these. The next request is not booked yet.
         """
         times = self._by_prefix[prefix].times
         first = max(bisect_left(times, first_at), len(times) - _MOST_REQUESTS)
-        count = bisect_right(times, last_at) - first
-        return (count, len(self._times) - bisect_left(self._times, times[first])) if count > 0 else (0, 0)
+        if first == len(times):
+            return 0, 0
+        return len(times) - first, len(self._times) - bisect_left(self._times, times[first])
 
     def check_integrity(self) -> None:
         assert self._times == sorted(self._times)

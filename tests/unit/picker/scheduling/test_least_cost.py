@@ -124,7 +124,6 @@ def test_a_copy_has_a_lower_stall_price_if_its_holder_is_busy() -> None:
     assert first(one_in(1, 6.0, 5.0, 4.0, 3.0)) == "other", "15.3 s elsewhere"
     assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
     assert first(one_in(1, *[9.1] * 30)) == "holder", "the earlier requests came before such a wait"
-    assert first(one_in(1, *[0.05] * 30)) == "holder", "the earlier requests came together with this one"
     assert first(one_in(1, 6.0, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "14 s there"
 
 
@@ -230,8 +229,8 @@ def test_the_reason_is_prefix_lora_or_load() -> None:
     assert reason(SeenEndpoint("a"), SeenEndpoint("b", backlog=900.0)) == "load"
 
 
-def came(demand: Demand, prefix: int, *, now: float, least_s: float = 0.0, most_s: float = 99.0) -> object:
-    return demand.between(prefix, now - most_s, now - least_s) if prefix in demand else None
+def came(demand: Demand, prefix: int, *, now: float, most_s: float = 99.0) -> object:
+    return demand.since(prefix, now - most_s) if prefix in demand else None
 
 
 def test_requests_for_a_prefix_and_all_since_are_counted() -> None:
@@ -243,8 +242,7 @@ def test_requests_for_a_prefix_and_all_since_are_counted() -> None:
     demand.asked(7, now=4.0)
     assert came(demand, 7, now=4.0) == (2, 4)
     assert came(demand, 7, now=4.0, most_s=2.0) == (1, 1)
-    assert came(demand, 7, now=4.0, least_s=1.0) == (1, 4)
-    assert came(demand, 7, now=4.0, least_s=1.0, most_s=2.0) == (0, 0)
+    assert came(demand, 7, now=5.0, most_s=0.5) == (0, 0)
     assert came(demand, 8, now=4.0) == (1, 3)
     assert came(demand, 0, now=4.0) is None, "no server held a part of the prompt"
 
@@ -281,6 +279,6 @@ def test_requests_that_no_server_computed_leave_no_trace_in_the_demand() -> None
     for n in range(5000):
         asked.refused(n, at=40.0 + n)
     asked.check_integrity()
-    for least_s, most_s in ((0.0, 5041.0), (5018.0, 5038.0)):
-        figures = [came(each, 1, now=5040.0, least_s=least_s, most_s=most_s) for each in (asked, never)]
+    for most_s in (5041.0, 5019.0):
+        figures = [came(each, 1, now=5040.0, most_s=most_s) for each in (asked, never)]
         assert figures[0] == figures[1] != (0, 0)
