@@ -61,8 +61,6 @@ _ALIKE = 1.05
 """A server whose factor is nearer to 1 than this counts as equal to the others of its model: one minute of
 prefill times does not tell more. Otherwise noise would decide among equal servers, always in the same way.
 """
-_LEAST_S = 1e-9
-"""Least predicted time of a prefill, because a counter may grow by almost nothing."""
 _MOST_SLOWNESS = 8.0
 _KEEP_WRONG = 0.95
 """Weight of the line's earlier observations at each new one, while the line is wrong about most servers."""
@@ -107,8 +105,7 @@ class Line:
     ) -> None:
         """Learn from tokens and seconds of some prefills together, by the server's own counters."""
         predicted_s = self.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
-        ratio = seconds / max(predicted_s, _LEAST_S)
-        side_seen = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
+        side_seen = (seconds > _MOST_SLOWNESS * predicted_s) - (_MOST_SLOWNESS * seconds < predicted_s)
         self.leave(server)
         self._observed[server] = side_seen
         self._counts[side_seen] += 1

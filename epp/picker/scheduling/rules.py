@@ -26,8 +26,6 @@ from epp.picker.scheduling.snapshot import Floats, SentPick, Snapshot
 
 _BUSY_TOKENS = 2_048
 """A server with more tokens to compute is left for the next match: about the tokens of one step."""
-_TOO_BUSY_TOKENS = 16_384
-"""A server with more is left although it holds the adapter: loading an adapter costs some thousand tokens."""
 
 
 class Affinity(Rule):
@@ -45,8 +43,9 @@ class Affinity(Rule):
         undone = seen.undone_tokens
         digits = [(undone > _BUSY_TOKENS, 1), (uncached, 22), (undone, 22), (seen.burden(), 15)]
         if seen.has_adapter is not None and seen.free_slot is not None:
+            # Loading an adapter costs some thousand tokens, so its server may be busier.
             adapters = np.where(seen.has_adapter, 0, np.where(seen.free_slot, 1, 2))
-            digits = [(undone > _TOO_BUSY_TOKENS, 1), (adapters, 2), *digits]
+            digits = [(undone > 8 * _BUSY_TOKENS, 1), (adapters, 2), *digits]
         key = np.zeros(len(seen), dtype=np.int64)
         for column, bits in digits:  # the digits of one number
             key = key * 2**bits + np.minimum(column.astype(np.int64), 2**bits - 1)
