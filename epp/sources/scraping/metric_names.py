@@ -26,6 +26,14 @@ _SPELLINGS: Final[dict[str, tuple[str, ...]]] = {
         "llamacpp:requests_deferred",
         "tgi_queue_size",
     ),
+    # SGLang with separate prefill and decode: requests wait in these queues too.
+    "queued_to_prefill": (
+        "sglang:num_prefill_bootstrap_queue_reqs",
+        "sglang:num_prefill_prealloc_queue_reqs",
+    ),
+    "queued_to_send": ("sglang:num_prefill_inflight_queue_reqs",),
+    "queued_to_decode": ("sglang:num_decode_prealloc_queue_reqs",),
+    "queued_to_receive": ("sglang:num_decode_transfer_queue_reqs",),
     "kv_usage": (
         "vllm:kv_cache_usage_perc",
         "vllm:gpu_cache_usage_perc",

@@ -57,6 +57,7 @@ _MAX_ADAPTERS: Final = 4_096
 _MAX_NAME_BYTES: Final = 1_024
 """Longest name of an adapter. Longer ones are ignored. The endpoints file has the same bound."""
 _MAX_LINE_BYTES: Final = 65_536
+_QUEUES: Final = ("waiting", *(field for field in NAMES if field.startswith("queued_")))
 _MAX_LABELLED: Final = 64
 """Most samples that are read of a family whose gauges differ in a label."""
 
@@ -79,7 +80,7 @@ def parse_page(page: bytes | bytearray, *, scraped_at: float) -> EndpointMetrics
     return EndpointMetrics(
         scraped_at=scraped_at,
         running=found.load("running"),
-        waiting=found.load("waiting"),
+        waiting=found.waiting(),
         kv_usage=found.kv_usage(),
         capacity_tokens=capacity,
         block_size=block_size,
@@ -148,6 +149,11 @@ class _Found:
         if any(math.isnan(v) for v in values):
             raise MetricsError(f"{field} requests are not a number")
         return int(sum(values)) if values else None
+
+    def waiting(self) -> int | None:
+        """Return the requests in all queues. None: the page has none of these numbers."""
+        queues = [found for field in _QUEUES if (found := self.load(field)) is not None]
+        return sum(queues) if queues else None
 
     def kv_usage(self) -> float | None:
         """Return the mean over the engines. Inside the server, requests go to the emptier engine, so one

@@ -104,6 +104,15 @@ def test_a_server_sleeps_if_one_of_its_engines_does(awake: tuple[bytes, bytes], 
     assert parse_page(vllm_page([BUSY, BUSY]) + states, scraped_at=0).asleep is asleep
 
 
+def test_sglangs_queues_between_prefill_and_decode_count_as_waiting() -> None:
+    queues = ("prefill_bootstrap", "prefill_inflight", "decode_prealloc", "decode_transfer")
+    page = "".join(
+        f"# TYPE sglang:num_{name}_queue_reqs gauge\nsglang:num_{name}_queue_reqs {n}\n"
+        for n, name in enumerate(queues, 1)
+    )
+    assert parse_page(SGLANG + page.encode(), scraped_at=0).waiting == 3 + 10
+
+
 def test_the_names_of_models_on_a_page_are_read_and_bounded() -> None:
     assert parse_page(vllm_page([BUSY, BUSY]), scraped_at=0).models == {MODEL}
     assert parse_page(vllm_page(model="m" * 2000), scraped_at=0).models == frozenset()
