@@ -59,7 +59,7 @@ MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 MOST_BYTES: Final = _LONGEST_NS / _BYTE_NS
 """A longer body is too costly, whatever it contains."""
 _MOST_MODEL_BYTES: Final = 8192
-"""A longer value of `model` is ignored if nothing else of a body is read."""
+"""A longer value of `model` is ignored where no more of a body is read."""
 
 
 def plain_text(value: Raw) -> bytes | None:
@@ -107,8 +107,6 @@ class Weight(Struct, frozen=True, gc=False):
     items: int = 0
     """Upper bound of the strings in these, and of numbers in the place of a part."""
     escapes: int = 0
-    model: bytes = b""
-    """The value of the body's `model` as JSON. Empty: not found, or longer than a name may be."""
 
     @property
     def estimate_ns(self) -> float:
@@ -130,19 +128,13 @@ def weigh(body: bytes | memoryview) -> Weight:
     """Count what the body contains in one pass: 0.1 ns for a byte of text, 3 ns for any other byte."""
     if len(body) <= SMALL_BYTES:
         return Weight(size_bytes=len(body), units=0)
-    units, containers, items, escapes, start, end = counts_of(body, MOST_UNITS)
-    named = 0 <= start < end <= start + _MOST_MODEL_BYTES
-    return Weight(
-        size_bytes=len(body),
-        units=units,
-        containers=containers,
-        items=items,
-        escapes=escapes,
-        model=bytes(body[start:end]) if named else b"",
-    )
+    units, containers, items, escapes, _, _ = counts_of(body, MOST_UNITS)
+    return Weight(len(body), units, containers, items, escapes)
 
 
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
-    """Return where the value of `model` begins and ends, in any body of a readable size. None: not found."""
+    """Return where the value of `model` begins and ends, in any body of a readable size. None: not found, or
+    longer than a name may be.
+    """
     *_, start, end = counts_of(body, MOST_UNITS)
-    return (start, end) if 0 <= start < end else None
+    return (start, end) if 0 <= start < end <= start + _MOST_MODEL_BYTES else None

@@ -84,10 +84,8 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     kind, parse = _api(path)
     if parse is _parse_chat and (plain := plain_chat(body)) is not None:
         return plain
-    if len(body) > SMALL_BYTES:
-        weight = weigh(body)
-        if weight.too_costly:
-            return _unread(path, body, weight, why=COSTLY)
+    if weigh(body).too_costly:
+        return skim_request(path, body, unread=COSTLY)
     if not path:
         return _parse_pathless(body)
     return _parse_other(body, kind=kind) if parse is None else _parse_known(path, parse, body)
@@ -120,18 +118,14 @@ def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
     """Read only which API and which model a body is for, without judging whether it is valid. `unread`: why
     the rest was not read.
     """
-    weight = weigh(body)
-    seen = _unread(path, body, weight, why=unread)
-    if seen.model or weight.too_costly:
-        return seen
-    place = place_of_model(body)  # `weigh` does not look into small bodies
-    model = _seen_model(bytes(body[slice(*place)])) if place else _parse_other(body).model
-    return msgspec.structs.replace(seen, model=model)
-
-
-def _unread(path: str, body: Body, weight: Weight, *, why: str) -> InferenceRequest:
-    model = _seen_model(weight.model)
-    return InferenceRequest(kind=_api(path)[0], model=model, opaque=_is_media(body), unread=why)
+    place = place_of_model(body)
+    try:
+        model = name_in(Raw(body[slice(*place)])) if place else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        model = None
+    if not model and not weigh(body).too_costly:
+        model = _parse_other(body).model  # the key has escapes, or the body is a form
+    return InferenceRequest(kind=_api(path)[0], model=model or "", opaque=_is_media(body), unread=unread)
 
 
 def _api(path: str) -> tuple[ApiKind, _Parse | None]:
@@ -140,14 +134,6 @@ def _api(path: str) -> tuple[ApiKind, _Parse | None]:
         return known
     plain = path.partition("?")[0].rstrip("/")
     return next(((kind, parse) for ending, kind, parse in _APIS if plain.endswith(ending)), _OTHER)
-
-
-def _seen_model(value: bytes) -> str:
-    """Return the model's name if `weigh` found it, so that an unread body goes to a server that has it."""
-    try:
-        return (name_in(Raw(value)) if value else None) or ""
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
 
 
 def _parse_pathless(body: Body) -> InferenceRequest:
