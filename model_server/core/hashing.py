@@ -1,10 +1,7 @@
 """Computes block hashes, which are the names by which blocks of tokens are found again.
 
 A block's hash names the whole prefix up to the block's end. Two prompts share a block only if all tokens
-before the block are equal too. There are two ways to compute the hash, with the same hits:
-- chained: hash(hash of the block before, own tokens), linear in the prompt;
-- direct: hash(all tokens before, own tokens), quadratic in the prompt. Its correctness does not depend on an
-  argument about chains.
+before the block are equal too. So it is a chain: hash(hash of the block before, own tokens).
 
 The LoRA adapter also decides the content of the KV cache, and the cache salt decides who may share it. Both
 belong to the prompt's `PrefixScope`, which the hashes cover.
@@ -13,8 +10,7 @@ Algorithms:
 - `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A
   cryptographic hash keeps tenants apart: if collisions could be made on purpose, a tenant could write a
   prompt that reads another tenant's blocks in spite of the salt;
-- `xxh3`: 128 bits, chained, several times cheaper, for a server with a single tenant;
-- `direct`: sha256 over the whole prefix.
+- `xxh3`: 128 bits, several times cheaper, for a server with a single tenant.
 
 Callers: the KV cache managers.
 """
@@ -32,7 +28,7 @@ from typing import Literal, NewType, get_args
 import xxhash
 
 BlockHash = NewType("BlockHash", bytes)
-HashAlgorithm = Literal["sha256", "sha256_cbor", "xxh3", "direct"]
+HashAlgorithm = Literal["sha256", "sha256_cbor", "xxh3"]
 HASH_ALGORITHMS: tuple[HashAlgorithm, ...] = get_args(HashAlgorithm)
 
 DEFAULT_SEED = "vllm-none-hash"
@@ -132,21 +128,6 @@ class Xxh3Hasher(BlockHasher):
         return BlockHash(xxhash.xxh3_128_digest(parent + _packed(own)))
 
 
-class DirectHasher(BlockHasher):
-    """sha256 over the scope and all tokens up to the block's end."""
-
-    def __init__(self, block_size_tokens: int, *, seed: str) -> None:
-        super().__init__(block_size_tokens)
-        self._seed = seed.encode()
-
-    def name(
-        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
-    ) -> BlockHash:
-        del chain
-        root = hashlib.sha256(self._seed + scope.packed()).digest()
-        return BlockHash(hashlib.sha256(root + _packed(token_ids[:end])).digest())
-
-
 def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> BlockHasher:
     """Return the hasher for an algorithm. Raise ValueError if no algorithm has this name."""
     match algorithm:
@@ -156,8 +137,6 @@ def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str =
             return ChainedHasher(block_size_tokens, formula=_sha256_cbor, seed=seed)
         case "xxh3":
             return Xxh3Hasher(block_size_tokens, seed=seed)
-        case "direct":
-            return DirectHasher(block_size_tokens, seed=seed)
         case _:  # The name comes from a command line or a file, so the type does not guarantee it.
             raise ValueError(
                 f"unknown hash algorithm {algorithm!r}; choose one of {', '.join(HASH_ALGORITHMS)}"

@@ -82,7 +82,7 @@ def _add_policy(group: Group) -> None:
         "--prefix-caching-hash-algo",
         HASH_ALGORITHMS,
         "hash function of the block hashes: sha256 and sha256_cbor give vLLM's hashes; xxh3 is faster, but its hashes can be "
-        "forged; direct is slow, because it hashes the whole prefix for each block",
+        "forged",
     )
     value(
         group,

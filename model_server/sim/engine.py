@@ -90,10 +90,6 @@ class SimEngine:
     def active_adapters(self) -> frozenset[str]:
         return frozenset(job.adapter for job in self.jobs() if job.adapter)
 
-    @property
-    def resident_adapters(self) -> frozenset[str]:
-        return frozenset(self._resident)
-
     def generated_tokens(self, *, now: float) -> int:
         """Return all answer tokens by now, including those of the current stride, since a server counts at
         every step.

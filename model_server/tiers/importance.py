@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from heapq import nlargest
 
 
 class NodeImportance:
@@ -56,15 +55,6 @@ class NodeImportance:
     def reads(self, layer: int) -> Sequence[int]:
         """Return the number of requests that read each token since the process started."""
         return self._reads[layer]
-
-    def top(self, layer: int, count: int) -> set[int]:
-        """Return the `count` most important tokens, the earlier token first among equals. Return an empty
-        set before the first request.
-        """
-        if not self.num_requests:
-            return set()
-        means = self._means[layer]
-        return set(nlargest(count, range(self.num_tokens), key=lambda token: (means[token], -token)))
 
     def split(self, num_tokens: int) -> tuple[NodeImportance, NodeImportance]:
         """Return the importance of the first `num_tokens` tokens, and of the other tokens, because the node

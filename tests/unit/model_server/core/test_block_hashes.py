@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -20,6 +22,16 @@ from tests.contract.recordings import read_kv_events
 from tests.contract.vllm_block_hashes import block_hashes
 
 PLAIN = PrefixScope()
+
+
+class DirectHasher(BlockHasher):
+    """sha256 over all tokens up to the block's end, as document 000 has it beside the chain."""
+
+    def name(
+        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
+    ) -> BlockHash:
+        del chain, scope
+        return BlockHash(hashlib.sha256(struct.pack(f"<{end}I", *token_ids[:end])).digest())
 
 
 def chain_of(
@@ -46,7 +58,8 @@ def prompts_that_share(rng: random.Random, *, num_blocks: int, block: int) -> It
 @pytest.mark.slow
 def test_000_1_chained_and_direct_hashes_name_the_same_prefixes() -> None:
     block = 4
-    hashers = {name: make_hasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}
+    hashers: dict[str, BlockHasher] = {"direct": DirectHasher(block)}
+    hashers |= {name: make_hasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}
     prefix_of: dict[tuple[str, BlockHash], tuple[int, ...]] = {}
     seen: set[tuple[int, ...]] = set()
     hits = 0
@@ -61,7 +74,7 @@ def test_000_1_chained_and_direct_hashes_name_the_same_prefixes() -> None:
                 assert prefix_of.setdefault((name, chain[index]), prefix) == prefix, f"{name}: a collision"
             seen.add(prefix)
     assert hits > 10_000
-    print(f"\n000-1: 100,000 blocks, {hits} hits with each of {', '.join(HASH_ALGORITHMS)}, 0 collisions")
+    print(f"\n000-1: 100,000 blocks, {hits} hits with each of {', '.join(hashers)}, 0 collisions")
 
 
 def test_000_1_only_direct_hashing_covers_quadratically_many_tokens() -> None:
@@ -76,13 +89,14 @@ def test_000_1_only_direct_hashing_covers_quadratically_many_tokens() -> None:
             self.read += len(part)
             return part
 
-    def tokens_read(name: HashAlgorithm, num_blocks: int) -> int:
+    def tokens_read(hasher: BlockHasher, num_blocks: int) -> int:
         tokens = Counting(range(16 * num_blocks))
-        make_hasher(name, block_size_tokens=16).extend([], tokens, num_blocks=num_blocks, scope=PLAIN)
+        hasher.extend([], tokens, num_blocks=num_blocks, scope=PLAIN)
         return tokens.read
 
-    assert [tokens_read("sha256", n) for n in (100, 200, 400)] == [1600, 3200, 6400]
-    assert [tokens_read("direct", n) for n in (100, 200, 400)] == [
+    chained, direct = make_hasher("sha256", block_size_tokens=16), DirectHasher(16)
+    assert [tokens_read(chained, n) for n in (100, 200, 400)] == [1600, 3200, 6400]
+    assert [tokens_read(direct, n) for n in (100, 200, 400)] == [
         16 * n * (n + 1) // 2 for n in (100, 200, 400)
     ]
 

@@ -254,7 +254,7 @@ def test_answers_through_shared_blocks_are_those_of_requests_alone(
         eviction=rng.choice(EVICTION_NAMES),
         preallocated_blocks=rng.randrange(3),
         max_unused_blocks=rng.choice([None, 0, 3]),
-        hash_algorithm=rng.choice(["sha256", "xxh3", "direct"]),
+        hash_algorithm=rng.choice(["sha256", "xxh3"]),
     )
     config = EngineConfig(
         num_blocks=num_blocks,
