@@ -146,139 +146,139 @@ class Commits:
             rule.committed(sent)
         if helper is not None:
             decision.prefill, decision.predicted_s = helper.why, helper.why.predicted_s
-        routed = self._book(state, decision, request=request, prompt=prompt, sent=sent, now=now)
+        pick = self._book(state, decision, request=request, prompt=prompt, sent=sent, now=now)
         if helper is not None:
-            self._prefilling.book(routed, helper, now=now)
-        self._listeners.send(Began(now, routed, request))
-        if routed.prefill is not None:
-            self._listeners.send(PrefillBegan(now, routed.prefill, prompt.chain, decision.adapter))
-        return routed
+            self._prefilling.book(pick, helper, now=now)
+        self._listeners.send(Began(now, pick, request))
+        if pick.prefill is not None:
+            self._listeners.send(PrefillBegan(now, pick.prefill, prompt.chain, decision.adapter))
+        return pick
 
     # -- the response and the end ----------------------------------------------------------------------------
 
-    def on_response_headers(self, routed: Pick, *, status: int, served: Address | None, now: float) -> bool:
+    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
         """Take in the beginning of the answer. Return whether another endpoint than the first choice serves
         the request. If so, booking and table entry move to that endpoint. Later headers of the same answer
         change nothing.
         """
-        if routed.phase is not Phase.SENT:
+        if pick.phase is not Phase.SENT:
             return False
-        enter(routed, Phase.ANSWERED)
-        routed.decision.status = status
-        routed.failed = status >= 400 and routed.prefill is None and is_fault(status)
+        enter(pick, Phase.ANSWERED)
+        pick.decision.status = status
+        pick.failed = status >= 400 and pick.prefill is None and is_fault(status)
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
-        mismatch = served is not None and served != routed.destinations[0]
-        self._fleet.answers.began(routed.wait, well=status < 400, now=now)
+        mismatch = served is not None and served != pick.destinations[0]
+        self._fleet.answers.began(pick.wait, well=status < 400, now=now)
         if served is not None:
-            routed.decision.served = served
+            pick.decision.served = served
             if mismatch:
                 # The data plane tried another server only because the first choice failed.
-                self._failed(routed, now=now)
-                self._move(routed, served, now=now)
-        routed.decision.served_by = routed.state.endpoint.name
-        routed.decision.headers_s = now + self._unix_offset_s - routed.decision.at_unix_s
-        self._judge(routed, status, now=now)
+                self._failed(pick, now=now)
+                self._move(pick, served, now=now)
+        pick.decision.served_by = pick.state.endpoint.name
+        pick.decision.headers_s = now + self._unix_offset_s - pick.decision.at_unix_s
+        self._judge(pick, status, now=now)
         if status >= 400:
-            self._guesses.lost(routed)
-        elif routed.prefill is not None:
-            self._guesses.computed(routed, now=now)  # the other server has finished
+            self._guesses.lost(pick)
+        elif pick.prefill is not None:
+            self._guesses.computed(pick, now=now)  # the other server has finished
         else:
-            self._guesses.answered(routed, now=now)
-        if routed.prefill is not None:
-            self._prefilling.answered(routed.prefill, status=status, now=now)
-        if not routed.streams:
+            self._guesses.answered(pick, now=now)
+        if pick.prefill is not None:
+            self._prefilling.answered(pick.prefill, status=status, now=now)
+        if not pick.streams:
             # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
             # answer come before it begins.
-            routed.state.computed(routed.booking, now=now)
-        self._listeners.send(Answered(now, routed, mismatch))
+            pick.state.computed(pick.booking, now=now)
+        self._listeners.send(Answered(now, pick, mismatch))
         return mismatch
 
-    def on_feedback(self, routed: Pick, feedback: ResponseFeedback, *, now: float) -> None:
-        decision = routed.decision
+    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
+        decision = pick.decision
         if feedback.told is not None:
-            self._told(routed, feedback.told, now=now)
+            self._told(pick, feedback.told, now=now)
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
         if feedback.first_token_at is not None:
             decision.ttft_s = feedback.first_token_at + self._unix_offset_s - decision.at_unix_s
-            if routed.phase in BEGUN and (decision.status or 0) < 400:
-                self._guesses.computed(routed, now=now)
-        if feedback.prompt_tokens and routed.prompt.teaches:
-            learned = self._caches.learned(routed.state.model)
-            learned.tokens.learn(routed.prompt.size, feedback.prompt_tokens)
+            if pick.phase in BEGUN and (decision.status or 0) < 400:
+                self._guesses.computed(pick, now=now)
+        if feedback.prompt_tokens and pick.prompt.teaches:
+            learned = self._caches.learned(pick.state.model)
+            learned.tokens.learn(pick.prompt.size, feedback.prompt_tokens)
 
-    def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
+    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """Release the booking of a request that is over."""
-        phase, status = routed.phase, routed.decision.status
+        phase, status = pick.phase, pick.decision.status
         if phase in OVER:
             return
-        enter(routed, _ENDS[outcome])
-        routed.computed = outcome == "ended" and status is not None and status < 400 and routed.asks
-        routed.decision.outcome = outcome
-        routed.wait.over = True
+        enter(pick, _ENDS[outcome])
+        pick.computed = outcome == "ended" and status is not None and status < 400 and pick.asks
+        pick.decision.outcome = outcome
+        pick.wait.over = True
         if outcome == "failed":
-            routed.failed = True
+            pick.failed = True
             if status is None or status < 400:
-                self._failed(routed, now=now)  # the answer broke off
-        empty = routed.computed and self._ended_empty(routed, now=now)
-        if routed.guess.proven and not empty:
-            self._guesses.used(routed.guess, now=now)
+                self._failed(pick, now=now)  # the answer broke off
+        empty = pick.computed and self._ended_empty(pick, now=now)
+        if pick.guess.proven and not empty:
+            self._guesses.used(pick.guess, now=now)
         elif outcome == "ended" and status is not None and status < 400 and not empty:
-            self._guesses.computed(routed, now=now)
+            self._guesses.computed(pick, now=now)
         else:
-            self._guesses.lost(routed)
-        routed.state.release(routed.booking, computed=routed.computed, now=now)
-        if routed.prefill is not None:
-            self._prefilling.lost(routed.prefill, now=now)
-        if routed.computed:
-            self._computed(routed, now=now)
-        self._listeners.send(Ended(now, routed))
+            self._guesses.lost(pick)
+        pick.state.release(pick.booking, computed=pick.computed, now=now)
+        if pick.prefill is not None:
+            self._prefilling.lost(pick.prefill, now=now)
+        if pick.computed:
+            self._computed(pick, now=now)
+        self._listeners.send(Ended(now, pick))
 
-    def detach(self, routed: Pick, *, now: float) -> None:
+    def detach(self, pick: Pick, *, now: float) -> None:
         """Stop following a request whose stream is let go while the answer continues. From now on scrapes
         count the request.
         """
-        if not routed.over:
-            if routed.phase in BEGUN and (routed.decision.status or 0) < 400:
-                self._fleet.failures.ended(routed.state, now=now)  # the last event of this answer
-            enter(routed, Phase.DETACHED)
-            routed.wait.over = True
-            routed.decision.outcome = "detached"
-            routed.state.detach()
-            if routed.prefill is not None:
-                self._prefilling.detach(routed.prefill, now=now)
-            self._guesses.detach(routed)
-            self._listeners.send(Ended(now, routed))
+        if not pick.over:
+            if pick.phase in BEGUN and (pick.decision.status or 0) < 400:
+                self._fleet.failures.ended(pick.state, now=now)  # the last event of this answer
+            enter(pick, Phase.DETACHED)
+            pick.wait.over = True
+            pick.decision.outcome = "detached"
+            pick.state.detach()
+            if pick.prefill is not None:
+                self._prefilling.detach(pick.prefill, now=now)
+            self._guesses.detach(pick)
+            self._listeners.send(Ended(now, pick))
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _computed(self, routed: Pick, *, now: float) -> None:
+    def _computed(self, pick: Pick, *, now: float) -> None:
         """Take in that an answer which began well has ended, or has only seemed to begin well."""
         if self._fleet.failures.marks:
-            self._fleet.failures.ended(routed.state, now=now)
-        if routed.prompt.teaches:
-            window = routed.state.window
-            window.own, window.size = window.own + 1, window.size + routed.prompt.size
+            self._fleet.failures.ended(pick.state, now=now)
+        if pick.prompt.teaches:
+            window = pick.state.window
+            window.own, window.size = window.own + 1, window.size + pick.prompt.size
 
-    def _ended_empty(self, routed: Pick, *, now: float) -> bool:
+    def _ended_empty(self, pick: Pick, *, now: float) -> bool:
         """Return whether an answer that began well ended so soon that it seems to hold no token, and nothing
         else shows one: nobody could read it, and no page has counted tokens lately.
         """
-        if routed.decision.kind in _WITHOUT_TOKENS:
+        if pick.decision.kind in _WITHOUT_TOKENS:
             return False
-        doubtful = self._fleet.answers.ended(routed.state, routed.wait, now=now)
+        doubtful = self._fleet.answers.ended(pick.state, pick.wait, now=now)
         if doubtful:
-            self._said_no(routed, now=now)
-        unread = routed.sampled or not self._spec.sampling.share
-        empty = doubtful and unread and now - routed.state.grew_at > _COUNTED_S
+            self._said_no(pick, now=now)
+        unread = pick.sampled or not self._spec.sampling.share
+        empty = doubtful and unread and now - pick.state.grew_at > _COUNTED_S
         if empty:
-            self._fleet.failures.suspect_empty(routed.state, routed.decision.model, now=now)
+            self._fleet.failures.suspect_empty(pick.state, pick.decision.model, now=now)
         return empty
 
-    def _said_no(self, routed: Pick, *, now: float) -> None:
-        tokens = routed.decision.prompt_tokens - routed.decision.matched_tokens
-        self._fleet.answers.said_no(routed.state, routed.wait, tokens=tokens, now=now)
+    def _said_no(self, pick: Pick, *, now: float) -> None:
+        tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens
+        self._fleet.answers.said_no(pick.state, pick.wait, tokens=tokens, now=now)
 
     def _book(
         self,
@@ -298,7 +298,7 @@ class Commits:
         share, failures = self._spec.sampling.share, self._fleet.failures
         reads = (state.doubted or failures.marks) and failures.reads(state)
         sampled = share > 0 and (self._rng.random() < share or bool(reads))
-        routed = Pick(
+        pick = Pick(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
@@ -322,73 +322,73 @@ class Commits:
                 now=now,
             ),
         )
-        self._guesses.follow(routed)
-        return routed if state.endpoint.rank is None else _to_rank(routed, state.endpoint)
+        self._guesses.follow(pick)
+        return pick if state.endpoint.rank is None else _to_rank(pick, state.endpoint)
 
-    def _failed(self, routed: Pick, *, now: float) -> None:
-        if routed.state.process != routed.guess.process:
+    def _failed(self, pick: Pick, *, now: float) -> None:
+        if pick.state.process != pick.guess.process:
             return  # another process serves under this name now
-        self._fleet.failures.failed(routed.state, Form.FAILS, asked_model=routed.decision.model, now=now)
+        self._fleet.failures.failed(pick.state, Form.FAILS, asked_model=pick.decision.model, now=now)
 
-    def _told(self, routed: Pick, status: int, *, now: float) -> None:
+    def _told(self, pick: Pick, status: int, *, now: float) -> None:
         """Take in what the body of an answer tells: it has a token (200), or the code of an error."""
         if status < 400:
-            routed.state.read_at = now
+            pick.state.read_at = now
         else:
-            routed.decision.status = status
-            routed.failed = routed.prefill is None and is_fault(status)
-            self._guesses.lost(routed)
-        self._judge(routed, status, proof=Proof.TOKEN, now=now)
+            pick.decision.status = status
+            pick.failed = pick.prefill is None and is_fault(status)
+            self._guesses.lost(pick)
+        self._judge(pick, status, proof=Proof.TOKEN, now=now)
 
-    def _judge(self, routed: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
+    def _judge(self, pick: Pick, status: int, *, proof: Proof = Proof.BEGUN, now: float) -> None:
         """Record whether this answer of its server is good or bad, or may be the client's own fault."""
-        failures, model = self._fleet.failures, routed.decision.model
+        failures, model = self._fleet.failures, pick.decision.model
         if status < 400:
-            if routed.asks:
-                self._fleet.answers.well(routed.state, model, path_hash=routed.path_hash)
+            if pick.asks:
+                self._fleet.answers.well(pick.state, model, path_hash=pick.path_hash)
                 if failures.marks:
-                    failures.good(routed.state, proof=proof, now=now)
-                    failures.good(routed.state, about=model, proof=proof, now=now)
+                    failures.good(pick.state, proof=proof, now=now)
+                    failures.good(pick.state, about=model, proof=proof, now=now)
             return
-        self._said_no(routed, now=now)
+        self._said_no(pick, now=now)
         if is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is left out, the next answers show whether the other one fails.
-            suspect = routed.state if routed.prefill is None else routed.prefill.state
+            suspect = pick.state if pick.prefill is None else pick.prefill.state
             form = Form.FAILS if proof is Proof.BEGUN else Form.TELLS
             failures.failed(suspect, form, asked_model=model, now=now)
         elif model and status not in (404, 501):
-            failures.refused(routed.state, model, path_hash=routed.path_hash, now=now)
-        elif model and status == 404 and not (routed.prompt.size.opaque or routed.decision.unread):
+            failures.refused(pick.state, model, path_hash=pick.path_hash, now=now)
+        elif model and status == 404 and not (pick.prompt.size.opaque or pick.decision.unread):
             # If the body is opaque or unread, the 404 may mean a stored response that the body names.
-            failures.lacks(routed.state, model, path_hash=routed.path_hash, now=now)
+            failures.lacks(pick.state, model, path_hash=pick.path_hash, now=now)
 
-    def _move(self, routed: Pick, served: Address, *, now: float) -> None:
+    def _move(self, pick: Pick, served: Address, *, now: float) -> None:
         """Move booking and table entry from the first choice to the endpoint that really serves."""
-        routed.state.release(routed.booking, computed=False, now=now)
-        self._guesses.lost(routed, over=False)
+        pick.state.release(pick.booking, computed=False, now=now)
+        self._guesses.lost(pick, over=False)
         state = self._fleet.at(served)
         if state is None:
             # An endpoint that has just left the fleet, or that will join it later,
             # gets the booking on a state that no pick uses.
-            stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
+            stranger = Endpoint(name=EndpointName(str(served)), address=served, model=pick.state.model)
             state = self._fleet.new_state(stranger, now=now)
-        prompt, cached = routed.prompt, 0
-        if routed.prefill is not None:
+        prompt, cached = pick.prompt, 0
+        if pick.prefill is not None:
             cached = prompt.tokens
         elif self._fleet.get(state.endpoint.name) is state:
             held = self._caches.table.match(prompt.chain).get(state.endpoint.name, 0)
             cached = self._guesses.cached_at(state, prompt, held)
-        routed.state = state
-        routed.booking, routed.guess = self._guesses.expect(
-            state, prompt, cached=cached, adapter=routed.decision.adapter, now=now
+        pick.state = state
+        pick.booking, pick.guess = self._guesses.expect(
+            state, prompt, cached=cached, adapter=pick.decision.adapter, now=now
         )
-        self._guesses.follow(routed)
-        self._listeners.send(Moved(now, routed))
+        self._guesses.follow(pick)
+        self._listeners.send(Moved(now, pick))
 
 
-def _to_rank(routed: Pick, rank: Endpoint) -> Pick:
+def _to_rank(pick: Pick, rank: Endpoint) -> Pick:
     """Name one data parallel rank in the request, so that no other server can take it."""
-    routed.destinations = routed.decision.destinations = routed.destinations[:1]
-    routed.set_headers = ((RANK_ADDRESS, rank.address.text), (RANK, str(rank.rank)))
-    return routed
+    pick.destinations = pick.decision.destinations = pick.destinations[:1]
+    pick.set_headers = ((RANK_ADDRESS, rank.address.text), (RANK, str(rank.rank)))
+    return pick

@@ -82,19 +82,19 @@ class Prefilling:
             fleet.failures.tried(state, inference.model, now=now)
         return Helper(state, _record(found, snapshot, matched=int(cached[found.place])))
 
-    def book(self, routed: Pick, helper: Helper, *, now: float) -> None:
+    def book(self, pick: Pick, helper: Helper, *, now: float) -> None:
         """Book the prompt on the prefill server, and name this server in the request."""
         state, chosen = helper
         booking, guess = self._guesses.expect(
             state,
-            routed.prompt,
+            pick.prompt,
             cached=chosen.matched_tokens,
-            adapter=routed.decision.adapter,
+            adapter=pick.decision.adapter,
             now=now,
         )
-        routed.prefill = PrefillJob(state, booking, routed.prompt, guess)
-        self._guesses.follow(routed.prefill)
-        routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
+        pick.prefill = PrefillJob(state, booking, pick.prompt, guess)
+        self._guesses.follow(pick.prefill)
+        pick.set_headers = (*pick.set_headers, (PREFILLER, chosen.address))
 
     def answered(self, job: PrefillJob, *, status: int, now: float) -> None:
         """Release the booking, because the answer begins and so the prefill endpoint has finished. After an
