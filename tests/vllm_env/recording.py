@@ -12,12 +12,12 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from epp.sources.scraping.metric_names import FAMILIES
-from tests.vllm_env import request_fields, routes
+from tests.vllm_env import rendering, request_fields, routes
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer, start_all
@@ -74,10 +74,17 @@ def read_request_fields(environment: VllmEnvironment) -> dict[str, dict[str, Any
     return found
 
 
-def _printed_by(environment: VllmEnvironment, program: str) -> Any:
+def render(environment: VllmEnvironment, bodies: Sequence[tuple[str, Any]]) -> list[str]:
+    """Return the prompts that vLLM renders from bodies sent to paths. This takes half a minute."""
+    found: list[str] = _printed_by(environment, rendering.__file__, given=json.dumps(bodies))
+    return found
+
+
+def _printed_by(environment: VllmEnvironment, program: str, *, given: str = "") -> Any:
     """Run a program in the environment of vLLM, and return the JSON on its last line."""
     done = subprocess.run(
         [environment.python, "-W", "ignore", program],
+        input=given,
         capture_output=True,
         text=True,
         check=True,
