@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from epp.base.errors import ConfigError
 from epp.base.types import Endpoint
@@ -39,6 +40,7 @@ from epp.serve.inputs import certificate_watch, load_inputs, watchers
 from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
 from epp.sources.files.endpoints_file import Listed
+from epp.sources.files.watch import FileWatcher
 from epp.sources.keep import Sources
 from epp.sources.kube.cluster import Cluster, Hooks
 from epp.sources.scraping.model_lists import ModelLists
@@ -62,6 +64,7 @@ class App:
         self._log_counts = setup_logging(config.log).counts
         self._inputs = load_inputs(config, tolerant=True)
         self._draining = False
+        self._watchers: list[FileWatcher[Any]] = []
         self._endpoints_known = asyncio.Event()
         self._rng = rng = random.Random()
         self._sources = sources = Sources(rng=rng)
@@ -145,6 +148,7 @@ class App:
             explain=self._explaining.account,
             prefixes=self._explaining.hot_prefixes,
             dry_run=lambda: dry_run_of(self._picker),
+            problems=self._problems,
         )
 
     def _make_admin(self) -> AdminServer:
@@ -230,9 +234,12 @@ class App:
             certificate = certificate_watch(config.listen.tls, self._metrics)
             keep("file", certificate.run, name="watch of the certificate")
         on_endpoints = self._on_endpoints_file if self._cluster is None else None
-        for watcher in watchers(
-            config, self._inputs, self._metrics, on_endpoints=on_endpoints, on_policy=self._on_policy
-        ):
+        self._watchers = [
+            *watchers(
+                config, self._inputs, self._metrics, on_endpoints=on_endpoints, on_policy=self._on_policy
+            )
+        ]
+        for watcher in self._watchers:
             keep("file", watcher.run, name=f"watcher of {watcher.path}")
         if self._sharing is not None:
             keep("sharing", self._sharing.run)
@@ -257,6 +264,11 @@ class App:
         if self._sharing is not None and not self._sharing.warm:
             return "waiting for the table of the other pickers"
         return ""
+
+    def _problems(self) -> list[str]:
+        """Return what keeps this picker from working as its files and objects say."""
+        faults = [watcher.fault for watcher in self._watchers if watcher.fault]
+        return [*faults, *self._sources.failing(now=asyncio.get_running_loop().time())]
 
     def _overload(self) -> float:
         return self._server.overload.share(now=time.monotonic())

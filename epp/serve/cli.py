@@ -291,7 +291,7 @@ def _up(args: argparse.Namespace) -> int:
         listen=args.port,
         page=args.page,
         policy=args.policy,
-        tls=args.tls,
+        tls=args.tls or (),
         write=args.write,
     )
     status: int = uvloop.run(up.up(options))

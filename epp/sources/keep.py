@@ -66,6 +66,8 @@ class Sources:
         self._rng = rng
         self._first_pause_s = first_pause_s
         self.failures: Counter[str] = Counter()
+        self._last: dict[str, tuple[float, str]] = {}
+        """When each loop failed last, and why."""
 
     async def keep(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn:
         """Run `run` again and again until this task is cancelled. KeyboardInterrupt and SystemExit pass
@@ -92,12 +94,19 @@ class Sources:
                 pauses.reset()
             pause_s = pauses.next_s()
             self.failures[source] += 1
-            _log_failure(task.get_name(), source, failure, pause_s=pause_s)
+            reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
+            self._last[task.get_name()] = (loop.time(), reason)
+            _log_failure(task.get_name(), source, failure, reason, pause_s=pause_s)
             await asyncio.sleep(pause_s)
 
+    def failing(self, *, now: float) -> list[str]:
+        """Return the loops that failed within the last minute, each with the reason."""
+        return [f"{name}: {why}" for name, (at, why) in self._last.items() if now - at < _RAN_WELL_S]
 
-def _log_failure(name: str, source: str, failure: BaseException | None, *, pause_s: float) -> None:
-    reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
+
+def _log_failure(
+    name: str, source: str, failure: BaseException | None, reason: str, *, pause_s: float
+) -> None:
     expected = failure is None or isinstance(failure, ConfigError)
     _log.error(
         "%s failed and starts again in %.1f s; the data that it read before stays in use: %s",

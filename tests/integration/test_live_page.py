@@ -62,6 +62,9 @@ async def test_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(
         assert "refused 429" in requests
         assert "2,048 of 3,400 cached" in requests
         assert chrome.complaints == []
+        await chrome.open(f"{scene.url}decisions/refused-1")
+        await chrome.until("document.querySelector('#facts dd')")
+        assert "the first token would come too late" in await chrome.seen("#facts")
 
 
 async def test_thousand_endpoints_are_map_and_worst_hundred_and_can_be_searched(

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -187,7 +188,11 @@ class AdminServer:
         return _answer(b'{"decisions": [\n' + b",\n".join(shown) + b"]}\n")
 
     async def _decision(self, request: web.Request) -> web.Response:
-        record = self._decisions.get(request.match_info["request_id"])
+        request_id = request.match_info["request_id"]
+        if "text/html" in request.headers.get("Accept", ""):  # a browser: the live page shows the decision
+            place = f"{'../' * (1 + request_id.count('/'))}#{quote(request_id, safe='')}"
+            return web.Response(status=302, headers={"Location": place, "Cache-Control": "no-store"})
+        record = self._decisions.get(request_id)
         if record is None:
             kept = len(self._decisions)
             raise web.HTTPNotFound(text=f"no decision of that request id among the last {kept}")

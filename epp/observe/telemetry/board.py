@@ -11,7 +11,8 @@ import asyncio
 import gzip
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,8 @@ _SHOWN_DECISIONS: Final = 40
 _MOST_TENANTS: Final = 10
 _NAME_CHARS: Final = 80
 _WINDOW_S: Final = 300.0
+_RECENT_S: Final = 60.0
+_ERROR_STATUS: Final = 400
 _ENCODER: Final = msgspec.json.Encoder()
 
 _Counters = tuple[float, float, float, float]
@@ -51,6 +54,7 @@ class Board:
         explain: Callable[[float], dict[str, Any]],
         prefixes: Callable[[], list[dict[str, Any]]],
         dry_run: Callable[[], dict[str, Any] | None],
+        problems: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
@@ -58,6 +62,7 @@ class Board:
         self._explain = explain
         self._prefixes = prefixes
         self._dry_run = dry_run
+        self._problems = problems
         self._clock = clock
         self._history: deque[dict[str, _Counters]] = deque(maxlen=_SAMPLES)
         self._own: tuple[float, dict[str, Any]] | None = None
@@ -95,8 +100,8 @@ class Board:
         return {
             "policy": status.policy,
             "rule": status.rule,
-            "draining": status.draining,
-            "overload": status.overload_ratio,
+            "problems": [printable(each) for each in (*_problems(status), *self._problems())],
+            "recent": _recent(self._decisions),
             "table_entries": status.table_entries,
             "refresh_s": _FRESH_S if len(status.endpoints) <= _SMALL_FLEET else _FRESH_LARGE_S,
             "columns": COLUMNS,
@@ -120,11 +125,39 @@ class Board:
             e.waiting,
             round(backlog_s, 2),
             _rounded(e.kv_usage),
-            _rounded(e.table_bytes / e.table_capacity_bytes if e.table_capacity_bytes else None),
+            _rounded(min(1.0, e.table_bytes / e.table_capacity_bytes) if e.table_capacity_bytes else None),
             _rounded(min(1.0, max(0.0, (predicted - predicted_0) / asked)) if asked > 0 else None),
             _rounded(min(1.0, max(0.0, (hits - hits_0) / asked)) if asked > 0 else None),
             [round(sample[e.name][0], 1) for sample in self._history if e.name in sample],
         )
+
+
+def _problems(status: PickerStatus) -> Iterator[str]:
+    """Yield what is wrong with the picker and its servers now."""
+    if not status.endpoints:
+        yield "There are no endpoints: every request gets 503. Name some in the endpoints file or the pool."
+    elif not any(e.ready for e in status.endpoints):
+        yield "No endpoint is ready. The reason stands in its row."
+    if status.overload_ratio > 0:
+        yield f"The picker is overloaded: it passes {status.overload_ratio:.0%} of the requests unread. Give it more CPU."
+    if status.draining:
+        yield "The picker is ending: it takes no new data planes."
+
+
+def _recent(records: DecisionRing) -> dict[str, Any]:
+    """Return the figures of the requests of the last minute that are still kept."""
+    newest = records[-1].at_unix_s if records else 0.0
+    found = list(takewhile(lambda record: record.at_unix_s > newest - _RECENT_S, reversed(records)))
+    span_s = _RECENT_S if len(found) < len(records) or len(found) < 2 else newest - found[-1].at_unix_s
+    ttfts = sorted(r.ttft_s for r in found if isinstance(r, Decision) and r.ttft_s is not None)
+    failed = sum((r.status or 0) >= _ERROR_STATUS or r.outcome in ("failed", "refused") for r in found)
+    return {
+        "newest": newest,
+        "per_s": len(found) / max(1.0, span_s),
+        "ttft_p50_s": ttfts[len(ttfts) // 2] if ttfts else None,
+        "ttft_p90_s": ttfts[9 * len(ttfts) // 10] if ttfts else None,
+        "errors": failed,
+    }
 
 
 def _counters(e: EndpointStatus) -> _Counters:

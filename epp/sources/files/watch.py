@@ -57,6 +57,8 @@ class FileWatcher(Generic[T]):
         self._glimpsed: bytes | None = None
         self._unreadable = ""
         self._put_off = ""
+        self.fault = ""
+        """Why the content of the file is not in use. Empty: it is."""
         self._in_use = True
         """Whether the newest content that was passed on is in use."""
 
@@ -101,19 +103,19 @@ class FileWatcher(Generic[T]):
             if reason != self._put_off:
                 self._put_off = reason
                 _log.error("%s has changed and cannot be used yet; will try again: %s", self.path, error)
-                self._report(in_use=False)
+                self._report(in_use=False, fault=f"{self.path} cannot be used yet: {error}")
             return
         except ConfigError as error:
             _log.error("%s has changed and is refused; the old content stays in use: %s", self.path, error)
-            self._report(in_use=False)
+            self._report(in_use=False, fault=f"refused, the old content stays in use: {error}")
         else:
             _log.info("%s has changed and is in use", self.path)
             self._report(in_use=True)
         self._put_off = ""
         self._handed_over = content
 
-    def _report(self, *, in_use: bool) -> None:
-        self._in_use = in_use
+    def _report(self, *, in_use: bool, fault: str = "") -> None:
+        self._in_use, self.fault = in_use, fault
         self._on_result(in_use)
 
     def _log_unreadable(self, reason: str) -> None:

@@ -50,7 +50,6 @@ function spark(values) {
 
 let state = null;
 let paused = false;
-const opened = new Set();
 const known = new Map();
 
 function rowsOf(found) {
@@ -62,15 +61,20 @@ function tiles(found, rows) {
   const sum = (name) => rows.reduce((total, row) => total + (row[name] || 0), 0);
   const shown = [
     ["endpoints ready", `${ready} / ${rows.length}`],
+    ["requests/s, last minute", found.recent.per_s.toFixed(1)],
+    ["errors, last minute", whole(found.recent.errors)],
+    ["TTFT p50, sampled", found.recent.ttft_p50_s === null ? "–" : seconds(found.recent.ttft_p50_s)],
+    ["TTFT p90, sampled", found.recent.ttft_p90_s === null ? "–" : seconds(found.recent.ttft_p90_s)],
     ["requests in the servers", whole(sum("load"))],
     ["mean backlog", seconds(rows.length ? sum("backlog_s") / rows.length : 0)],
     ["waiting in the queue", whole(found.queue.reduce((all, q) => all + Object.values(q.priorities).reduce((a, b) => a + b, 0), 0))],
-    ["foretold hit rate, 5 min", percent(found.explain.requests ? found.explain.hit_ratio : null)],
+    ["predicted hit rate, 5 min", percent(found.explain.requests ? found.explain.hit_ratio : null)],
     ["table entries", whole(found.table_entries)],
   ];
   byId("tiles").replaceChildren(...shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
-  const trouble = found.draining ? ", draining" : found.overload > 0 ? `, overloaded: ${percent(found.overload)} unread` : "";
-  byId("summary").textContent = `policy ${found.policy}, rule ${found.rule}${trouble}, ${new Date().toLocaleTimeString("en-GB")}`;
+  byId("problems").hidden = !found.problems.length;
+  byId("problems").replaceChildren(...found.problems.map((problem) => el("li", {}, problem)));
+  byId("summary").textContent = `policy ${found.policy}, rule ${found.rule}, ${new Date().toLocaleTimeString("en-GB")}`;
 }
 
 function heat(rows) {
@@ -212,20 +216,39 @@ async function open(details, request) {
 function requests(found) {
   const list = byId("requests");
   const had = new Map([...list.children].map((item) => [item.dataset.key, item]));
-  list.replaceChildren(...found.requests.map((request) => {
-    const key = `${request.id} ${request.at}`;
-    const item = had.get(key) || el("li", {}, el("details", {}, el("summary", {}), el("div", { class: "parts" })));
-    if (!item.dataset.key) { item.dataset.key = key; item.firstChild.addEventListener("toggle", () => { if (item.firstChild.open) { opened.add(key); open(item.firstChild, request); } else opened.delete(key); }); }
+  const groups = new Map();
+  for (const request of found.requests) {
+    const key = JSON.stringify([request.model || request.kind, request.chosen, request.outcome, request.status, request.reason]);
+    groups.set(key, [...(groups.get(key) || []), request]);
+  }
+  list.replaceChildren(...[...groups].map(([key, [request, ...others]]) => {
+    const item = had.get(key) || el("li", {}, el("details", {}, el("summary", {}), el("div", { class: "parts" }), el("p", { class: "again soft" })));
+    if (!item.dataset.key) { item.dataset.key = key; item.firstChild.addEventListener("toggle", () => { if (item.firstChild.open) open(item.firstChild, request); }); }
     const failed = request.status >= 400 || request.outcome === "failed" || request.outcome === "refused";
     const hit = request.prompt ? `${whole(request.matched)} of ${whole(request.prompt)} cached` : "";
+    const what = request.chosen ? `${request.model || request.kind} → ${request.chosen}` : request.id;
     item.querySelector("summary").replaceChildren(
       el("span", { class: "soft" }, new Date(1000 * request.at).toLocaleTimeString("en-GB")),
-      el("span", { title: request.id }, request.chosen ? `${request.model || request.kind} → ${request.chosen}` : request.id),
+      el("span", { title: request.id }, others.length ? `${what} (${1 + others.length} requests)` : what),
       el("span", { class: failed ? "bad" : "" }, request.outcome || "in flight", request.status ? ` ${request.status}` : ""),
       el("span", {}, request.reason), el("span", {}, hit), el("span", { class: "n" }, request.ttft_s ? seconds(request.ttft_s) : ""));
+    item.querySelector(".again").replaceChildren("Each alone: ", ...[request, ...others].flatMap((each) => [
+      el("a", { href: `#${encodeURIComponent(each.id)}` }, new Date(1000 * each.at).toLocaleTimeString("en-GB")), " "]));
     return item;
   }));
   if (!found.requests.length) list.append(el("li", { class: "soft" }, "No requests yet."));
+}
+
+async function one() {
+  const id = decodeURIComponent(location.hash.slice(1));
+  const isElement = byId(id) !== null;
+  byId("one").hidden = !id || isElement;
+  if (!id || isElement) return;
+  const answer = await fetch(`decisions/${encodeURIComponent(id)}`);
+  const decision = await answer.json();
+  const facts = Object.entries(decision).filter(([, value]) => value !== null && value !== "" && typeof value !== "object");
+  byId("facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, `${value}`)]));
+  byId("one-parts").replaceChildren(...(decision.candidates?.length ? candidates(decision) : []));
 }
 
 function show() {
@@ -254,4 +277,6 @@ byId("filter").addEventListener("input", () => state && endpoints(rowsOf(state))
 byId("order").addEventListener("change", () => state && endpoints(rowsOf(state)));
 byId("pause").addEventListener("click", () => { paused = !paused; byId("pause").textContent = paused ? "Go on" : "Pause"; byId("pause").setAttribute("aria-pressed", `${paused}`); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && state) show(); });
+window.addEventListener("hashchange", one);
+one();
 look();

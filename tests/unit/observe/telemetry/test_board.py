@@ -141,3 +141,31 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
         10,
         80,
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (PickerStatus(endpoints=()), "There are no endpoints"),
+        (PickerStatus(endpoints=(status_of_endpoint(ready=False),)), "No endpoint is ready"),
+        (PickerStatus(endpoints=(status_of_endpoint(),), overload_ratio=0.25), "passes 25% of the requests"),
+        (PickerStatus(endpoints=(status_of_endpoint(),), draining=True), "The picker is ending"),
+        (PickerStatus(endpoints=(status_of_endpoint(),)), "p.yaml: line 4"),
+    ],
+)
+def test_the_page_says_what_is_wrong_now(status: PickerStatus, said: str) -> None:
+    page = BoardPage(problems=lambda: ["refused: p.yaml: line 4"])
+    page.status = status
+    assert any(said in problem for problem in page.board.own()["problems"])
+
+
+def test_the_figures_are_those_of_the_last_minute() -> None:
+    page = BoardPage(status_of_endpoint(table_bytes=101, table_capacity_bytes=100))
+    for n in range(5):
+        made = decision(f"r{n}")
+        made.at_unix_s, made.ttft_s, made.status = 30.0 * n, float(n), 500 if n == 4 else 200
+        page.ring.append(made)
+    recent = page.board.own()["recent"]
+    assert (recent["per_s"], recent["errors"]) == (2 / 60, 1)
+    assert (recent["ttft_p50_s"], recent["ttft_p90_s"]) == (4.0, 4.0)
+    assert page.row()["mirror"] == 1.0

@@ -129,10 +129,12 @@ async def test_a_refused_content_is_logged_once_and_the_next_content_is_tried(
     assert len(errors) == 1
     assert "field x: bad" in errors[0]
     assert str(path) in errors[0]
+    assert "field x: bad" in follower.watcher.fault
     path.write_bytes(b"one")
     await follower.looks()
     assert follower.taken == [b"one"]
     assert follower.results == [False, True]
+    assert follower.watcher.fault == ""
 
 
 async def test_content_that_cannot_be_used_for_the_moment_is_tried_until_it_can(

@@ -81,7 +81,7 @@ def test_the_number_of_objectives_is_bounded() -> None:
     assert len(merged([objectives(*(objective(f"o{n}", n) for n in range(2000)))])) == 1024
 
 
-def test_the_role_lets_the_picker_follow_both_groups_and_write_their_status() -> None:
+def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     verbs = {"inferenceobjectives": ["list", "watch"], "inferenceobjectives/status": ["patch"]}
     for resource, allowed in verbs.items():
         granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if resource in r["resources"]}
