@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -92,7 +93,24 @@ def _request_headers(**fields: str) -> bytes:
     return bytes(asked.SerializeToString())
 
 
+class _Rate:
+    """Keeps an attacker at its rate, and prints the rate each second, because the run ends this process."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._bytes = 0
+
+    async def sent(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        now = time.monotonic()
+        if now >= self._since + 1.0:
+            print(f"{self._bytes / (now - self._since) / 1e6:.1f}", flush=True)
+            self._since, self._bytes = now, 0
+        await asyncio.sleep(max(0.0, self._since + self._bytes / _BYTES_PER_S - now))
+
+
 async def _on_one_connection(pieces: Callable[[], Pieces], socket: str) -> None:
+    rate = _Rate()
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_unix_connection(socket)
@@ -102,7 +120,7 @@ async def _on_one_connection(pieces: Callable[[], Pieces], socket: str) -> None:
                     break
                 writer.write(piece)
                 await writer.drain()
-                await asyncio.sleep(len(piece) / _BYTES_PER_S)
+                await rate.sent(len(piece))
             writer.transport.abort()
             await closed
         await asyncio.sleep(0.05)
@@ -129,11 +147,12 @@ async def idle_connections(socket: str) -> None:
 
 async def long_prompts(url: str) -> None:
     """Send prompts that every server refuses as too long."""
+    rate = _Rate()
     async with http_client(url) as client:
         for number in count():
             with suppress(aiohttp.ClientError, OSError):
                 await client.complete(f"long {number} " + "word " * (_LONG_BYTES // 5))
-            await asyncio.sleep(_LONG_BYTES / _BYTES_PER_S)
+            await rate.sent(_LONG_BYTES)
 
 
 RAW: Final[Mapping[str, Callable[[], Pieces]]] = {

@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callab
         asyncio.create_task(user(gateway.client, report.seen, number=n, stop=stop, pause_s=plan.pause_s))
         for n in range(plan.users)
     ]
-    attacks = asyncio.create_task(_attack(gateway, plan, report.seen)) if plan.attacks else None
+    attacks = asyncio.create_task(_attack(gateway, plan, report.seen, say=say)) if plan.attacks else None
     try:
         await _cause_faults(gateway, redis, plan, report, started=started, say=say)
     finally:
@@ -129,7 +130,7 @@ async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callab
     return report
 
 
-async def _attack(gateway: Gateway, plan: Plan, seen: RequestCounts) -> None:
+async def _attack(gateway: Gateway, plan: Plan, seen: RequestCounts, *, say: Callable[[str], None]) -> None:
     """Run each attacker in turn, after a part of the run without any, against the first worker."""
     names = (*NAMES, *SICK)
     part_s, calm = plan.seconds / (len(names) + 1), replace(gateway.backends[0].behaviour)
@@ -147,7 +148,7 @@ async def _attack(gateway: Gateway, plan: Plan, seen: RequestCounts) -> None:
                 str(gateway.directory / "picker.sock.0"),
                 gateway.client.url,
             )
-            process = await asyncio.create_subprocess_exec(sys.executable, *args)
+            process = await asyncio.create_subprocess_exec(sys.executable, *args, stdout=subprocess.PIPE)
         try:
             await asyncio.sleep(part_s)
         finally:
@@ -155,7 +156,9 @@ async def _attack(gateway: Gateway, plan: Plan, seen: RequestCounts) -> None:
             gateway.backends[0].behaviour = calm
             if process is not None:
                 process.kill()
-                await process.wait()
+                said, _ = await process.communicate()
+                if rates := sorted(map(float, said.split())):
+                    say(f"{name}: {rates[len(rates) // 2]} MB/s in the median second")
 
 
 async def _cause_faults(

@@ -35,11 +35,13 @@ async def fuzz(name: str, *, seed: int, size_bytes: int, folder: Path) -> None:
 
 
 async def hunted(name: str, *, seed: int, inputs: int) -> None:
-    worst = await hunt(name, ENTRIES[name](), seed=seed, inputs=inputs)
+    worst, slowest = await hunt(name, ENTRIES[name], seed=seed, inputs=inputs)
     FOUND.mkdir(parents=True, exist_ok=True)
     (FOUND / f"{name}-costly").write_bytes(worst.data)
+    (FOUND / f"{name}-slow").write_bytes(slowest.data)
     print(
-        f"{name:15} {worst.lines:8,} lines {len(worst.data):8,} bytes {worst.share:6.2f} of what is allowed"
+        f"{name:15} {worst.lines:8,} lines {len(worst.data):8,} bytes {worst.share:6.2f} of what is allowed;"
+        f" slowest {slowest.cpu_ms:6.2f} ms of CPU, {len(slowest.data):8,} bytes"
     )
 
 

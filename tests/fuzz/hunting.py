@@ -1,11 +1,14 @@
 """Hunts for inputs that hold the event loop for long. It counts the lines of Python that an input runs, and
-changes the worst inputs further. No clock is read, so a busy machine finds the same inputs.
+changes the worst inputs further. What is asserted needs no clock, so a busy machine finds the same inputs. C
+code runs no lines, so a second entry gets the same inputs without counting: the slowest for its size is kept
+to be printed.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,34 +39,58 @@ class Cost:
     """Lines, as a share of those that an input of this size may run."""
     lines: int
     data: bytes
+    cpu_ms: float
+    """CPU that the input took, C included. It decides nothing."""
+
+    @property
+    def ms_a_kib(self) -> float:
+        return self.cpu_ms / (1 + len(self.data) / 1024)
 
 
-async def hunt(name: str, entry: Entry, *, seed: int, inputs: int) -> Cost:
-    """Return the worst input. Inputs that failed once are tried too."""
-    rng, most = random.Random(f"{name} {seed}"), HUNTED.get(name, 4_000)
+async def hunt(name: str, make: Callable[[], Entry], *, seed: int, inputs: int) -> tuple[Cost, Cost]:
+    """Return the input with the most lines and the slowest one. Inputs that failed once are tried too."""
+    entry = make()
+    cost_of = Costs(entry, make(), lines_a_kib=HUNTED.get(name, 4_000))
+    rng = random.Random(f"{name} {seed}")
     seeds = [*entry.seeds, *kept_inputs(name)]
     bases, documents = [*seeds], [*entry.documents]
     made = mutants(rng, bases, words=entry.words)
-    of_bytes = [cost_of(entry, data, lines_a_kib=most) for data in seeds]
+    of_bytes = [cost_of(data) for data in seeds]
+    slowest = max(of_bytes, key=lambda cost: cost.ms_a_kib)
     of_documents: list[tuple[Cost, object]] = []
     with quiet():
         for number in range(inputs):
             if number % 2 or not documents:
-                of_bytes = sorted([cost_of(entry, made(), lines_a_kib=most), *of_bytes], reverse=True)[:_KEPT]
+                cost = cost_of(made())
+                slowest = max(slowest, cost, key=lambda cost: cost.ms_a_kib)
+                of_bytes = sorted([cost, *of_bytes], reverse=True)[:_KEPT]
                 bases[len(seeds) :] = [cost.data for cost in of_bytes]
                 continue
             document, data = changed(rng, rng.choice(documents), entry.encode)
             if data is not None:
-                of_documents.append((cost_of(entry, data, lines_a_kib=most), document))
+                cost = cost_of(data)
+                slowest = max(slowest, cost, key=lambda cost: cost.ms_a_kib)
+                of_documents.append((cost, document))
                 of_documents = sorted(of_documents, key=lambda pair: pair[0], reverse=True)[:_KEPT]
                 documents[len(entry.documents) :] = [document for _, document in of_documents]
         await entry.check()
-    return max([*of_bytes, *(cost for cost, _ in of_documents)])
+    return max([*of_bytes, *(cost for cost, _ in of_documents)]), slowest
 
 
-def cost_of(entry: Entry, data: bytes, *, lines_a_kib: int) -> Cost:
-    lines = steps(lambda: _run(entry.feed(data)))
-    return Cost(lines / (_BASE_LINES + lines_a_kib * len(data) / 1024), lines, data)
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Feeds each input to two entries: one counts lines, the other takes the time."""
+
+    counted: Entry
+    timed: Entry
+    lines_a_kib: int
+
+    def __call__(self, data: bytes) -> Cost:
+        lines = steps(lambda: _run(self.counted.feed(data)))
+        began_s = time.thread_time()  # noqa: TID251 - printed only
+        _run(self.timed.feed(data))
+        cpu_ms = 1000 * (time.thread_time() - began_s)  # noqa: TID251 - printed only
+        return Cost(lines / (_BASE_LINES + self.lines_a_kib * len(data) / 1024), lines, data, cpu_ms)
 
 
 def _run(feeding: Coroutine[Any, Any, bool]) -> None:
