@@ -1,4 +1,4 @@
-"""The load test's Job: it is off by default, a real API server accepts it, and the generator accepts its
+"""The load test's Job: it is off by default, it loads its own release, and the generator accepts its
 arguments.
 """
 
@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.charts.rendering import GATEWAY, REPOSITORY, Helm, HelmError, containers, of_kind
-from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.ports import free_port
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -63,23 +61,6 @@ def test_the_generator_accepts_the_jobs_arguments(helm: Helm) -> None:
         check=False,
     )
     assert (ended.returncode, f"Nothing answers at {host}" in ended.stderr) == (3, True), ended.stderr
-
-
-@pytest.mark.parametrize(
-    "volume", [{}, {"persistentVolumeClaim": {"claimName": "reports"}}], ids=["emptyDir", "claim"]
-)
-def test_an_api_server_accepts_the_job(
-    helm: Helm, cluster: ControlPlane, namespace: str, volume: dict[str, Any], tmp_path: Path
-) -> None:
-    text = helm.run(
-        *("template", "gateway", GATEWAY, "--namespace", namespace, "--show-only", "templates/loadtest.yaml"),
-        *("--set", "loadTest.enabled=true", "--set", "loadTest.image.repository=registry.example/load"),
-        *(["--set", "loadTest.volume.persistentVolumeClaim.claimName=reports"] if volume else []),
-    )
-    file = tmp_path / "job.yaml"
-    file.write_text(text)
-    said = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", file)
-    assert "gateway-prefix-gateway-load-1" in said
 
 
 @pytest.mark.parametrize(
