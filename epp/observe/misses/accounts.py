@@ -4,7 +4,7 @@ buckets of ten seconds. Pure.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,10 +24,24 @@ class Bucket:
     requests: int = 0
     prompt_tokens: float = 0.0
     matched_tokens: float = 0.0
+    by_policy: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests, prompt tokens and matched tokens, by policy and by these three words."""
     missed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     by_server: defaultdict[tuple[str, EndpointName], float] = field(
         default_factory=lambda: defaultdict(float)
     )
+
+    def request(self, policy: str, *, prompt_tokens: float, matched_tokens: float) -> None:
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.matched_tokens += matched_tokens
+        self.by_policy.update(
+            {
+                (policy, "requests"): 1,
+                (policy, "prompt"): round(prompt_tokens),
+                (policy, "matched"): round(matched_tokens),
+            }
+        )
 
     def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
         """Add missed tokens of a cause. server: the server that is named with them."""
@@ -58,6 +72,7 @@ class Account:
     prompt_tokens: float
     matched_tokens: float
     missed: tuple[Missed, ...]
+    by_policy: Mapping[tuple[str, str], int]
 
 
 class Accounts:
@@ -93,4 +108,5 @@ class Accounts:
             prompt_tokens=sum(bucket.prompt_tokens for bucket in kept),
             matched_tokens=sum(bucket.matched_tokens for bucket in kept),
             missed=tuple(sorted(parts, key=lambda part: -part.tokens)),
+            by_policy=sum((bucket.by_policy for bucket in kept), Counter()),
         )

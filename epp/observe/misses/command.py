@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import urllib.request
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
 
@@ -31,6 +31,13 @@ class _Cause(TypedDict):
     advice: str
 
 
+class _PolicyRow(TypedDict):
+    policy: str
+    requests: int
+    prompt_tokens: int
+    hit_ratio: float
+
+
 class _Explained(TypedDict):
     """The fields of a picker's answer that are shown."""
 
@@ -38,6 +45,8 @@ class _Explained(TypedDict):
     requests: int
     prompt_tokens: int
     hit_ratio: float
+    policies: NotRequired[list[_PolicyRow]]
+    """Pickers of 0.1.0 do not send it."""
     causes: list[_Cause]
     cost_us: float | None
 
@@ -70,6 +79,12 @@ def table(found: dict[str, Any]) -> str:
         "",
         f"{'share of missed':>15}  {'of all':>6}  {'tokens':>12}  why",
     ]
+    policies = found.get("policies", ())
+    if len(policies) > 1:
+        lines[2:2] = [
+            f"  {each['policy']}: {each['hit_ratio']:.1%} of {each['prompt_tokens']:,} tokens in {each['requests']:,} requests"
+            for each in policies
+        ]
     for cause in found["causes"]:
         if not cause["tokens"]:
             continue

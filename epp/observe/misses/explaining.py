@@ -53,6 +53,9 @@ class Explaining:
             "prompt_tokens": round(account.prompt_tokens),
             "matched_tokens": round(account.matched_tokens),
             "hit_ratio": _ratio(account.matched_tokens, account.prompt_tokens),
+            "policies": [
+                _of_policy(name, account) for name in dict.fromkeys(p for p, _ in account.by_policy)
+            ],
             "causes": [self._cause(part, account) for part in account.missed],
             "chunks_followed": f"1 in {misses.seen.one_in}",
             "requests_skipped": misses.skipped,
@@ -98,6 +101,16 @@ class Explaining:
             "servers": servers,
             "advice": part.cause.advice,
         }
+
+
+def _of_policy(name: str, account: Account) -> dict[str, Any]:
+    requests, prompt, matched = (account.by_policy[name, word] for word in ("requests", "prompt", "matched"))
+    return {
+        "policy": name,
+        "requests": requests,
+        "prompt_tokens": prompt,
+        "hit_ratio": _ratio(matched, prompt),
+    }
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -67,9 +67,11 @@ class Misses:
     def _look_at(self, proved: Proved, request: Pick) -> None:
         decision, chain, guess = request.decision, request.chain, request.guess
         bucket = self.accounts.bucket(now=proved.at)
-        bucket.requests += 1
-        bucket.prompt_tokens += decision.prompt_tokens
-        bucket.matched_tokens += decision.matched_tokens
+        bucket.request(
+            f"{decision.policy} ({decision.rule})",
+            prompt_tokens=decision.prompt_tokens,
+            matched_tokens=decision.matched_tokens,
+        )
         self.heat.note(
             chain,
             request.state.endpoint.name,

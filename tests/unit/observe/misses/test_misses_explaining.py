@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from epp.config.policy import PolicySpec
 from epp.observe.misses.command import table
@@ -86,3 +87,20 @@ async def test_a_hot_prefix_names_its_holders_and_the_servers_of_its_requests() 
     assert often["hit_ratio"] > 0.6
     assert once["hit_ratio"] == 0.0
     assert len(once["prefix"]) == 8
+
+
+async def test_the_account_is_split_by_policy() -> None:
+    picker = a_picker(PolicySpec(), on=endpoints("a"))
+    explaining = Explaining(picker)
+    served(picker, text("one", 8192), now=0.0)
+    metadata = replace(picker.policy.metadata, name="second")
+    spec = replace(picker.policy.spec, rule="round-robin")
+    picker.set_policy(replace(picker.policy, metadata=metadata, spec=spec), now=1.0)
+    served(picker, text("one", 8192), now=2.0)
+    told = await explained(picker, explaining, requests=2)
+    first, second = told["policies"]
+    assert (first["requests"], first["hit_ratio"]) == (1, 0.0)
+    assert (second["policy"], second["requests"]) == ("second (round-robin)", 1)
+    assert second["hit_ratio"] > 0.9
+    assert "second (round-robin): " in table(told)
+    assert "second" not in table({**told, "policies": [second]})
