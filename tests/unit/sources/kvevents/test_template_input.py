@@ -23,6 +23,7 @@ from tests.unit.sources.kvevents.routed import CALL, message, routed_chat
         [message("user", "who?", name="bob"), message("assistant", "I", tool_calls=[CALL])],
         [message("tool", "42", tool_call_id="c1")],
         [message("custom", "role")],
+        [message("user", "why?"), message("assistant", "so", reasoning="hm", reasoning_content="hm")],
     ],
 )
 def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, Any]]) -> None:
