@@ -191,6 +191,8 @@ class EndpointState:
     """Number of processes seen under this name. Each starts with a cold cache."""
     cold_at: float = -inf
     """When the last of these processes was noticed. Earlier events say nothing about its cache."""
+    ended_loads: int = 0
+    """Adapters loaded for requests that ended since the last scrape."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters that the server served, by last use. At most as many as the server has slots."""
     expected_adapters: dict[str, int] = field(default_factory=dict)
@@ -289,6 +291,7 @@ class EndpointState:
         self.changed.add(self.slot)
         self.in_flight -= 1
         self.ends_since_scrape += 1
+        self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
     def detach(self) -> None:

@@ -33,7 +33,7 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     state.changed.add(state.slot)
     before, rate = state.metrics, state.tokens_per_s
     if before is not None:
-        state.rate.observe(before, after)
+        state.rate.observe(before, after, adapter_loads=state.ended_loads)
         _learn_busy(state, before, after)
     if after.ttft_count is None and after.prompt_tokens is None:
         settle(state.backlog, now=now, rate=rate)
@@ -58,6 +58,7 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     state.picks_since_scrape = 0
     state.ends_since_scrape = 0
     state.uncounted_end_at = inf
+    state.ended_loads = 0
 
 
 def _answers_begun(

@@ -4,7 +4,7 @@ A part of the time of a prefill does not depend on its length: the prefill waits
 requests share the step. So tokens divided by time is too small wherever much of a prompt was cached.
 Therefore a line is fitted over all servers of a model together:
 
-    prefill seconds = a * requests + tokens / V
+    prefill seconds = a * requests + tokens / V + T * adapters loaded
 
 by weighted least squares on the growth between scrapes. Without a common line, equal servers with different
 load would seem to differ, and a server that seems fast would get more than its share. Each server has one
@@ -38,6 +38,8 @@ _PRIOR_REQUESTS = 20.0
 """The prior says that the constant part is 0, with the weight of this many requests. If all prompts have one
 length, the two parts cannot be distinguished, and the rate then explains the whole time.
 """
+_PRIOR_LOADS = 1.0
+"""The prior says that adapter loads take no time, with the weight of one load."""
 _NAILED = 1e12
 """A weight that leaves a coefficient at its prior."""
 _PRIOR_BUSY_TOKENS = 4000.0
@@ -73,6 +75,7 @@ class Line:
         "_observed",
         "_requests",
         "_start",
+        "per_load_s",
         "per_request_s",
         "tokens_per_s",
     )
@@ -89,15 +92,19 @@ class Line:
         """Number of requests in the fit."""
         self._start = start
         self.per_request_s = 0.0
+        self.per_load_s = 0.0
+        """Extra seconds of a request whose adapter has to be loaded first."""
         self.tokens_per_s = start
 
-    def predicted_s(self, *, requests: float, tokens: float) -> float:
+    def predicted_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
         """Return predicted seconds of some prefills together."""
-        return self.per_request_s * requests + tokens / self.tokens_per_s
+        return self.per_request_s * requests + tokens / self.tokens_per_s + self.per_load_s * adapter_loads
 
-    def observe(self, server: PrefillRate, *, requests: float, tokens: float, seconds: float) -> None:
+    def observe(
+        self, server: PrefillRate, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0
+    ) -> None:
         """Learn from tokens and seconds of some prefills together, by the server's own counters."""
-        predicted_s = self.predicted_s(requests=requests, tokens=tokens)
+        predicted_s = self.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
         side_seen = (seconds > _MOST_SLOWNESS * predicted_s) - (_MOST_SLOWNESS * seconds < predicted_s)
         self.leave(server)
         self._observed[server] = side_seen
@@ -107,7 +114,7 @@ class Line:
         if side_seen:
             self._fit.scale(_KEEP_WRONG)
         # The weight is 1 / requests, because the noise of a sum grows with the number of its terms.
-        self._fit.add((requests, tokens, 0.0), seconds, weight=1 / requests)
+        self._fit.add((requests, tokens, float(adapter_loads)), seconds, weight=1 / requests)
         self._requests += requests
         if self._requests > _KEEP_REQUESTS:
             self._fit.scale(_KEEP_REQUESTS / self._requests)
@@ -129,16 +136,24 @@ class Line:
         return side_seen == 0 or not self._counts[0]
 
     def _solve(self) -> None:
-        per_request, per_token, _ = self._terms(_PRIOR_REQUESTS)
+        per_request, per_token, per_load = self._terms(_PRIOR_REQUESTS, _PRIOR_LOADS)
         # No coefficient may be negative.
         # If the constant part seems to explain everything, the slope is unknown.
+        if per_load < 0:
+            per_load = 0.0
+            per_request, per_token, _ = self._terms(_PRIOR_REQUESTS, _NAILED)
         if per_request < 0 or per_token <= 0:
-            per_request, (_, per_token, _) = 0.0, self._terms(_NAILED)
+            per_request = 0.0
+            _, per_token, per_load = self._terms(_NAILED, _PRIOR_LOADS if per_load > 0 else _NAILED)
         if per_token > 0:
-            self.per_request_s, self.tokens_per_s = per_request, 1 / per_token
+            self.per_request_s, self.tokens_per_s, self.per_load_s = (
+                per_request,
+                1 / per_token,
+                max(0.0, per_load),
+            )
 
-    def _terms(self, trust_requests: float) -> Three:
-        trust = (trust_requests, _PRIOR_TOKENS**2, 1.0)
+    def _terms(self, trust_requests: float, trust_loads: float) -> Three:
+        trust = (trust_requests, _PRIOR_TOKENS**2, trust_loads)
         return self._fit.solve(prior=(0.0, 1 / self._start, 0.0), trust=trust)
 
 
@@ -187,8 +202,10 @@ class PrefillRate:
         self.slowness = 1.0
         """Real seconds of this server for each second that its model's line predicts."""
 
-    def observe(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
-        """Take in two scrapes of this server in a row."""
+    def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, adapter_loads: int = 0) -> None:
+        """Take in two scrapes of this server in a row.
+        adapter_loads: adapters loaded for the requests that ended between them.
+        """
         elapsed_s = after.scraped_at - before.scraped_at
         if elapsed_s <= 0:
             return
@@ -201,7 +218,7 @@ class PrefillRate:
         tokens = growth(before.prefill_tokens, after.prefill_tokens)
         seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
         if requests >= 1 and tokens > 0 and seconds > 0:
-            self._learn(requests=requests, tokens=tokens, seconds=seconds)
+            self._learn(requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -216,13 +233,13 @@ class PrefillRate:
         ratio = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
         self.slowness = ratio if max(ratio, 1 / ratio) > _ALIKE else 1.0
 
-    def _learn(self, *, requests: float, tokens: float, seconds: float) -> None:
+    def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
         model = self.model
         # The line learns first. Otherwise, before it has learned anything,
         # the error of the policy's guess would count against the server that is read first.
-        model.observe(self, requests=requests, tokens=tokens, seconds=seconds)
+        model.observe(self, requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
-        self._predicted_s += model.predicted_s(requests=requests, tokens=tokens)
+        self._predicted_s += model.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
 
     def began(self, *, requests: int, tokens: float, ahead_tokens: float, seconds: float) -> None:
         """Take in the times to the first tokens of some requests together. ahead_tokens: the tokens that the
@@ -233,7 +250,7 @@ class PrefillRate:
             return
         line = self.model.first_tokens
         line.observe(self, requests=requests, tokens=ahead_tokens, seconds=seconds)
-        predicted_s = line.predicted_s(requests=requests, tokens=ahead_tokens)
+        predicted_s = line.predicted_s(requests=requests, tokens=ahead_tokens, adapter_loads=0)
         # Several requests wait for the same prefill, so a wait counts only by the share of its own tokens.
         share = min(1.0, tokens / ahead_tokens)
         self._first_s += share * min(seconds, _MOST_SLOWNESS * predicted_s)

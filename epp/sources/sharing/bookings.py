@@ -23,6 +23,7 @@ def release(state: EndpointState, booking: Booking, *, computed: bool, at: float
     detach(state)
     if _unseen(state, at):
         state.ends_since_scrape += 1
+    state.ended_loads += computed and booking.loads
     state.backlog.release(booking, computed=computed, now=now, rate=state.tokens_per_s)
 
 

@@ -262,6 +262,20 @@ def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     assert loaded_adapters(state) == {"x", "z"}
 
 
+def test_adapter_load_counts_between_the_two_pages_where_its_request_ended() -> None:
+    state = a_state()
+    loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
+    loading.loads = aborted.loads = True
+    pages.take_in(state, page(1.0, running=3), now=1.0)
+    assert state.ended_loads == 0
+    state.release(loading, computed=True, now=1.5)
+    state.release(other, computed=True, now=1.5)
+    state.release(aborted, computed=False, now=1.5)
+    assert state.ended_loads == 1
+    pages.take_in(state, page(2.0), now=2.0)
+    assert state.ended_loads == 0
+
+
 def test_computed_tokens_a_second_cover_the_last_minute() -> None:
     state = a_state()
     for second in range(120):

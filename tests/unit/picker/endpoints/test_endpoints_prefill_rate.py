@@ -20,24 +20,25 @@ class PrefillCounters:
     reports the work of one scrape.
     """
 
-    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0) -> None:
+    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0, load_s: float = 0.0) -> None:
         self.learned = PrefillRate(model)
-        self._rate, self._fixed_s = rate, fixed_s
+        self._rate, self._fixed_s, self._load_s = rate, fixed_s, load_s
         self._page = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
 
-    def work(self, *prompts: int, elapsed_s: float = 1.0) -> None:
+    def work(self, *prompts: int, adapter_loads: int = 0, elapsed_s: float = 1.0) -> None:
         before = self._page
         assert before.prefill_count is not None
         assert before.prefill_sum_s is not None
         assert before.prefill_tokens is not None
         seconds = sum(self._fixed_s + tokens / self._rate for tokens in prompts)
+        seconds += adapter_loads * self._load_s
         self._page = EndpointMetrics(
             scraped_at=before.scraped_at + elapsed_s,
             prefill_count=before.prefill_count + len(prompts),
             prefill_sum_s=before.prefill_sum_s + seconds,
             prefill_tokens=before.prefill_tokens + sum(prompts),
         )
-        self.learned.observe(before, self._page)
+        self.learned.observe(before, self._page, adapter_loads=adapter_loads)
 
 
 def v_of(server: PrefillRate) -> float:
@@ -64,6 +65,32 @@ def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
         server.work(*(rng.choice((50, 60, 2000)) for _ in range(rng.randint(1, 4))))
     assert v_of(server.learned) == pytest.approx(4000.0, rel=0.05)
     assert model.per_request_s == pytest.approx(0.05, rel=0.2)
+
+
+def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
+    """One prompt in eight waits until its adapter is loaded, which takes longer than the prompt. The rate is
+    still 6,000.
+    """
+    model, rng = ModelRate(start=8000.0), random.Random(5)
+    servers = [PrefillCounters(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
+    for _ in range(200):
+        for often, server in enumerate(servers):
+            prompts = [rng.randint(100, 3000) for _ in range(rng.randint(1, 4))]
+            server.work(*prompts, adapter_loads=sum(rng.random() < 0.06 * often for _ in prompts))
+    assert model.tokens_per_s == pytest.approx(6000.0, rel=0.05)
+    assert model.per_load_s == pytest.approx(0.5, rel=0.1)
+    for server in servers:
+        assert server.learned.slowness == pytest.approx(1.0, rel=0.1)
+
+
+def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
+    """The adapter was still on the server, so the expected load does not happen."""
+    model, rng = ModelRate(start=8000.0), random.Random(6)
+    server = PrefillCounters(model, rate=4000.0)
+    for _ in range(200):
+        server.work(rng.randint(100, 3000), rng.randint(100, 3000), adapter_loads=rng.randint(0, 2))
+    assert model.tokens_per_s == pytest.approx(4000.0, rel=0.05)
+    assert model.per_load_s == pytest.approx(0.0, abs=0.01)
 
 
 def test_equal_servers_get_equal_rates_under_different_loads() -> None:
@@ -132,23 +159,24 @@ def test_a_page_read_twice_or_without_these_histograms_teaches_nothing() -> None
             st.floats(0, 1e6),
             st.floats(0, 1e7),
             st.floats(0, 1e5),
+            st.integers(0, 1000),
         ),
         max_size=30,
     )
 )
 def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
-    scrapes: list[tuple[float, float, float, float]],
+    scrapes: list[tuple[float, float, float, float, int]],
 ) -> None:
     rate = PrefillRate(ModelRate(start=8000.0))
     before = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
-    for elapsed, count, tokens, seconds in scrapes:
+    for elapsed, count, tokens, seconds, loads in scrapes:
         after = EndpointMetrics(
             scraped_at=before.scraped_at + elapsed,
             prefill_count=count,
             prefill_sum_s=seconds,
             prefill_tokens=tokens,
         )
-        rate.observe(before, after)
+        rate.observe(before, after, adapter_loads=loads)
         before = after
         assert 0 < v_of(rate) < float("inf")
 
@@ -268,7 +296,7 @@ def test_prefill_times_outweigh_times_to_first_tokens() -> None:
     for at in range(20, 60):
         before, after = _pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0))
         counted = replace(before, prefill_count=0, prefill_tokens=0, prefill_sum_s=0.0)
-        took_s = line.predicted_s(requests=1, tokens=4000)
+        took_s = line.predicted_s(requests=1, tokens=4000, adapter_loads=0)
         slow.observe(counted, replace(after, prefill_count=1, prefill_tokens=4000, prefill_sum_s=took_s))
     assert slow.slowness == pytest.approx(1.0, abs=0.02)
 

@@ -162,6 +162,13 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
     state = other.picker.fleet.get(pick.decision.chosen)
     assert state is not None
     assert loaded_adapters(state) == {"sql"}
+    one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
+    one.picker.end(pick, outcome="ended", now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
+    for replica in (one, other):
+        there = replica.picker.fleet.get(pick.decision.chosen)
+        assert there is not None
+        assert there.ended_loads == 1
 
 
 def test_a_request_that_ended_servers_is_refused_by_the_other_pickers_too() -> None:
