@@ -65,14 +65,15 @@ async def changed_settings() -> Pieces:
     yield hello()
     yield b"".join(headers(number, _BLOCK) for number in range(1, 200, 2))
     for turn in count():
-        yield settings([(Setting.INITIAL_WINDOW_SIZE, 65_535 + turn % 2)]) * 20
+        yield settings([(Setting.INITIAL_WINDOW_SIZE, 65_535 + turn % 2)]) * 1_000
 
 
 async def health_checks() -> Pieces:
     """Send legal health checks."""
     yield hello()
-    for number in count(1, 2):
-        yield headers(number, _HEALTH) + data(number, grpc(b""), ends=True)
+    for first in count(1, 200):
+        calls = range(first, first + 200, 2)
+        yield b"".join(headers(n, _HEALTH) + data(n, grpc(b""), ends=True) for n in calls)
 
 
 async def unusual_headers() -> Pieces:
