@@ -18,7 +18,7 @@ from tests.vllm_env.recording import render
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
 
-WITHOUT_TEXT = {"the uuid of media", "the uuids of media", "media without a type", "parts of an unknown type"}
+WITHOUT_TEXT = {"the uuid of media", "the uuids of media", "media without a type"}
 CASES = {**EQUAL, **DIFFERENT}
 WORDS = ("go on", "list the files", "Ünï 🦊", "why?")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import msgspec
 import pytest
 from msgspec import Raw
@@ -16,11 +13,9 @@ from epp.request.api_fields import (
     DECODE_OTHER,
     DECODE_RESPONSES,
     MOST_PRIORITY,
-    SHAPING_CHAT,
-    SHAPING_COMPLETIONS,
     priority_in,
 )
-from epp.request.canonical import NO_RAW, present
+from epp.request.canonical import NO_RAW
 
 
 @pytest.mark.parametrize(
@@ -74,21 +69,3 @@ def test_null_fields_that_show_an_api_differ_from_missing_fields() -> None:
     present = DECODE_API_FIELDS.decode(b'{"input":null,"dimensions":64}')
     assert (bytes(present.input), bytes(present.dimensions)) == (b"null", b"64")
     assert present.messages is NO_RAW
-
-
-@pytest.mark.parametrize(
-    ("body", "shaped"),
-    [
-        ({"model": "m", "max_tokens": 5, "tools": []}, False),
-        ({"reasoning_effort": "low"}, True),
-        ({"chat_template": None, "seed": 1}, False),
-        ({"documents": [{"text": "x"}], "add_special_tokens": False}, True),
-    ],
-)
-def test_a_chat_says_whether_it_shapes_its_prompt(body: dict[str, Any], *, shaped: bool) -> None:
-    assert any(map(present, SHAPING_CHAT(DECODE_CHAT.decode(json.dumps(body))))) is shaped
-
-
-def test_fewer_fields_shape_the_prompt_of_a_completion() -> None:
-    read = DECODE_COMPLETIONS.decode(b'{"reasoning_effort":"low","truncate_prompt_tokens":9}')
-    assert list(map(present, SHAPING_COMPLETIONS(read))) == [False, True]
