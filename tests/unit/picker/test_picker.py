@@ -30,7 +30,6 @@ from tests.unit.picker.picker_questions import (
     endpoints,
     in_flight,
     serve,
-    state,
     text,
     undone,
 )
@@ -293,35 +292,6 @@ def test_two_names_of_one_model_share_a_prefix_and_an_adapter_does_not() -> None
 def test_chance_decides_between_equals() -> None:
     chosen = {a_picker(seed=seed).pick(ask(text("p")), now=1.0).decision.chosen for seed in range(40)}
     assert chosen == set("abcd")
-
-
-def test_one_client_in_turn_fills_the_caches_of_all_equal_servers() -> None:
-    """The learned rates differ by less than prefill times can tell. 24 prompts fit in the four caches."""
-    picker, rates = a_picker(), dict(zip("abcd", (7404.0, 7397.0, 7407.0, 7403.0), strict=True))
-    computed = dict.fromkeys("abcd", (50.0, 100_000.0))
-    shares: list[list[float]] = [[], [], []]
-    for number in range(-20, 72):
-        for name, (count, tokens) in computed.items():
-            page = EndpointMetrics(
-                scraped_at=float(number),
-                running=0,
-                waiting=0,
-                capacity_tokens=16_000,
-                prefill_count=count,
-                prefill_tokens=tokens,
-                prefill_sum_s=tokens / rates[name],
-            )
-            picker.observe(EndpointName(name), page, now=float(number))
-        if number < 0:
-            computed = {name: (count + 8, tokens + 16_000) for name, (count, tokens) in computed.items()}
-            continue
-        decision = serve(picker, ask(text(f"{number % 24}")), now=float(number)).decision
-        count, tokens = computed[decision.chosen]
-        computed[decision.chosen] = count + 1, tokens + 2000 - decision.matched_tokens
-        shares[number // 24].append(decision.matched_tokens / 2000)
-        picker.housekeep(now=float(number))
-    assert [round(sum(each) / 24, 1) for each in shares] == [0.0, 1.0, 1.0]
-    assert all(7300 < state(picker, name).tokens_per_s < 7500 for name in "abcd")
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
