@@ -12,7 +12,7 @@ from tests.harness.browser import browser
 from tests.harness.live_page import live_page
 
 _DOCS = Path(__file__).resolve().parents[1] / "docs"
-_VIEWS = (("four", 4, 1200, 1750, False),)
+_VIEWS = (("four", 4, 1280, 2060, False),)
 
 
 async def main() -> None:

@@ -163,7 +163,7 @@ function dryRun(found) {
   byId("dry").replaceChildren(
     el("p", {}, el("b", {}, tried.policy), ` (${tried.rule}) agrees with ${whole(tried.agreed)} of ${whole(tried.picks)} picks, ${percent(tried.picks ? tried.agreed / tried.picks : null)}`),
     bar(tried.picks ? tried.agreed / tried.picks : 0, ""),
-    el("p", {}, foretold(tried)),
+    el("p", {}, wouldChange(tried)),
     el("p", {}, moved.length ? `Of the requests below it would have sent ${moved.length} elsewhere:` : "It would have sent none of the requests below elsewhere."),
     el("ul", {}, ...moved.slice(0, 5).map((request) => el("li", {}, `${request.id.slice(0, 12)}: ${request.chosen} → ${request.would}`
       + (request.would === "(refuse)" ? "" : `, ${change(request.would_cached, whole, "cached tokens")}, ${change(request.would_s, seconds, "", ["later", "sooner"])}`)))));
@@ -174,7 +174,7 @@ function change(value, show, what, words = ["more", "fewer"]) {
   return `${size} ${value < 0 ? words[1] : words[0]}${what ? ` ${what}` : ""}`;
 }
 
-function foretold(tried) {
+function wouldChange(tried) {
   const counted = tried.picks - tried.refused;
   if (!counted || !tried.prompt) return "What it would have changed is not known yet.";
   return `It would have found ${percent((tried.cached + tried.more_cached) / tried.prompt)} of the prompt tokens cached in place of ${percent(tried.cached / tried.prompt)}, `
