@@ -54,6 +54,8 @@ _QUEUE_S: Final = 0.5
 """If a server needs more time than this for its undone prompt tokens, a probe may have to wait."""
 _SUSPECTED: Final = 2 * _NOTHING
 """The least share of a server that is only suspected."""
+_REFUSING: Final = 0.4
+"""The same for a server that may refuse everything."""
 _MOST_MARKS: Final = 4096
 _REFUSALS: Final = 3
 """A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
@@ -145,6 +147,7 @@ class FailingServers:
         elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
             mark = self._suspect(state, Form.REFUSES, asked_model=model, now=now)
             mark.control = self._other_that_answers(state, model, path_hash) or mark.control
+            mark.share = max(mark.share, _REFUSING)
         elif self._refuses_alone(state, now=now):
             self.failed(state, Form.REFUSES, asked_model=model, now=now)
 
