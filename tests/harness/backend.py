@@ -27,8 +27,6 @@ METRICS: Final = {
     "vllm:num_requests_running": 0.0,
     "vllm:num_requests_waiting": 0.0,
     "vllm:kv_cache_usage_perc": 0.0,
-    "vllm:prefix_cache_queries_total": 0.0,
-    "vllm:prefix_cache_hits_total": 0.0,
     "vllm:prompt_tokens_total": 0.0,
     "vllm:prompt_tokens_cached_total": 0.0,
 }
