@@ -89,8 +89,9 @@ class QuickNoes:
 
 
 def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:
-    """Return the load with what is added, but no more than `more` over the average of the others."""
-    whole = load + added
-    of_others = (whole.sum() - whole) / (len(whole) - 1)
-    counted: Floats = np.maximum(load, np.minimum(whole, of_others + more))
+    """Return the load with what is added, but no more than `more` over the average of the others. What is added
+    to the others does not count there: a server's warm prompts stay where no server has work.
+    """
+    of_others = (load.sum() - load) / (len(load) - 1)
+    counted: Floats = np.maximum(load, np.minimum(load + added, of_others + more))
     return counted
