@@ -89,8 +89,8 @@ class QuickNoes:
 
 
 def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:
-    """Return the load with what is added, but no more than `more` over the average of the others. What is added
-    to the others does not count there: a server's warm prompts stay where no server has work.
+    """Return the load with what is added, but no more than `more` over the average of the others. What is
+    added to the others does not count there: a server's warm prompts stay where no server has work.
     """
     of_others = (load.sum() - load) / (len(load) - 1)
     counted: Floats = np.maximum(load, np.minimum(load + added, of_others + more))
