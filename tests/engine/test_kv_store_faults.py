@@ -27,7 +27,10 @@ from model_server.tiers.errors import StoreError
 from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.segment import KvLayout
 from model_server.tiers.store import PrefixStore
-from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored
+from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, serve
+from tests.engine.test_real_server import folder
+
+__all__ = ["folder", "serve"]
 
 
 def stop_clocks(server: Stored) -> None:
