@@ -1,7 +1,7 @@
 """Envoy's gRPC access log service, from which the picker learns that a server cut an answer midway.
 
 ext_proc shows a cut answer and a complete one alike. So our Envoy sends a log entry for each answer that
-began with 2xx and that its server broke off (`epp.serve.envoy.cut_answers` writes the filter). Our Envoy
+began with 2xx and that its server broke off (`serve/envoy/bootstrap.yaml` has the filter). Our Envoy
 sends no entry for any other request. Other gateways may send all their entries, so entries that show no cut
 are skipped.
 

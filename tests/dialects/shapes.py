@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from epp.serve.envoy.client_listener import EXT_PROC
 from epp.tools.conformance.dataplane import DESTINATION, LB, SUBSET_HINT
 from tests.harness.envoy import cluster, connection_manager
 
+EXT_PROC: Final = "envoy.filters.http.ext_proc"
 SUBSET_HEADER: Final = "x-test-subset"
 Edit = Callable[[dict[str, Any]], None]
 

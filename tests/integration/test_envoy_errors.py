@@ -101,7 +101,7 @@ async def test_old_clients_and_offered_upgrades_are_answered(
 
 @pytest.mark.parametrize("rest", [b"5\r\nhello\r\nZZ\r\n", b"ZZ\r\n", b"fffffffffffffffff\r\n"])
 async def test_a_body_whose_chunks_make_no_sense_gets_400(gateway: Gateway, rest: bytes) -> None:
-    """Envoy closes at once, so its 400 must not wait for the picker (`epp.serve.envoy.framing`)."""
+    """Envoy closes at once, so its 400 must not wait for the picker (`epp/serve/envoy/bootstrap.yaml`)."""
     before = len(gateway.backends[0].prompts)
     reply = await send_raw(at(gateway), POST + b"transfer-encoding: chunked\r\n\r\n" + rest)
     assert (reply.status, reply.error()["code"]) == (400, "malformed_request")

@@ -1,19 +1,54 @@
-"""Makes the complete Envoy bootstrap for one configuration. Pure: the same configuration gives the same text,
-with sorted keys. The command line calls this module.
+"""Makes the complete Envoy bootstrap for one configuration: fills in `bootstrap.yaml`, which says why each
+setting is there.
+
+The same configuration gives the same text, with sorted keys. The command line calls this module. The tests
+parse every kind of bootstrap strictly, by Envoy's protobuf definitions, and start the real Envoy with it.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import yaml
 
-from epp.base.errors import ConfigError
+from epp.base.errors import (
+    DETAILS,
+    BlockedPathError,
+    BodyTooLargeError,
+    ConfigError,
+    PickError,
+    SaturatedError,
+)
+from epp.base.types import SERVER_HEADERS, Address
 from epp.config.settings import Config
-from epp.serve.envoy import client_listener, clusters, overload_manager, probe_listener, tracing
-from epp.serve.envoy.messages import Message, address
-from epp.serve.envoy.names import STAT_PREFIX
+from epp.serve.envoy import sds
+from epp.serve.envoy.sds import Message
+
+_TEMPLATE: Final = Path(__file__).with_name("bootstrap.yaml")
+
+_INVALID: Final = "invalid_request_error"
+_AWAY: Final = "service_unavailable"
+_ERRORS: Final = {
+    400: (_INVALID, "malformed_request", "the request is not valid HTTP"),
+    401: (_INVALID, "not_authenticated", "send valid credentials with the request"),
+    403: (_INVALID, "not_allowed", "this gateway does not allow the request"),
+    404: (BlockedPathError.error_type, BlockedPathError.reason, "not served by this gateway"),
+    408: (_INVALID, "request_timeout", "the request was not complete in time; send it again"),
+    413: (BodyTooLargeError.error_type, BodyTooLargeError.reason, "the request body is too large; send a shorter one"),
+    429: (SaturatedError.error_type, "rate_limited", "too many requests; try again later"),
+    431: (_INVALID, "headers_too_large", "the request has too many header fields, or too large ones; send fewer"),
+    501: (_INVALID, "transfer_encoding", "the gateway accepts no transfer encoding except chunked"),
+    503: (_AWAY, "unavailable", "no model server could take the request; try again later"),
+    504: (_AWAY, "timeout", "the gateway had no answer in time; try again later"),
+}  # fmt: skip
+"""The errors that Envoy makes itself: status to `type`, `code` and `message`."""
+
+_OVERFLOW: Final = "header_mutation_result_exceeds_limit"
+"""Details of the 503 that a request gets if it has no room for the header fields that the gateway adds."""
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
@@ -25,28 +60,141 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
             "envoy.edsFile: is missing, and Envoy learns the endpoints from this file; name a file that the "
             "picker may write"
         )
+    message = _filled(yaml.load(_TEMPLATE.read_bytes(), Loader=yaml.CSafeLoader), _values(config))
     if output == "json":
-        return json.dumps(_message(config), indent=2, sort_keys=True) + "\n"
-    return yaml.safe_dump(_message(config), sort_keys=True, width=110)
+        return json.dumps(message, indent=2, sort_keys=True) + "\n"
+    return yaml.safe_dump(message, sort_keys=True, width=110)
 
 
-def _message(config: Config) -> Message:
-    envoy = config.envoy
+def _values(config: Config) -> dict[str, Any]:
+    """Return the value of each name in the template. None: it is not set."""
+    envoy, picker, traced = config.envoy, config.listen, config.envoy.tracing
+    eds_file = sds.absolute(envoy.eds_file)
+    workers = map(_address, picker.addresses(workers=config.workers))
+    secrets = sds.references(config)
+    client = secrets.get(sds.PICKER_CLIENT)
     return {
-        "node": {"id": STAT_PREFIX, "cluster": STAT_PREFIX},
-        # Probes and operators can still connect when clients have taken every connection.
-        "admin": {"address": address(envoy.admin), "ignore_global_conn_limit": True},
-        "overload_manager": overload_manager.manager(envoy),
-        "static_resources": {
-            "listeners": [
-                client_listener.gateway(config),
-                *([probe_listener.listener(config)] if envoy.status else []),
-            ],
-            "clusters": [
-                clusters.model_servers(config),
-                clusters.picker(config),
-                *([probe_listener.admin(config)] if envoy.status else []),
-                *([tracing.collector(envoy.tracing)] if envoy.tracing else []),
-            ],
-        },
+        "access_log": envoy.access_log or None,
+        "admin": _address(envoy.admin),
+        "all_but_websocket": _all_but("websocket"),
+        # Envoy cannot compile one expression for all paths.
+        "blocked_paths": [
+            {
+                "match": {"prefix": path, "case_sensitive": False},
+                "direct_response": {"status": BlockedPathError.status},
+            }
+            for path in config.closed_paths
+        ],
+        "client_trust": secrets.get(sds.CLIENT_TRUST),
+        "clients_have_certificates": sds.CLIENT_TRUST in secrets or None,
+        "codec": "AUTO" if envoy.http2_cleartext or envoy.tls else "HTTP1",
+        "collector": _socket_address(*traced.address) if traced else None,
+        "eds_file": eds_file,
+        "eds_folder": sds.directory_of(eds_file),
+        "error_replies": _error_replies(),
+        "extra_http_filters": list(envoy.extra_http_filters),
+        "fail_open": envoy.fail_open,
+        "gateway_identity": secrets.get(sds.GATEWAY_IDENTITY),
+        "header_timeout": _seconds(envoy.header_timeout_seconds),
+        "heap": envoy.max_heap_bytes or None,
+        "heap_refresh": "0.1s" if envoy.max_heap_bytes else None,
+        "listen": _address(envoy.listen),
+        "max_body_bytes": envoy.max_body_bytes,
+        "max_connections": envoy.max_connections,
+        "max_message_timeout": _seconds(envoy.own_max_message_timeout_s),
+        "message_timeout": _seconds(envoy.message_timeout_seconds),
+        "num_retries": envoy.num_retries,
+        "picker_client": [client] if client else None,
+        "picker_trust": secrets.get(sds.PICKER_TRUST),
+        "request_timeout": _seconds(envoy.request_timeout_seconds),
+        "sampled_of_a_million": round(traced.sample_percent * 10_000) if traced else None,
+        "server_headers": [{"remove": header} for header in SERVER_HEADERS],
+        "service_name": traced.service_name if traced else None,
+        "status": _address(envoy.status) if envoy.status else None,
+        "stream_idle_timeout": _seconds(envoy.stream_idle_timeout_seconds),
+        "tls": envoy.tls,
+        "workers": [{"endpoint": {"address": each}} for each in workers],
     }
+
+
+def _filled(node: Any, values: Mapping[str, Any]) -> Any:
+    """Return a part of the template with its values. None: it is left out."""
+    if isinstance(node, str) and node.startswith("$"):
+        # A copy, because a dictionary that occurs twice becomes an anchor and an alias in YAML.
+        return copy.deepcopy(values[node[1:]])
+    if isinstance(node, list):
+        filled: list[Any] = []
+        for value in (_filled(each, values) for each in node):
+            filled += value if isinstance(value, list) else [] if value is None else [value]
+        return filled or None
+    if isinstance(node, dict):
+        if "$if" in node and values[node["$if"]] is None:
+            return None
+        found = {name: _filled(each, values) for name, each in node.items() if name != "$if"}
+        return {name: value for name, value in found.items() if value is not None}
+    return node
+
+
+def _error_replies() -> list[Message]:
+    """Return how Envoy writes its own errors: as JSON that the clients of OpenAI's and of Anthropic's API
+    parse. The first whose filter matches decides. The picker's own answers pass unchanged, because their
+    details begin with `DETAILS`. A status that is not in the table gets a general text.
+    """
+    other = (PickError.error_type, PickError.reason, "the gateway could not answer")
+    overflow = {"filter": _details(f"response.code_details == '{_OVERFLOW}'"), "status_code": 431}
+    mark = {"headers_to_add": [{"header": {"key": "connection", "value": "close"}}]}
+    return [
+        {"filter": _details(f"response.code_details.startsWith('{DETAILS}')")},
+        {**overflow, **_body(*_ERRORS[431])},
+        *(
+            {"filter": _status(status, "EQ"), **_body(*error), **(mark if status == 400 else {})}
+            for status, error in _ERRORS.items()
+        ),
+        {"filter": _status(400, "GE"), **_body(*other)},
+    ]
+
+
+def _details(expression: str) -> Message:
+    kind = "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
+    return {
+        "extension_filter": {
+            "name": "envoy.access_loggers.extension_filters.cel",
+            "typed_config": {"@type": kind, "expression": expression},
+        }
+    }
+
+
+def _status(status: int, comparison: Literal["EQ", "GE"]) -> Message:
+    # Envoy requires the name of a runtime setting that could change the number. The setting stays unset.
+    value = {"default_value": status, "runtime_key": f"gateway.error_{status}"}
+    return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
+
+
+def _body(error_type: str, code: str, message: str) -> Message:
+    error = {"message": message, "type": error_type, "param": None, "code": code}
+    # The extra `type`, which OpenAI's clients ignore, lets Anthropic's clients read it too.
+    body = {"json_format": {"type": "error", "error": error}, "content_type": "application/json"}
+    return {"body_format_override": body}
+
+
+def _all_but(word: str) -> str:
+    """Return a regular expression for every text but `word`, in any case. RE2 has no negative look-ahead."""
+    letters = [f"[{letter}{letter.upper()}]" for letter in word]
+    parts = [f"{''.join(letters[:n])}([^{letters[n][1:-1]}].*)?" for n in range(len(word))]
+    return "|".join([*parts, f"{''.join(letters)}.+"])
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def _address(text: str) -> Message:
+    """Return an address from `ip:port` or `unix:/path`."""
+    if text.startswith("unix:"):
+        return {"pipe": {"path": text.removeprefix("unix:")}}
+    parsed = Address.parse(text)
+    return _socket_address(parsed.host, parsed.port)
+
+
+def _socket_address(host: str, port: int) -> Message:
+    return {"socket_address": {"address": host, "port_value": port}}

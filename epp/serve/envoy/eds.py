@@ -17,9 +17,10 @@ from typing import Final
 import xxhash
 
 from epp.base.types import Endpoint
-from epp.serve.envoy.messages import socket_address
-from epp.serve.envoy.names import MODEL_SERVERS
 from epp.serve.envoy.replacing import write_if_changed
+
+MODEL_SERVERS: Final = "model-servers"
+"""Cluster of the model servers, as in `bootstrap.yaml`."""
 
 _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
@@ -36,11 +37,12 @@ def render(endpoints: Iterable[Endpoint]) -> bytes:
     has only endpoints that may be destinations.
     """
     answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
-    addresses = sorted((a.host, a.port) for a in answering)
+    hosts = sorted((a.host, a.port) for a in answering)
+    addresses = [{"socket_address": {"address": host, "port_value": port}} for host, port in hosts]
     resource = {
         "@type": _ASSIGNMENT,
         "cluster_name": MODEL_SERVERS,
-        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket_address(*a)}} for a in addresses]}],
+        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": each}} for each in addresses]}],
     }
     version = xxhash.xxh3_64_hexdigest(json.dumps(resource, sort_keys=True).encode())
     return json.dumps({"version_info": version, "resources": [resource]}, indent=1).encode() + b"\n"
