@@ -205,6 +205,11 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     unread: str = ""
     """Why the body was not read, as a short label. The request is then routed by load. Empty: it was read, or
     there is none."""
+    names_state: str = ""
+    """The id of a stored response, conversation or file that the body names. Only the server that made it
+    knows it."""
+    stores: bool = True
+    """False: the client asks that the server keeps nothing of the answer."""
     shaped: bool = False
     """Whether fields of the body change how the server renders the prompt (template arguments and the like).
     Only exact mode asks: it does not follow such a prompt."""

@@ -41,6 +41,10 @@ class PickRequest(Struct, frozen=True, gc=False):
     """When the picker began to read the request, by the streams' timer. None: this was not measured."""
     path_hash: int = 0
     """A hash of the path without its query, to tell whether two requests ask for the same path."""
+    names_state: str = ""
+    """The id of something that one server keeps. See `picker.kept_state`."""
+    makes_state: bool = False
+    """Whether the answer may have the id of something that its server keeps."""
     body_hash: int = 0
     """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
 
@@ -138,8 +142,9 @@ class Decision(Struct, gc=False, kw_only=True):
     prompt_chunks: int
     matched_tokens: int = 0
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial (for a server
-    that was left out)."""
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, state (the server that
+    keeps what the request names), no_state (that server is not known), trial (for a server that was left
+    out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Candidates = ()

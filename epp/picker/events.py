@@ -218,6 +218,14 @@ class Fatal(Struct, frozen=True, eq=False, gc=False):
     strikes: int
 
 
+class MadeState(Struct, frozen=True, eq=False, gc=False):
+    """A server has made something that later requests may name. See `picker.kept_state`."""
+
+    at: float
+    server: EndpointState
+    id_hash: int
+
+
 class Refused(Struct, frozen=True, eq=False, gc=False):
     """A stream has answered a request itself, with an error."""
 
@@ -248,6 +256,7 @@ PickerEvent = (
     | Hangs
     | Cut
     | Fatal
+    | MadeState
     | StreamEvent
 )
 

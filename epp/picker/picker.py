@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 
 from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address
@@ -20,10 +21,12 @@ from epp.config.policy import Policy, PolicySpec
 from epp.picker.commit import Commits, Considered
 from epp.picker.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
 from epp.picker.dry_run import DryRun
-from epp.picker.events import Fatal, Hangs, Pick, StreamEvent
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.events import Fatal, Hangs, MadeState, Pick, StreamEvent
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.hurried import choose_hurriedly
+from epp.picker.kept_state import KeptState
 from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.scheduling.candidates import ShownCandidates
@@ -34,6 +37,9 @@ from epp.picker.server_caches import Prompt
 from epp.request.response import ResponseFeedback
 
 _NO_SECRET = HashSecret()
+_STATE_NAMES = "names of kept state"
+"""Stands for a model in the seed of the hashes of ids, which all pickers of a pool have in common."""
+_KNOWS_STATE = ("state", "prescribed", "trial")
 _LENGTH_MARGIN = 1.125
 """A server whose limit the estimate of a prompt only just meets may still refuse it as too long."""
 
@@ -67,6 +73,8 @@ class Picker(FleetNews):
         )
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
+        self.kept_state = KeptState()
+        """Which server keeps the objects that requests name."""
         self.fatal = FatalRequests()
         """The requests that ended the servers that took them."""
         self.recorders = 0
@@ -136,6 +144,7 @@ class Picker(FleetNews):
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         found = self.caches.table.holders(prompt.chain)
         prefix = prompt.chain[found[0][1] - 1] if found else 0
+        holder = self._holder(request, now=now) if request.names_state else None
         asked = SchedulingRequest(
             at=now,
             prompt_tokens=prompt.tokens,
@@ -146,6 +155,7 @@ class Picker(FleetNews):
             prefix=prefix,
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
+            holder=snapshot.places_by_slot().get(holder.slot) if holder is not None else None,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self.dry_run is not None:
@@ -174,7 +184,9 @@ class Picker(FleetNews):
         request, prompt, adapter, snapshot, asked, choice = considered
         first, most = choice.places[0], min(self._spec.max_destinations, request.max_destinations)
         slots = [snapshot.slots[place] for place in choice.places[:most]]
-        decision = self._decision(request, prompt, adapter, slots, reason=choice.reason, now=now)
+        lost = request.names_state and choice.reason not in _KNOWS_STATE
+        reason = "no_state" if lost else choice.reason
+        decision = self._decision(request, prompt, adapter, slots, reason=reason, now=now)
         decision.matched_tokens = int(asked.cached_tokens.item(first))
         ahead_tokens = snapshot.undone_tokens.item(first) + choice.uncached_tokens.item(first)
         decision.predicted_s = ahead_tokens / snapshot.rate.item(first)
@@ -240,6 +252,10 @@ class Picker(FleetNews):
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         self._commits.on_feedback(pick, feedback, now=now)
+        if feedback.made:
+            made = self._hash_of(feedback.made)
+            self.kept_state.remember(made, pick.state.endpoint.name, now=now)
+            self._listeners.send(MadeState(now, pick.state, made))
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         self._commits.end(pick, outcome=outcome, now=now)
@@ -266,6 +282,13 @@ class Picker(FleetNews):
         return float((snapshot.undone_tokens / snapshot.rate).min())
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _holder(self, request: PickRequest, *, now: float) -> EndpointState | None:
+        return self.kept_state.holder(self._hash_of(request.names_state), self.fleet, now=now)
+
+    def _hash_of(self, name: str) -> int:
+        seed = self.caches.roots.seed(model=_STATE_NAMES)
+        return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed) >> 2
 
     def _apply(self, policy: Policy) -> None:
         self.policy = policy

@@ -60,6 +60,7 @@ from epp.protocol.stream_settings import StreamContext
 from epp.request.client_names import bounded_name
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
+from epp.request.state_names import id_in_path, makes_state
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
@@ -240,6 +241,8 @@ class Asking:
             began_s=started,
             path_hash=hash(head.path.partition("?")[0]),
             body_hash=body_hash,
+            names_state=inference.names_state or id_in_path(head.path),
+            makes_state=bool(body) and inference.stores and makes_state(head.path),
         )
 
     def _read_body(self, path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:

@@ -72,6 +72,8 @@ class Responses(AnyBody, gc=False):
     instructions: Raw = NO_RAW
     tools: Raw = NO_RAW
     previous_response_id: Raw = NO_RAW
+    conversation: Raw = NO_RAW
+    store: bool | None = None
     max_output_tokens: int | None = None
 
 
@@ -94,6 +96,7 @@ class Generate(AnyBody, gc=False):
 
 class Other(Struct, gc=False):
     model: Raw = NO_RAW
+    input_file_id: Raw = NO_RAW
 
 
 class ApiFields(Struct, gc=False):

@@ -52,6 +52,7 @@ from epp.request.jsontext import (
     weighed_chat,
 )
 from epp.request.prompts import Prompts, read_prompts, render_items, render_messages
+from epp.request.state_names import id_in_body
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -179,15 +180,17 @@ def _parse_known(path: str, parse: _Parse, body: Body) -> InferenceRequest:
 
 
 def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceRequest:
+    named = ""
     if forms.is_form(body):
         place = forms.place_of_model(body)
         model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
     else:
         try:
-            model = name_in(DECODE_OTHER.decode(body).model) or ""
+            asked = DECODE_OTHER.decode(body)
+            model, named = name_in(asked.model) or "", id_in_body(asked.input_file_id)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             model = ""  # Uploads and other JSON are routed by load.
-    return InferenceRequest(kind=kind, model=model, opaque=_is_media(body))
+    return InferenceRequest(kind=kind, model=model, opaque=_is_media(body), names_state=named)
 
 
 def _is_media(body: Body) -> bool:
@@ -235,7 +238,11 @@ def _parse_responses(body: Body) -> InferenceRequest:
         sections += (canonical.heading(b"user"), text_bytes(asked.input) or b"")
     else:
         render_items(sections, asked.input)
-    return _request(ApiKind.RESPONSES, asked, sections, max_tokens=asked.max_output_tokens)
+    return msgspec.structs.replace(
+        _request(ApiKind.RESPONSES, asked, sections, max_tokens=asked.max_output_tokens),
+        names_state=id_in_body(asked.previous_response_id, asked.conversation),
+        stores=asked.store is not False,
+    )
 
 
 def _parse_completions(body: Body) -> InferenceRequest:
@@ -273,7 +280,7 @@ _APIS: tuple[tuple[str, ApiKind, _Parse | None], ...] = (
     *(
         (f"/{name}", ApiKind.QUERY, None)
         for name in (
-            "count_tokens", "input_tokens", "tokenize", "detokenize", "render", "derender", "cancel", "files"
+            "count_tokens", "input_tokens", "tokenize", "detokenize", "render", "derender", "cancel", "files", "batches", "conversations",
         )
     ),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from typing import cast
 import msgspec
 
 from epp.base.types import ApiKind
+from epp.request.client_names import bounded_name
 from epp.request.jsontext import weigh
 from epp.request.sse import EventSplitter
 
@@ -45,6 +46,8 @@ class ResponseFeedback:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    made: str = ""
+    """The id of the object that the server made and keeps, such as a stored response."""
     told: int | None = None
     """The status that the body tells: 200 if something was generated, the code of an error, or 500 if the
     answer's own end came first."""
@@ -68,6 +71,7 @@ class ResponseReader:
         self._generated = False
         self._finished = False
         """Whether the answer says why it ends, though perhaps without a token."""
+        self._made = ""
         self._error: int | None = None
         self._complete = False
         """Whether the answer's own end came."""
@@ -102,6 +106,7 @@ class ResponseReader:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             completion_tokens=self._completion_tokens,
+            made=self._made,
             told=self._told(),
         )
 
@@ -156,6 +161,7 @@ class ResponseReader:
 
     def _on_responses_event(self, event: dict[str, object]) -> None:
         kind = str(event.get("type"))
+        self._made = self._made or _id_of(_object(event.get("response")))
         if kind.endswith(".delta") and event.get("delta"):
             self._generated = True
         elif kind in ("response.completed", "response.incomplete"):
@@ -185,6 +191,8 @@ class ResponseReader:
             return
         self._complete = True
         self._finished = bool(answer.keys() & _RESULT_KEYS)
+        if self._kind in (ApiKind.RESPONSES, ApiKind.QUERY):
+            self._made = _id_of(answer)
         self._on_usage(answer)
 
     def _on_usage(self, holder: dict[str, object]) -> None:
@@ -217,6 +225,11 @@ _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "r
 
 
 _RESULT_KEYS = frozenset(("choices", "output", "content", "data"))
+
+
+def _id_of(made: dict[str, object]) -> str:
+    name = made.get("id")
+    return bounded_name(name) if isinstance(name, str) else ""
 
 
 def _error_code(event: dict[str, object]) -> int | None:

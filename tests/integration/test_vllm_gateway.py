@@ -5,6 +5,7 @@ afterwards. The servers live as long as the run, so each test sends its own text
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
 
 PREFIX_WORDS = 1230
 """A little over 2,000 tokens."""
+RESPONSES = "/v1/responses"
 MATCHED = "epp_matched_tokens_total"
 Figure = Callable[[str], None]
 Servers = tuple[VllmServer, VllmServer]
@@ -139,3 +141,30 @@ async def test_adapters_and_salts_share_no_prefix_and_keep_to_their_server(
         figure(
             f"first {[a.cached_tokens for a in first]}, again {[a.cached_tokens for a in again]} tokens hit"
         )
+
+
+async def test_each_follow_up_finds_its_response(tmp_path: Path, vllm_servers: Servers) -> None:
+    policy = {"rule": "round-robin"}  # the prefix does not lead to the server by itself
+    async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
+
+        async def respond(text: str, **fields: Any) -> tuple[str, str]:
+            """Return the id of the response, and the server that the picker chose."""
+            request_id, reply = await gateway.ask(
+                RESPONSES, input=text, max_tokens=None, max_output_tokens=4, **fields
+            )
+            assert reply.status == 200, reply.body
+            found = re.search(rb'"id": ?"(resp_[^"]+)"', reply.body)
+            assert found, reply.body
+            return found[1].decode(), (await gateway.closed_decision(request_id))["chosen"]
+
+        firsts = await asyncio.gather(*(respond(f"question {n}", stream=n % 2 == 0) for n in range(24)))
+        assert {server for _, server in firsts} == {server.name for server in gateway.servers}
+        seconds = await asyncio.gather(
+            *(
+                respond("and then?", previous_response_id=name, stream=n % 3 == 0)
+                for n, (name, _) in enumerate(firsts)
+            )
+        )
+        assert [server for _, server in seconds] == [server for _, server in firsts]
+        kept = [await gateway.client.request("GET", f"{RESPONSES}/{name}") for name, _ in firsts + seconds]
+        assert [reply.status for reply in kept] == [200] * 48

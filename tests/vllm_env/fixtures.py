@@ -34,7 +34,8 @@ def _two_servers(
             folder=folder,
             options=server.ServerOptions(
                 kv_events_socket=folder / f"{name}.events",
-                variables={"VLLM_SERVER_DEV_MODE": "1"},  # for /reset_prefix_cache
+                # for /reset_prefix_cache, and for follow-ups of responses
+                variables={"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_RESPONSES_API_STORE": "1"},
             ),
         )
         for name in ("first", "second")

@@ -94,7 +94,8 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
 
     places: list[int]
     reason: str
-    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, trial."""
+    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, state,
+    trial."""
     uncached_tokens: Floats
     """U of every candidate, as the rule saw it."""
     score_s: Floats | None
@@ -255,6 +256,11 @@ def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
     return [places.item(n) for n in drawn]
 
 
+def _first(place: int, places: list[int]) -> list[int]:
+    """Return the places with this one before all others."""
+    return [place, *[each for each in places if each != place]][:MOST]
+
+
 class Scheduler:
     """One policy's way to decide. See the module's docstring."""
 
@@ -283,9 +289,12 @@ class Scheduler:
             places, reason = list(request.prescribed), "prescribed"
             if not places:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        elif request.holder is not None and not (
+            snapshot.failing is not None and snapshot.failing[request.holder]
+        ):
+            places, reason = _first(request.holder, places), "state"
         elif snapshot.trials:
-            tried = snapshot.trials[0]
-            places, reason = [tried, *[place for place in places if place != tried]][:MOST], "trial"
+            places, reason = _first(snapshot.trials[0], places), "trial"
         return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:

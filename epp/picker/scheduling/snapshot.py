@@ -72,6 +72,8 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """Size of the prompt's text, as the caches count it."""
     caches: Mapping[EndpointName, CacheRoom] | None = None
     """What each server's cache is assumed to hold. None: nothing is known of the caches."""
+    holder: int | None = None
+    """The place of the server that keeps what the request names. None: no server is known to."""
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""

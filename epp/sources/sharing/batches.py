@@ -176,6 +176,10 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """Requests of this batch or earlier ones whose prompts are computed, as distances from the newest
     request. None: a picker of an older version, which says so only by `SharedOver`."""
 
+    made: Annotated[list[tuple[_Number, _Index]], Meta(max_length=MOST_EVENTS)] = []
+    """What endpoints have made and keep: the hash of its id, and the endpoint. Pickers of an older version
+    leave this out."""
+
 
 class _StoredTable(msgspec.Struct, array_like=True, frozen=True):
     """A whole table: batches of Sized, HeldChain and Charged, for each endpoint from the least to the most

@@ -265,6 +265,9 @@ class Listener:
         for index in batch.cut:
             if (state := self._server(peer, index)) is not None:
                 self._picker.on_cut(state, now=now)
+        for id_hash, index in batch.made:
+            if (state := self._server(peer, index)) is not None:
+                self._picker.kept_state.remember(id_hash, state.endpoint.name, now=now)
         for body_hash, strikes in batch.fatal:
             self._picker.fatal.strike(body_hash, strikes, now=now)
 

@@ -25,6 +25,7 @@ from epp.picker.events import (
     Ended,
     Fatal,
     Hangs,
+    MadeState,
     Moved,
     Pick,
     PickerEvent,
@@ -62,7 +63,7 @@ _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent again."""
 
 
-_Kind = Literal["began", "moved", "proved", "over", "held", "restarted", "hangs", "cut", "fatal"]
+_Kind = Literal["began", "moved", "proved", "over", "held", "restarted", "hangs", "cut", "fatal", "made"]
 
 
 _SERVERS_NEWS: Final[dict[type, _Kind]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
@@ -154,6 +155,10 @@ class Speaker:
                 self._add(_row_of(_SERVERS_NEWS[type(event)], at, server))
             case Fatal(at, body_hash, strikes):
                 self._add(_Row(kind="fatal", at=at, number=body_hash, tokens=strikes))
+            case MadeState(at, server, id_hash):
+                row = _row_of("made", at, server)
+                row.number = id_hash
+                self._add(row)
 
     def gather_flow(self, *, anew: bool = False) -> None:
         """Collect the reports of this picker's flow control. anew: collect all of them, because the others
@@ -210,6 +215,7 @@ class Speaker:
         hanging, cut = faults.values()
         fatal: list[tuple[int, int]] = []
         proved: list[int] = []
+        made: list[tuple[int, int]] = []
         taken = 0
         while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) + len(fatal) < MOST_HANGING:
             row = self._rows.popleft()
@@ -218,12 +224,14 @@ class Speaker:
                 proved.append(self._newest - row.number)
             elif row.kind in faults:
                 faults[row.kind].append(self._dictionary.name(row.name, row.identity))
+            elif row.kind == "made":
+                made.append((row.number, self._dictionary.name(row.name, row.identity)))
             elif row.kind == "fatal":
                 fatal.append((row.number, row.tokens))
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
-        self.num_sent += len(events) + len(hanging) + len(cut) + len(fatal) + len(proved)
+        self.num_sent += len(events) + len(hanging) + len(cut) + len(fatal) + len(proved) + len(made)
         self._batches += 1
         return encode(
             Batch(
@@ -239,6 +247,7 @@ class Speaker:
                 fatal=fatal,
                 flow=[self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))],
                 proved=proved,
+                made=made,
             )
         )
 

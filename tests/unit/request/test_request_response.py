@@ -349,3 +349,15 @@ def test_an_answer_is_read_up_to_a_number_of_lines_in_any_pieces(size: int) -> N
     said = b"x\n" * (MOST_LINES - 2) + delta(content="b") + event({"error": "unread"}) + DONE
     pieces = [said[at : at + size] for at in range(0, len(said), size)]
     assert read(pieces, reader()).told == 200
+
+
+@pytest.mark.parametrize("kind", [ApiKind.RESPONSES, ApiKind.QUERY, ApiKind.CHAT])
+def test_the_id_of_what_a_server_keeps_is_read_from_a_whole_answer(kind: ApiKind) -> None:
+    answer = json.dumps({"id": "resp_1", "output": []}).encode()
+    made = read([answer], reader(kind, content_type="application/json")).made
+    assert made == ("" if kind is ApiKind.CHAT else "resp_1")
+
+
+def test_the_id_of_a_streamed_response_is_known_when_it_is_cut_off() -> None:
+    pieces = [named("response.created", response={"id": "resp_1"}), named("response.in_progress")]
+    assert read(pieces, reader(ApiKind.RESPONSES)).made == "resp_1"

@@ -4,16 +4,18 @@ late or out of date.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import replace as changed
 
 import pytest
+from msgspec.structs import replace
 
 from epp.base.errors import FatalRequestError
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.adapters import loaded_adapters
+from epp.request.response import ResponseFeedback
 from epp.sources.sharing.batches import BatchFlag, decode_batch
-from tests.unit.picker.picker_questions import policy_of, text
+from tests.unit.picker.picker_questions import ask, policy_of, text
 from tests.unit.sources.sharing.pickers import Replica, endpoints, meet, two
 
 
@@ -154,7 +156,7 @@ def test_request_that_is_let_go_is_counted_by_scrapes_and_its_work_drains() -> N
 
 
 def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
-    on = [replace(e, adapters=frozenset({"sql"})) for e in endpoints()]
+    on = [changed(e, adapters=frozenset({"sql"})) for e in endpoints()]
     one, other = Replica(1, on=on), Replica(2, on=on)
     meet([one, other], now=0.0)
     pick = one.pick(text("p"), now=1.0, model="sql")
@@ -182,6 +184,16 @@ def test_a_request_that_ended_servers_is_refused_by_the_other_pickers_too() -> N
         with pytest.raises(FatalRequestError):
             replica.picker.fatal.suspects(77, now=12.0)
         assert not replica.picker.fatal.suspects(78, now=12.0)
+
+
+def test_the_other_pickers_know_which_server_keeps_a_response() -> None:
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    one.picker.on_feedback(pick, ResponseFeedback(made="resp_1"), now=10.5)
+    other.receive(one.send(now=11.0), now=11.0)
+    named = replace(ask(text("q")), names_state="resp_1")
+    there = other.picker.pick(named, now=12.0).decision
+    assert (there.reason, there.chosen) == ("state", pick.decision.chosen)
 
 
 def test_an_idle_picker_sends_a_batch_once_a_second() -> None:
