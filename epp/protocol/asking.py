@@ -76,6 +76,10 @@ NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
 overload.
 """
 
+_APART: Final = (ApiKind.OTHER, ApiKind.QUERY)
+"""Requests whose paths may name what one server keeps."""
+_KEEPING: Final = (ApiKind.RESPONSES, ApiKind.QUERY)
+"""Requests whose answers may name what the server keeps."""
 _RESERVED: Final = frozenset(RESERVED)
 _REQUEST_NAMES: Final = _RESERVED.union(
     (":method", ":path", REQUEST_ID, LENGTH, "content-encoding", TEST_SELECTION)
@@ -241,8 +245,8 @@ class Asking:
             began_s=started,
             path_hash=hash(head.path.partition("?")[0]),
             body_hash=body_hash,
-            names_state=inference.names_state or id_in_path(head.path),
-            makes_state=bool(body) and inference.stores and makes_state(head.path),
+            names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
+            makes_state=inference.kind in _KEEPING and inference.stores and makes_state(head.path),
         )
 
     def _read_body(self, path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:

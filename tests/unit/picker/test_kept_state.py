@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName
 from epp.config.observing import Sampling
-from epp.config.policy import PolicySpec
+from epp.config.policy import PolicySpec, RuleName
 from epp.picker import kept_state
 from epp.picker.decision import PickRequest
 from epp.picker.endpoints.marks import Form
@@ -42,7 +42,7 @@ def picks(picker: Picker, names: Mapping[str, EndpointName], *, now: float) -> d
 
 @pytest.mark.parametrize("share", [0.0, 0.01])
 @pytest.mark.parametrize("rule", ["least-cost", "affinity", "round-robin"])
-def test_each_follow_up_goes_to_the_server_of_its_response(rule: str, share: float) -> None:
+def test_each_follow_up_goes_to_the_server_of_its_response(rule: RuleName, share: float) -> None:
     picker = a_picker(PolicySpec(rule=rule, sampling=Sampling(share=share)))
     made = {f"resp_{n}": make(picker, f"resp_{n}", now=1.0 + n) for n in range(24)}
     assert len(set(made.values())) > 1
