@@ -87,7 +87,6 @@ class Api:
         self._client = client
         """A `kubernetes.aio.client.ApiClient`: generated code, few of whose functions have types."""
         self._renew = renew
-        self._renewing = asyncio.Lock()
         self._renew_again_at = 0.0
 
     @classmethod
@@ -173,29 +172,21 @@ class Api:
             response: aiohttp.ClientResponse = sent.response
             return response
 
-        sent_at = asyncio.get_running_loop().time()
         answer = await send()
-        if answer.status == HTTPStatus.UNAUTHORIZED and await self._renewed(since=sent_at):
-            answer.release()
-            answer = await send()
-        return answer
-
-    async def _renewed(self, *, since: float) -> bool:
-        """Return whether the credentials have changed since a request that was sent at `since`. Raises
-        ApiError if no credentials can be had.
-        """
-        if self._renew is None:
-            return False
-        async with self._renewing:
-            now = asyncio.get_running_loop().time()
-            if now < self._renew_again_at:
-                return self._renew_again_at - _RENEW_PAUSE_S >= since
+        now = asyncio.get_running_loop().time()
+        if (
+            answer.status == HTTPStatus.UNAUTHORIZED
+            and self._renew is not None
+            and now >= self._renew_again_at
+        ):
             self._renew_again_at = now + _RENEW_PAUSE_S
+            answer.release()
             try:
                 await self._renew()
             except ConfigError as error:
                 raise ApiError(str(error), status=HTTPStatus.UNAUTHORIZED) from error
-            return True
+            answer = await send()
+        return answer
 
 
 async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:

@@ -1,19 +1,33 @@
 """Keeps the objects of one kind and one API group that name a pool: InferenceModelRewrites and
-InferenceObjectives. Pure. A reflector passes the objects in; `claim_status` says what their status is.
+InferenceObjectives. Says what their status is, and when it is written. Pure: a reflector passes the objects
+in, and `writing` sends the patches.
+
+The status has one condition, `Accepted`, as in the CRDs. True: the object is in use. False: the reason says
+why not. If no picker judges an object, its condition is Unknown and says that no picker has judged it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
-from epp.sources.kube.objects import Condition, ModelRewrite, Objective
+import msgspec
+
+from epp.sources.kube.objects import Condition, ModelRewrite, Objective, ObjectMeta
+from epp.sources.kube.policies import PolicyResult
+from epp.sources.kube.policy_status import Unclaimed, condition
+from epp.sources.kube.writing import StatusWrite
 
 _MOST_OBJECTS: Final = 1024
 """Most objects of the picker's pools, and of other pools. Others are left out."""
 
+ACCEPTED: Final = "Accepted"
+NO_POOL: Final = PolicyResult(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
+
 Found = ModelRewrite | Objective
+Key = tuple[str, str]
+"""API group and name of an object."""
 C = TypeVar("C")
 
 
@@ -22,11 +36,7 @@ class Claim(Generic[C]):
     """One object."""
 
     group: str
-    name: str
-    uid: str
-    generation: int
-    resource_version: str
-    created: str
+    metadata: ObjectMeta
     pool: str
     content: C
     """The usable part of the spec."""
@@ -34,6 +44,10 @@ class Claim(Generic[C]):
     """The faults, in words."""
     conditions: tuple[Condition, ...]
     """Its status, as last seen."""
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
 
 
 class Claims(Generic[C]):
@@ -70,13 +84,15 @@ class Claims(Generic[C]):
         """Take a new or changed object. A change of its status alone does not count."""
         if self._seen(found):
             return
-        name, faults = found.metadata.name, list[str]()
+        name, pool, conditions = found.metadata.name, found.spec.pool_ref.name, found.status.conditions
         self._drop(name)
-        if found.spec.pool_ref.name not in self._pools:
+        if pool not in self._pools:
             if len(self._of_other_pools) < _MOST_OBJECTS:
-                self._of_other_pools[name] = _claim(self.group, found, None, faults)
+                self._of_other_pools[name] = Claim(self.group, found.metadata, pool, None, (), conditions)
         elif len(self._claims) < _MOST_OBJECTS:
-            self._claims[name] = _claim(self.group, found, self._read(found, faults), faults)
+            faults = list[str]()
+            content = self._read(found, faults)
+            self._claims[name] = Claim(self.group, found.metadata, pool, content, faults, conditions)
             self.version += 1
 
     def remove(self, found: Found) -> None:
@@ -86,7 +102,9 @@ class Claims(Generic[C]):
         """Return the objects of the picker's pools. The oldest goes first. Objects of the same second go by
         name, so that all replicas agree.
         """
-        return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
+        return sorted(
+            self._claims.values(), key=lambda claim: (claim.metadata.creation_timestamp, claim.name)
+        )
 
     def of_other_pools(self) -> Collection[Claim[None]]:
         return self._of_other_pools.values()
@@ -98,13 +116,12 @@ class Claims(Generic[C]):
 
     def _seen(self, found: Found) -> bool:
         """Take the status of an object whose spec is known. Return False if the spec is new."""
-        name, conditions = found.metadata.name, found.status.conditions
-        known = self._claims.get(name) or self._of_other_pools.get(name)
-        if known is None or (known.uid, known.generation) != (found.metadata.uid, found.metadata.generation):
-            return False
-        seen = replace(known, resource_version=found.metadata.resource_version, conditions=conditions)
+        name, seen = found.metadata.name, found.metadata
         where: dict[str, Any] = self._claims if name in self._claims else self._of_other_pools
-        where[name] = seen
+        known = where.get(name)
+        if known is None or (known.metadata.uid, known.metadata.generation) != (seen.uid, seen.generation):
+            return False
+        where[name] = replace(known, metadata=seen, conditions=found.status.conditions)
         return True
 
     def _drop(self, name: str) -> None:
@@ -113,17 +130,66 @@ class Claims(Generic[C]):
             self.version += 1
 
 
-def _claim(group: str, found: Found, content: C, faults: Collection[str]) -> Claim[C]:
-    metadata = found.metadata
-    return Claim(
-        group=group,
-        name=metadata.name,
-        uid=metadata.uid,
-        generation=metadata.generation,
-        resource_version=metadata.resource_version,
-        created=metadata.creation_timestamp,
-        pool=found.spec.pool_ref.name,
-        content=content,
-        faults=faults,
-        conditions=found.status.conditions,
+def due(
+    newer_first: Sequence[Claims[Any]],
+    results: Mapping[Key, PolicyResult],
+    *,
+    unclaimed: Unclaimed,
+    namespace: str,
+    time_text: Callable[[], str],
+    now: float,
+) -> Iterator[StatusWrite]:
+    """Yield the statuses to write: those of our pools, then those of objects that no picker judges.
+    results: the result for each object of our pools.
+    """
+
+    def write(claims: Claims[Any], claim: Claim[Any], wanted: Condition, result: object) -> StatusWrite:
+        path = f"{claims.path.format(namespace=namespace)}/{claim.name}"
+        return StatusWrite(path, claim.metadata.uid, result, patch(claim, wanted))
+
+    for claims in newer_first:
+        for claim in claims.claims():
+            result = results[claim.group, claim.name]
+            wanted = accepted(result, claim, time_text=time_text())
+            if wanted not in claim.conditions:
+                yield write(claims, claim, wanted, (claim.metadata.generation, result))
+    waiting = {
+        (claim.metadata.uid, claim.metadata.generation): (claims, claim)
+        for claims in newer_first
+        for claim in claims.of_other_pools()
+        if observed_generation(claim) < claim.metadata.generation
+    }
+    for claims, claim in unclaimed.due(waiting, now=now):
+        yield write(claims, claim, nobodys(claim, time_text=time_text()), claim.metadata.generation)
+
+
+def accepted(result: PolicyResult, claim: Claim[Any], *, time_text: str) -> Condition:
+    return condition(
+        ACCEPTED, result, generation=claim.metadata.generation, before=claim.conditions, time_text=time_text
     )
+
+
+def nobodys(claim: Claim[Any], *, time_text: str) -> Condition:
+    """Return the condition of an object that nobody has judged."""
+    pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
+    message = (
+        f"no picker has judged this object for {pool}; check spec.poolRef.name, and whether "
+        "a gateway for that pool runs in this namespace and follows objects of this kind"
+    )
+    return accepted(PolicyResult(None, "TargetNotFound", message), claim, time_text=time_text)
+
+
+def observed_generation(claim: Claim[Any]) -> int:
+    """Return the generation that its status was last judged for. 0: nobody has judged it."""
+    return max((c.observed_generation for c in claim.conditions if c.type == ACCEPTED), default=0)
+
+
+def patch(claim: Claim[Any], wanted: Condition) -> Mapping[str, Any]:
+    """Return the condition as a merge patch. It replaces the whole list, so it contains the conditions of
+    others and the version at which they were read.
+    """
+    others = [c for c in claim.conditions if c.type != wanted.type]
+    return {
+        "metadata": {"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version},
+        "status": {"conditions": msgspec.to_builtins([*others, wanted])},
+    }

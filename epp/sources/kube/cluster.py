@@ -21,9 +21,9 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
-from epp.sources.kube import claim_status, policy_status
+from epp.sources.kube import claims, policy_status
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.claims import Claims
+from epp.sources.kube.claims import Claims, Key
 from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
 from epp.sources.kube.objectives import judge as judge_objectives
 from epp.sources.kube.objectives import merged, objectives_of
@@ -32,9 +32,9 @@ from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies
 from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import ListSource, Reflector, Sink, T
-from epp.sources.kube.rewrite_status import judge as judge_rewrites
 from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.sources.kube.rewrites import all_rewrites, model_rewrites
+from epp.sources.kube.rewrites import judge as judge_rewrites
 from epp.sources.kube.writing import StatusWrite, StatusWriter
 
 _GATHER_S: Final = 0.05
@@ -192,7 +192,7 @@ class Cluster:
         """Write the statuses that differ. The looks of several replicas are at random times, so mostly the
         first replica writes, and the others see what it wrote.
         """
-        writer, policies, claims = StatusWriter(api), Unclaimed(), (Unclaimed(), Unclaimed())
+        writer, policies, others = StatusWriter(api), Unclaimed(), (Unclaimed(), Unclaimed())
         while True:
             await asyncio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
             if not pools.settled or self._dirty.is_set():
@@ -207,7 +207,7 @@ class Cluster:
                     time_text=_time,
                     now=now,
                 ),
-                self._due_claims(pools, claims, now=now),
+                self._due_claims(pools, others, now=now),
             )
             await writer.look(due, now=now)
 
@@ -216,12 +216,12 @@ class Cluster:
     ) -> Iterator[StatusWrite]:
         rewrites = judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served())
         objectives = judge_objectives(self._objectives, existing=pools.existing)
-        judged: Sequence[tuple[Sequence[Claims[Any]], Mapping[claim_status.Key, PolicyResult]]] = (
+        judged: Sequence[tuple[Sequence[Claims[Any]], Mapping[Key, PolicyResult]]] = (
             (self._rewrites, rewrites),
             (self._objectives, objectives),
         )
         for (found, results), waiting in zip(judged, unclaimed, strict=True):
-            yield from claim_status.due(
+            yield from claims.due(
                 found, results, unclaimed=waiting, namespace=self._namespace, time_text=_time, now=now
             )
 

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from epp.config.kubernetes import LlmdGroup
-from epp.sources.kube.claim_status import ACCEPTED, NO_POOL, Key
-from epp.sources.kube.claims import Claims
+from epp.sources.kube.claims import ACCEPTED, NO_POOL, Claims, Key
 from epp.sources.kube.policies import PolicyResult
 
 PATHS: Final[Mapping[str, str]] = {

@@ -1,4 +1,8 @@
-"""Follows all pools of the configuration, and passes on the endpoints of all of them as one list.
+"""Follows the pools of the configuration and their pods, or the pods of a configured selector, and passes on
+the endpoints of all of them as one list.
+
+A changed selector of a pool starts a new watch of its pods. Until the new watch has listed its pods, the
+endpoints of the old watch stay.
 
 The first list is passed on only when every pool is known, so that a starting picker does not refuse the
 models of a pool that is listed a moment later. A pool that does not exist counts as known, without endpoints.
@@ -10,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Final
@@ -18,15 +22,164 @@ from typing import Final
 from epp.base.types import Endpoint, EndpointName
 from epp.config.kubernetes import Kubernetes
 from epp.sources.keep import Keep
-from epp.sources.kube.discovery import in_several, united
-from epp.sources.kube.pool import PoolWatch
-from epp.sources.kube.reflector import Reader
+from epp.sources.kube.discovery import Discovery, Found, in_several, label_selector, pool_ports, united
+from epp.sources.kube.objects import Pod, Pool
+from epp.sources.kube.reflector import ListSource, Reader, Reflector, Sink, T
 
 _log = logging.getLogger(__name__)
 
+_POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
+_PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _GATHER_S: Final = 0.1
 _RETRY_S: Final = 1.0
 _NAMED: Final = 5
+
+
+class PoolWatch:
+    """`on_change` is called when the endpoints may have changed; `on_pool` when the pool comes, goes, or is
+    another object.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        settings: Kubernetes,
+        name: str,
+        *,
+        namespace: str,
+        on_change: Callable[[], None],
+        on_pool: Callable[[], None],
+        on_state: Callable[[str, bool], None],
+        keep: Keep,
+        rng: Random,
+    ) -> None:
+        self.name = name
+        self._reader = reader
+        self._selector = settings.selector
+        self._namespace = namespace
+        self._on_change = on_change
+        self._on_pool = on_pool
+        self._on_state = on_state
+        self._keep = keep
+        self._rng = rng
+        self._discovery = Discovery(pool=name, family=settings.address_family, ports=settings.target_ports)
+        self._found: Sequence[Found] = ()
+        self._labels: Mapping[str, str] = {}
+        self._pool = self._reflector(
+            ListSource(
+                what="pool",
+                kind=Pool,
+                path=_POOLS.format(namespace=namespace),
+                # By name, as in the picker's Role: RBAC allows listing a single object.
+                selectors=(("fieldSelector", f"metadata.name={name}"),),
+            ),
+            self,
+        )
+        self._pods: Reflector[Pod] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self.exists = bool(settings.selector)
+        """Whether the pool exists, so that policies may target it."""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            if self._selector:
+                self._follow(self._selector)
+            else:
+                group.create_task(
+                    self._keep("kubernetes", self._pool.run), name=f"watch of the pool {self.name}"
+                )
+            await asyncio.get_running_loop().create_future()  # waits until cancelled
+
+    @property
+    def known(self) -> bool:
+        """Whether the pods of the current pool have been listed, or are known not to exist."""
+        return self._pods.synced if self._pods is not None else self._pool.synced
+
+    @property
+    def changed(self) -> bool:
+        """Whether the endpoints may differ from those that `found` returned last."""
+        return self.known and self._discovery.changed
+
+    def found(self) -> Sequence[Found]:
+        """Return the endpoints. While the pods of a new selector are not listed yet, return the endpoints
+        from before.
+        """
+        if self.changed:
+            self._found = self._discovery.found()
+        return self._found
+
+    # -- what the pool's reflector calls ---------------------------------------------------------------------
+
+    def replace(self, pools: Iterable[Pool]) -> None:
+        pool = next(iter(pools), None)
+        if pool is None:
+            self._without_pool()
+        else:
+            self.put(pool)
+
+    def put(self, pool: Pool) -> None:
+        came, self.exists = not self.exists, True
+        self._discovery.set_ports(pool_ports(pool))
+        labels = pool.spec.selector.match_labels
+        if labels:
+            self._follow(labels)
+        else:  # it would select every pod of the namespace, including the gateway's own pods
+            _log.error(
+                "InferencePool %s selects nothing: its spec.selector has no labels", pool.metadata.name
+            )
+            self._stop_following()
+        if came:
+            self._on_pool()
+
+    def remove(self, _: Pool) -> None:
+        self._without_pool()
+
+    def check_integrity(self) -> None:
+        self._discovery.check_integrity()
+        assert (self._pods is None) == (self._task is None)
+        assert self.exists or self._pods is None, "pods are followed for a pool that exists"
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _reflector(self, source: ListSource[T], sink: Sink[T]) -> Reflector[T]:
+        return Reflector(
+            self._reader, source, sink=sink, on_change=self._on_change, on_state=self._on_state, rng=self._rng
+        )
+
+    def _without_pool(self) -> None:
+        _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
+        self._stop_following()
+        if self.exists:
+            self.exists = False
+            self._on_pool()
+
+    def _stop_following(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task = self._pods = None
+        self._labels = {}
+        self._discovery.replace(())
+        self._discovery.changed = True  # even if there were none before: now it is known that there are none
+
+    def _follow(self, labels: Mapping[str, str]) -> None:
+        if labels == self._labels:
+            return
+        if self._task is not None:
+            self._task.cancel()
+        assert self._group is not None, "pods are followed only inside run()"
+        self._labels = dict(labels)
+        source = ListSource(
+            what="pods",
+            kind=Pod,
+            path=_PODS.format(namespace=self._namespace),
+            selectors=(("labelSelector", label_selector(labels)), ("fieldSelector", "status.phase=Running")),
+        )
+        self._pods = self._reflector(source, self._discovery)
+        self._task = self._group.create_task(
+            self._keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
+        )
 
 
 class Pools:

@@ -13,12 +13,10 @@ Called by `pool` and `cluster`; `Reader` is the API server, or a test.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -33,8 +31,6 @@ _log = logging.getLogger(__name__)
 
 _PAGE: Final = "500"
 _GONE: Final = 410
-_MOST_STATUS_FIELDS: Final = 32
-"""Most fields of a status that are tried one by one, since each costs a read of the object."""
 _WATCH_S: Final = (240, 360)
 """A watch ends after about this many seconds and is opened again. Watches do not all end at the same time."""
 _IDLE_S: Final = 100.0
@@ -219,7 +215,7 @@ class Reflector(Generic[T]):
 
     def read(self, text: msgspec.Raw) -> T | None:
         """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A
-        field of the status that cannot be read counts as absent: another release may have written it.
+        status that cannot be read counts as absent: another release may have written it.
         """
         try:
             if self._source.free_form:
@@ -227,26 +223,14 @@ class Reflector(Generic[T]):
             try:
                 return self._object.decode(text)
             except msgspec.ValidationError as error:
-                found = self._with_readable_status(text)
+                fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+                fields.pop("status", None)
+                found = self._object.decode(msgspec.json.encode(fields))
                 self._pass_over("the status of one", error)
                 return found
         except (CostlyJsonError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._pass_over("one", error)
             return None
-
-    def _with_readable_status(self, text: msgspec.Raw) -> T:
-        """Decode an object with those fields of its status that can be read, one by one."""
-        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        status, readable = fields.pop("status", None), {}
-        found = self._object.decode(msgspec.json.encode(fields))
-        with contextlib.suppress(msgspec.ValidationError):
-            parts = msgspec.json.decode(status or b"{}", type=dict[str, msgspec.Raw])
-            for name, value in islice(parts.items(), _MOST_STATUS_FIELDS):
-                with contextlib.suppress(msgspec.ValidationError):
-                    self._object.decode(msgspec.json.encode({**fields, "status": {name: value}}))
-                    readable[name] = value
-            found = self._object.decode(msgspec.json.encode({**fields, "status": readable}))
-        return found
 
     def _pass_over(self, part: str, error: Exception) -> None:
         """Log once that a part of what was read does not count."""

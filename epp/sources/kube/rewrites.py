@@ -4,6 +4,10 @@ The oldest object goes first. If two rules have the same name, the first rule co
 for all targets of a rule or for none; a missing weight counts as 1. A target without a name is left out.
 Everything that is left out is a fault of the object, which its status shows. If a picker has several pools, a
 rule for every other name is left out, because it would take the names of the other pools' models.
+
+`judge` says whether the rules of each object are in use. The result is true if the object is valid, no other
+object has one of its names, and its rules are in use. False: the reason says what is wrong; its valid rules
+are used anyway.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from typing import Final, get_args
 from epp.config.kubernetes import LlmdGroup
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
-from epp.sources.kube.claims import Claims
+from epp.sources.kube.claims import ACCEPTED, NO_POOL, Claim, Claims, Key
 from epp.sources.kube.objects import ModelRewrite, RewriteRule
+from epp.sources.kube.policies import PolicyResult
 
 PATHS: Final[Mapping[str, str]] = {
     group: f"/apis/{group}/v1alpha2/namespaces/{{namespace}}/inferencemodelrewrites"
@@ -34,10 +39,13 @@ _MOST_IN_ALL: Final = 16_384
 newest objects are left out."""
 _MOST_WEIGHT: Final = 1_000_000
 _NO_MATCHES: Final = ".matches is empty, and the picker has several pools; name the models, since the rule would take those of other pools"
+_NAMED: Final = 5
+"""Most names in one message."""
 _MOST_FAULTS: Final = 5
 """Most faults that are reported for one object."""
 
 
+RewriteClaim = Claim[Sequence[Rewrite]]
 ModelRewrites = Claims[Sequence[Rewrite]]
 """The rewrites of one group, with their usable rules."""
 
@@ -101,3 +109,58 @@ def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[RewriteT
     weighted = sum(target.weight is not None for target in rule.targets)
     if 0 < weighted < len(rule.targets):
         yield ".targets: some have a weight and some have none; a missing weight counts as 1"
+
+
+def judge(
+    newer_first: Sequence[ModelRewrites], *, existing: Collection[str], served: frozenset[str] | None
+) -> Mapping[Key, PolicyResult]:
+    """Return the result for each object of the picker's pools.
+
+    existing: the pools that exist. served: every model that a server lists. None: the lists are not known.
+    """
+    owners: dict[str, RewriteClaim] = {}
+    results = {}
+    for rewrites in newer_first:
+        for claim in rewrites.claims():
+            taken = _taken(claim, owners)
+            results[claim.group, claim.name] = _result(claim, taken, pool_exists=claim.pool in existing)
+            missing = {t.model for rule in claim.content for t in rule.targets} - (served or set())
+            if served is not None and missing and results[claim.group, claim.name].so:
+                results[claim.group, claim.name] = PolicyResult(False, "ModelNotServed", _unserved(missing))
+    return results
+
+
+def _taken(claim: RewriteClaim, owners: dict[str, RewriteClaim]) -> Mapping[str, RewriteClaim]:
+    """Return the names of this object that an earlier object has. Its other names now belong to this object.
+    The name "" stands for every other name.
+    """
+    taken = {}
+    for rule in claim.content:
+        for model in rule.models or ("",):
+            owner = owners.setdefault(model, claim)
+            if owner is not claim:
+                taken[model] = owner
+    return taken
+
+
+def _result(claim: RewriteClaim, taken: Mapping[str, RewriteClaim], *, pool_exists: bool) -> PolicyResult:
+    if claim.faults:
+        return PolicyResult(False, "Invalid", "; ".join(claim.faults))
+    if taken:
+        conflicts = [
+            f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite {owner.name}"
+            f"{'' if owner.group == claim.group else f' of {owner.group}'}"
+            for model, owner in list(taken.items())[:_NAMED]
+        ]
+        more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
+        return PolicyResult(
+            False, "Conflicted", "; ".join(conflicts) + more + "; the other names of this rewrite count"
+        )
+    if not pool_exists:
+        return NO_POOL
+    return PolicyResult(True, ACCEPTED, "its rules are in use")
+
+
+def _unserved(models: Collection[str]) -> str:
+    named = ", ".join(model[:100] for model in sorted(models)[:_NAMED])
+    return f"no server lists {named}, so requests that go there get 404"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.sources.kube.claim_status import due
+from epp.sources.kube.claims import due
 from epp.sources.kube.objectives import PATHS, Objectives, judge, merged, objectives_of
 from epp.sources.kube.objects import Objective
 from epp.sources.kube.policy_status import Unclaimed

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.sources.kube import claim_status, policy_status
+from epp.sources.kube import claims, policy_status
 from epp.sources.kube.api import Api, ApiError, Query
 from epp.sources.kube.objects import Condition
 from epp.sources.kube.policies import PolicySet
 from epp.sources.kube.policy_status import Unclaimed
-from epp.sources.kube.rewrite_status import judge
-from epp.sources.kube.rewrites import ModelRewrites
+from epp.sources.kube.rewrites import ModelRewrites, judge
 from epp.sources.kube.writing import StatusWrite, StatusWriter
 from tests.unit.sources.kube.objects import policy, rewrite, rewrites_of, rule
 
@@ -49,7 +48,7 @@ class Replica:
         of_policies, of_rewrites = self._unclaimed
         return [
             *policy_status.due(outcome, self.policies, unclaimed=of_policies, **words),
-            *claim_status.due(
+            *claims.due(
                 self._rewrites,
                 judge(self._rewrites, existing=["vllm"], served=None),
                 unclaimed=of_rewrites,
