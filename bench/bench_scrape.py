@@ -23,7 +23,7 @@ from typing import cast
 import uvloop
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.observing import Scrape
+from epp.config.routing import Scrape
 from epp.sources.keep import Sources
 from epp.sources.scraping.metrics_page import parse_page
 from epp.sources.scraping.scraper import Scraper

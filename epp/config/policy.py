@@ -14,11 +14,20 @@ from msgspec import Meta
 
 from epp.base.errors import ConfigError
 from epp.config.dialects import MOST_DESTINATIONS
-from epp.config.disaggregation import Disaggregation
 from epp.config.flow import Flow
-from epp.config.observing import Sampling, Scrape
-from epp.config.prefix import Chunks, Table
-from epp.config.routing import Cost, FailureSettings, Gain, LoadSettings, Lora, PrefixHashSettings
+from epp.config.routing import (
+    Chunks,
+    Cost,
+    Disaggregation,
+    FailureSettings,
+    Gain,
+    LoadSettings,
+    Lora,
+    PrefixHashSettings,
+    Sampling,
+    Scrape,
+    Table,
+)
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
 

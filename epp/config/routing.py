@@ -1,4 +1,4 @@
-"""Defines the sections of a policy that the rules and the thresholds read, with all their defaults."""
+"""Defines the sections of a policy, with all their defaults. `epp.config.flow` has the one about waiting."""
 
 from __future__ import annotations
 
@@ -103,3 +103,84 @@ class PrefixHashSettings(Strict, frozen=True):
     min_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 4
     """An endpoint with fewer requests in flight than this keeps all prompts that are assigned to it, whatever
     the mean is."""
+
+
+class Chunks(Strict, frozen=True):
+    """A prompt is cut into chunks before hashing. A change of their sizes empties the prefix table, because
+    old hashes no longer match.
+    """
+
+    size_bytes: Annotated[int, Meta(ge=16, le=65536)] = 256
+    """Size of a chunk at the start of a prompt, in bytes of UTF-8."""
+    later_size_bytes: Annotated[int, Meta(ge=16, le=65536)] = 1024
+    """Size of the later chunks of a prompt, in bytes of UTF-8. They may be larger, since precision matters
+    less there."""
+    later_from_bytes: Annotated[int, Meta(ge=0, le=2**30)] = 16384
+    """Position in the prompt, in bytes, from which the larger chunks (`laterSizeBytes`) are used."""
+
+
+class Table(Strict, frozen=True):
+    """The prefix table: an approximate copy of what the prefix caches of the servers hold."""
+
+    max_entries: Annotated[int, Meta(ge=1000, le=10**8)] = 1_000_000
+    """Largest number of entries in the table. Each pair of a server and a chunk is one entry. An entry takes
+    about 10 bytes of memory with long prompts, and 360 bytes with prompts of one chunk."""
+    default_capacity_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 200_000
+    """Cache size in tokens that the picker assumes for a server whose metrics do not state it."""
+    learn_capacity: bool = True
+    """Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the
+    learned size differs from the stated one by at most a quarter."""
+    ttl_seconds: Annotated[float, Meta(ge=1, le=10**7)] = 3600.0
+    """An entry that was not used for this long is removed."""
+    bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0
+    """Bytes of prompt text for each token, until the picker has learned this number. A change applies only to
+    models that the picker has not seen yet."""
+
+
+class Scrape(Strict, frozen=True):
+    """The picker reads the metrics pages of the servers. No pick waits for a scrape."""
+
+    path: Annotated[str, Meta(pattern="^/", max_length=256)] = "/metrics"
+    """Path of the metrics page."""
+    interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    """Time from one scrape of an endpoint to the next, varied at random by a tenth."""
+    idle_interval_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 4.0
+    """Time from one scrape to the next of an idle endpoint: no request runs or waits there, and the picker
+    has none in flight there. Within a second of sending a request there, the picker scrapes the endpoint at
+    `intervalSeconds` again. A value below `intervalSeconds` has no effect."""
+    timeout_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 1.0
+    """A scrape that takes longer than this counts as failed."""
+    stale_after_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 5.0
+    """The picker ignores metrics older than this and counts only the requests that it sent itself."""
+    failures_to_eject: Annotated[int, Meta(ge=1, le=100)] = 3
+    """After this many failed scrapes in a row an endpoint gets no more requests."""
+    max_page_bytes: Annotated[int, Meta(ge=1024, le=2**28)] = 4 * 2**20
+    """A scrape counts as failed if its page is larger than this."""
+
+
+class Sampling(Strict, frozen=True):
+    """For a share of the requests the data plane streams the answer to the picker too. The picker learns from
+    these answers.
+    """
+
+    share: Ratio = 0.01
+    """Share of the requests whose answers are sampled. All other answers never pass through the picker."""
+
+
+class Disaggregation(Strict, frozen=True):
+    """Prefill and decode on different servers (P/D). It takes effect where endpoints have the role `prefill`
+    or `both`.
+    """
+
+    min_uncached_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 256
+    """If fewer tokens of a prompt than this are uncached on the chosen endpoint, this endpoint computes the
+    prompt itself. Otherwise the smaller cost decides."""
+    kv_bytes_per_token: Annotated[float, Meta(gt=0, le=10**9)] = 131_072.0
+    """Size of the KV cache of one token, in bytes: 2 x layers x KV heads x head size x bytes of one number.
+    The default fits an 8B model with 32 layers, 8 KV heads of size 128, and 16-bit numbers."""
+    transfer_bytes_per_second: Annotated[float, Meta(gt=0, le=10**15)] = 1e10
+    """Rate, in bytes per second, at which KV cache is copied from the prefill endpoint to the endpoint that
+    answers. The default is 80 Gbit/s."""
+    overhead_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.01
+    """Fixed cost of using a prefill endpoint, in seconds, for prompts of any length: one more request, and
+    the setup of the transfer."""

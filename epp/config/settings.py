@@ -18,16 +18,81 @@ from msgspec import Meta
 
 from epp.base.errors import ConfigError
 from epp.base.types import Address
-from epp.config.blocked_paths import BLOCKED_PATHS
 from epp.config.dialects import Dialect, DialectName, dialect_of
 from epp.config.envoy import Envoy
 from epp.config.exact import ExactMode
 from epp.config.kubernetes import Kubernetes
 from epp.config.listening import Admin, Listen
-from epp.config.models import Models
 from epp.config.sharing import Sharing
 from epp.config.strict import Strict
 from epp.config.yaml_faults import decode, in_words
+
+BLOCKED_PATHS: Final = (
+    "/abort_requests",
+    "/adapters",
+    "/collective_rpc",
+    "/docs",
+    "/fault_tolerance",
+    "/finish_weight_update",
+    "/get_world_size",
+    "/inference/v1/abort_requests",
+    "/init_weight_transfer_engine",
+    "/is_paused",
+    "/is_scaling_elastic_ep",
+    "/is_sleeping",
+    "/kv_blocks",
+    "/kv_event_sources",
+    "/load",
+    "/metrics",
+    "/openapi.json",
+    "/pause",
+    "/redoc",
+    "/release_kv_cache_memory",
+    "/reset_encoder_cache",
+    "/reset_mm_cache",
+    "/reset_prefix_cache",
+    "/resume",
+    "/resume_kv_cache_memory",
+    "/scale_elastic_ep",
+    "/server_info",
+    "/shutdown_weight_transfer_engine",
+    "/sleep",
+    "/start_draft_weight_update",
+    "/start_profile",
+    "/start_weight_update",
+    "/stop_profile",
+    "/tokenizer_info",
+    "/update_weight_version",
+    "/update_weights",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/version",
+    "/wake_up",
+    "/weight_checker",
+    "/weight_info",
+)
+"""Paths that vLLM serves for its operators, in all of its modes, and pages that describe the server: its API,
+its version, its chat template."""
+
+
+class Models(Strict, frozen=True):
+    """Learn from the servers' answers at `/v1/models` which models they have (docs/models.md)."""
+
+    ask: bool = True
+    """Ask each server at `/v1/models` which models it has. If false, the picker knows models only from the
+    endpoints file or from annotations of the pods."""
+    interval_seconds: Annotated[float, Meta(ge=5, le=86400)] = 60.0
+    """Time between two such questions to one server."""
+    api_key_file: str = ""
+    """File with the API key of the model servers (vLLM's `--api-key`). The picker sends the key with these
+    questions and with probes. It reads the file each time, so a renewed key is used. Empty means no key."""
+    unknown: Literal["NotFound", "Route"] = "NotFound"
+    """What to do with a request for a model that no server lists. NotFound: answer 404, once the list of
+    every server is known. Route: send the request to any server; this is for servers that load an adapter
+    when a request asks for it."""
+    answer_list: bool = True
+    """Answer `GET /v1/models` with the models of all servers. If false, the request goes to one server, which
+    answers with its own models."""
 
 
 class StreamLimits(Strict, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from epp.config.blocked_paths import BLOCKED_PATHS
+from epp.config.settings import BLOCKED_PATHS
 from epp.request.blocked import BlockedPaths
 from tests.contract.spellings import combined, single
 from tests.contract.vllm_routes import FOR_CLIENTS, ROUTES, SAMPLES, reaches_operators

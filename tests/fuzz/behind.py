@@ -11,7 +11,7 @@ import msgspec
 from epp.base.errors import PickError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.prefix import Table
+from epp.config.routing import Table
 from epp.picker.decision import PickRequest
 from epp.picker.picker import Picker
 

@@ -18,8 +18,8 @@ import aiohttp
 from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Sampling
 from epp.picker.picker import Picker
 from epp.transport.server import ExtProcServer
 from tests.harness.envoy import ENVOY

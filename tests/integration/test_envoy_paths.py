@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epp.base.types import Address
-from epp.config.blocked_paths import BLOCKED_PATHS
+from epp.config.settings import BLOCKED_PATHS
 from tests.contract.spellings import combined, single
 from tests.contract.vllm_routes import SAMPLES, reaches_operators
 from tests.harness.envoy import connection_manager

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from epp.config.listening import Listen
-from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Sampling
 from epp.protocol.stream_settings import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.extproc_rig import (

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from epp.base.types import Address, Endpoint, EndpointName, ModelList
-from epp.config.models import Models
+from epp.config.settings import Models
 from epp.sources.scraping.model_lists import ModelLists, soon_s
 from epp.sources.scraping.sessions import ApiKey
 from tests.harness.listening import Handler, serving_path

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
+from epp.config.routing import Disaggregation
 from epp.picker.scheduling.least_cost import cost_s
 from epp.picker.scheduling.schedule import Choice, any_of, fewest, loading_s, over_limits, uncached_tokens
 from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot

@@ -26,7 +26,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from epp.base.types import Address, Endpoint, EndpointName, ModelCard, ModelList
-from epp.config.models import Models
+from epp.config.settings import Models
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.scraping.metrics_page import MetricsError
 from epp.sources.scraping.page_client import PageClient

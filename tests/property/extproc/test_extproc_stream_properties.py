@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Sampling
 from epp.picker.picker import Picker
 from epp.protocol.bodies import BodyRoom
 from epp.protocol.codec import encode

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Chunks, Table
+from epp.config.routing import Chunks, Table
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.kv_reports import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret

@@ -19,10 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.prefix import Chunks, Table
-from epp.config.routing import LoadSettings, Lora
+from epp.config.routing import Chunks, LoadSettings, Lora, Sampling, Table
 from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick
 from epp.picker.picker import Picker

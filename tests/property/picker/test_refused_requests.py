@@ -22,8 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Chunks, Table
-from epp.config.routing import Lora
+from epp.config.routing import Chunks, Lora, Table
 from epp.observe.misses.finding import Misses
 from epp.picker.decision import Outcome, PickRequest
 from epp.picker.events import Pick

@@ -9,7 +9,7 @@ import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Table
+from epp.config.routing import Table
 from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, serve, text
 
 A = EndpointName("a")

@@ -18,9 +18,8 @@ from epp.base.types import (
     ModelCard,
     ModelList,
 )
-from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Table
+from epp.config.routing import Sampling, Table
 from epp.picker.decision import Outcome, PickRequest
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName
-from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Sampling
 from epp.picker import kept_state
 from epp.picker.decision import PickRequest
 from epp.picker.endpoints.marks import Form

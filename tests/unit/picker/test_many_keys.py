@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Table
+from epp.config.routing import Table
 from epp.observe.misses.finding import Misses
 from epp.sources.sharing.exchange import Exchange
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints

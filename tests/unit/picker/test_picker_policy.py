@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Chunks, Table
+from epp.config.routing import Chunks, Sampling, Table
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (

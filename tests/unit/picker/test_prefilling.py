@@ -18,8 +18,8 @@ from epp.base.types import (
     EndpointName,
     Role,
 )
-from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
+from epp.config.routing import Disaggregation
 from epp.picker.decision import PickRequest
 from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
 from epp.picker.picker import Picker

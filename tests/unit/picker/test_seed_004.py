@@ -19,8 +19,7 @@ from bench.routing.catalog import BY_NAME
 from bench.routing.rows import Row
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec, RuleName
-from epp.config.prefix import Chunks, Table
-from epp.config.routing import Gain
+from epp.config.routing import Chunks, Gain, Table
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain

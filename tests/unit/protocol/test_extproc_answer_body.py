@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from epp.config.observing import Sampling
+from epp.config.routing import Sampling
 from epp.protocol.http_events import (
     Answer,
     BodyMode,

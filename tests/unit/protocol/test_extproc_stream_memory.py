@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.config.observing import Sampling
+from epp.config.routing import Sampling
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.observing import Sampling
+from epp.config.routing import Sampling
 from epp.protocol.http_events import (
     Answer,
     Event,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from epp.config.kubernetes import Kubernetes
-from epp.config.models import Models
-from epp.config.settings import Config
+from epp.config.settings import Config, Models
 from epp.serve.preflight import inspect
 
 SEVERAL = Kubernetes(pools=("a", "b"))

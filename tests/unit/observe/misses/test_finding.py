@@ -10,8 +10,7 @@ import pytest
 
 from epp.base.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
-from epp.config.prefix import Table
-from epp.config.routing import Gain
+from epp.config.routing import Gain, Table
 from epp.observe.misses.finding import Misses
 from epp.picker.picker import Picker
 from tests.harness.steps import steps

@@ -8,7 +8,7 @@ import pytest
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
-from epp.config.prefix import Chunks
+from epp.config.routing import Chunks
 from epp.picker.decision import PickRequest
 from epp.picker.endpoints.recently_left import KEPT_S, MOST_KEPT, RecentlyLeft
 from epp.picker.picker import Picker

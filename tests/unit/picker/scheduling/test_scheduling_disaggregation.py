@@ -9,9 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from epp.base.types import Address, Endpoint, EndpointName, Role
-from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
-from epp.config.routing import Cost, LoadSettings
+from epp.config.routing import Cost, Disaggregation, LoadSettings
 from epp.picker.scheduling.disaggregation import ComputedElsewhere, computed_elsewhere, transfer_s
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import Roster, Snapshot

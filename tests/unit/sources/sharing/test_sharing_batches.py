@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.config.prefix import Chunks
+from epp.config.routing import Chunks
 from epp.sources.sharing.batches import MalformedBatchError, decode_batch, decode_table, encode
 from tests.unit.sources.sharing.pickers import Replica, two
 
