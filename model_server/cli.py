@@ -16,7 +16,6 @@ import uvloop
 from model_server import serve_flags
 from model_server.calibrate import command as calibrate
 from model_server.pods.sync import command as lora_sync
-from model_server.pods.vllm import command as vllm_profile
 from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
 from model_server.server.serve import serve
@@ -145,13 +144,6 @@ def _add_fetch(commands: Commands) -> None:
 
 
 def _add_others(commands: Commands) -> None:
-    profile = commands.add_parser(
-        "profile",
-        help="read a YAML file, refuse settings that break routing, and print the arguments that start vLLM pods",
-        description="Read a launch profile, refuse settings that break routing, and print the arguments that start vLLM (docs/vllm-pods.md).",
-    )
-    profile.set_defaults(run=vllm_profile.run)
-    vllm_profile.add_flags(profile)
     calibration = commands.add_parser(
         "calibrate",
         help="measure a running server, fit the cost model to it, and write a file for serve --cost",

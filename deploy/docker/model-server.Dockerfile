@@ -1,4 +1,4 @@
-# The model server without a model, the launch profile and the LoRA syncer:
+# The model server without a model, and the LoRA syncer:
 # `docker build -f deploy/docker/model-server.Dockerfile -t REGISTRY/model-server:VERSION .` from the repository's root,
 # or `make images push REGISTRY=...`, which needs no Docker. Both bases must have Python 3.11 at the same path and the same C library.
 # If you mirror the bases, pin their digests too. Digests are missing here, because these images were not pulled.

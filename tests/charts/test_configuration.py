@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from epp.base.types import SERVER_HEADERS
 from epp.config.policy import load_policy
@@ -23,9 +22,6 @@ from epp.serve.envoy.bootstrap import bootstrap
 from model_server import serve_flags
 from model_server.cli import command_line
 from model_server.pods.sync.files import read_adapters
-from model_server.pods.vllm.checks import problems
-from model_server.pods.vllm.errors import ProfileError
-from model_server.pods.vllm.profile import of_pool, pod_patch, read
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,
@@ -37,7 +33,6 @@ from tests.charts.rendering import (
     of_kind,
     value_set,
 )
-from tests.unit.model_server.pods.vllm.test_profile import SOUND
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -266,6 +261,18 @@ def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> No
 
 # -- model servers -------------------------------------------------------------------------------------------
 
+SOUND: dict[str, Any] = {
+    "model": "org/llama",
+    "servedNames": ["llama"],
+    "blockSizeTokens": 16,
+    "maxModelLenTokens": 8192,
+    "hashSeed": 0,
+    "exactRouting": True,
+    "kvEvents": {"replayEndpoint": "tcp://*:5558"},
+    "lora": {"maxLoras": 2, "adapters": [{"name": "sql", "path": "/adapters/sql"}], "runtimeUpdates": True},
+    "extraArgs": ["--enforce-eager"],
+    "extraEnv": {"OMP_NUM_THREADS": "4"},
+}
 POOLS = [{"name": "a"}, {"name": "b", "extraArgs": ["--tensor-parallel-size", "2"], "extraEnv": {"X": "1"}}]
 PROFILES: dict[str, dict[str, Any]] = {
     "least": {"model": "org/llama"},
@@ -295,24 +302,83 @@ def server_of(deployment: Manifest) -> Manifest:
     return next(c for c in deployment["spec"]["template"]["spec"]["containers"] if c["name"] == "server")
 
 
-def as_said(container: Manifest) -> tuple[list[Any], dict[str, str], list[Any]]:
-    """Return the arguments with their JSON parsed, the variables and the ports."""
-    arguments = [json.loads(a) if a.startswith("{") else a for a in container["args"]]
-    return arguments, {e["name"]: e["value"] for e in container["env"]}, container["ports"]
+def arguments_of(deployment: Manifest) -> list[Any]:
+    """Return the arguments, with their JSON parsed."""
+    return [json.loads(a) if a.startswith("{") else a for a in server_of(deployment)["args"]]
 
 
-@pytest.mark.parametrize("name", sorted(PROFILES))
-def test_vllm_starts_as_the_launch_profile_says(helm: Helm, name: str) -> None:
-    profile = read(yaml.safe_dump(PROFILES[name]))
+def always(model: str) -> list[str]:
+    return [*(model, "--port", "8000"), *HASHED]
+
+
+HASHED = (
+    "--enable-prefix-caching",
+    "--prefix-caching-hash-algo",
+    "sha256_cbor",
+    "--enable-prompt-tokens-details",
+)
+EVENTS = {"enable_kv_cache_events": True, "publisher": "zmq"}
+OFFLOAD = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+SAID: dict[str, list[Any]] = {
+    "least": always("org/llama"),
+    "numbers": ["m", "--port", "8123", "--max-model-len", "1048576", "--block-size", "32", *HASHED],
+    "ipc": [
+        *("m", "--port", "8000", "--block-size", "16", *HASHED),
+        *("--kv-events-config", {**EVENTS, "endpoint": "ipc:///run/x", "topic": "t"}),
+    ],
+    "lora": [
+        *(*always("m"), "--enable-lora", "--max-loras", "1"),
+        *("--max-lora-rank", "64", "--max-cpu-loras", "8"),
+    ],
+    "offload": [
+        *(*always("m"), "--kv-transfer-config"),
+        {
+            **OFFLOAD,
+            "kv_connector_extra_config": {"cpu_bytes_to_use": 16000000000, "eviction_policy": "lru"},
+        },
+    ],
+    "uses": [
+        *(*always("m"), "--kv-transfer-config"),
+        {
+            **OFFLOAD,
+            "kv_connector_extra_config": {
+                "cpu_bytes_to_use": 1,
+                "eviction_policy": "UsesCachePolicy",
+                "cache_policy_module_path": "model_server.pods.vllm.offload_policy",
+            },
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("name", sorted(SAID))
+def test_vllm_gets_the_arguments_that_its_profile_stands_for(helm: Helm, name: str) -> None:
     objects = helm.render(MODEL_SERVER, {"profile": {"servedNames": None, **PROFILES[name]}}, release="s")
-    for pool in [p.name for p in profile.pools] or [""]:
-        deployment = of_kind(objects, "Deployment", f"s-model-server-{pool}" if pool else "s-model-server")
-        own = of_pool(profile, pool) if pool else profile
-        [patch] = pod_patch(own)["spec"]["template"]["spec"]["containers"]
-        arguments, variables, ports = as_said(server_of(deployment))
-        for of_the_pod in ("HF_HOME", "HOME", "USER"):
-            variables.pop(of_the_pod)
-        assert (arguments, variables, ports) == as_said(patch)
+    assert arguments_of(of_kind(objects, "Deployment", "s-model-server")) == SAID[name]
+
+
+def test_each_pool_of_a_profile_has_its_own_arguments_and_variables(helm: Helm) -> None:
+    objects = helm.render(MODEL_SERVER, {"profile": PROFILES["pools"]}, release="s")
+    a, b = (of_kind(objects, "Deployment", f"s-model-server-{pool}") for pool in ("a", "b"))
+    said = [
+        *("org/llama", "--port", "8000", "--served-model-name", "llama", "--max-model-len", "8192"),
+        *("--block-size", "16", *HASHED, "--kv-events-config"),
+        {
+            **EVENTS,
+            "endpoint": "tcp://*:5557",
+            "topic": "kv-events",
+            "replay_endpoint": "tcp://*:5558",
+        },
+        *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"),
+        *("--lora-modules", "sql=/adapters/sql", "--enforce-eager"),
+    ]
+    assert arguments_of(a) == said
+    assert arguments_of(b) == [*said, "--tensor-parallel-size", "2"]
+    variables = {each["name"]: each["value"] for each in server_of(b)["env"]}
+    wanted = {"PYTHONHASHSEED": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "OMP_NUM_THREADS": "4"}
+    assert variables.items() >= {**wanted, "X": "1"}.items()
+    ports = {each["name"]: each["containerPort"] for each in server_of(b)["ports"]}
+    assert ports == {"http": 8000, "kv-events": 5557, "kv-replay": 5558}
 
 
 REFUSED: list[dict[str, Any]] = [
@@ -357,13 +423,8 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", REFUSED, ids=str)
-def test_helm_refuses_profiles_that_the_profile_command_refuses(helm: Helm, changes: dict[str, Any]) -> None:
+def test_helm_refuses_profiles_that_break_routing_or_vllm(helm: Helm, changes: dict[str, Any]) -> None:
     profile = {k: v for k, v in {**SOUND, **changes}.items() if v is not None}
-    try:
-        unsound = bool(problems(read(yaml.safe_dump(profile))))
-    except ProfileError:
-        unsound = True
-    assert unsound
     with pytest.raises(HelmError):
         helm.render(MODEL_SERVER, {"profile": profile})
 
@@ -378,16 +439,20 @@ def test_the_simulated_server_takes_the_same_profile(helm: Helm, name: str) -> N
     container = server_of(of_kind(helm.render(MODEL_SERVER, values, release="s"), "Deployment"))
     assert container["command"] == ["model-server", "serve"]
     settings = serve_flags.settings(command_line().parse_args(["serve", *container["args"]]))
-    profile = read(yaml.safe_dump(PROFILES[name]))
+    profile = PROFILES[name]
     assert settings.host == "0.0.0.0"
     assert settings.max_body_bytes == 3000000, "a number is a word, too"
-    assert (settings.port, settings.model, settings.num_blocks) == (profile.port, profile.model, 2048)
-    assert settings.max_model_len_tokens == profile.max_model_len_tokens
-    assert settings.cache.hash_algorithm == profile.hash_algorithm
-    assert (settings.kv_events is not None) == (profile.kv_events is not None)
-    if profile.lora is not None:
-        assert settings.limits.max_loras == profile.lora.max_loras
-        assert [a.name for a in settings.adapters] == [a.name for a in profile.lora.adapters]
+    assert (settings.port, settings.model, settings.num_blocks) == (
+        profile.get("port", 8000),
+        profile["model"],
+        2048,
+    )
+    assert settings.max_model_len_tokens == profile.get("maxModelLenTokens")
+    assert settings.cache.hash_algorithm == "sha256_cbor"
+    assert (settings.kv_events is not None) == ("kvEvents" in profile)
+    if (lora := profile.get("lora")) is not None:
+        assert settings.limits.max_loras == lora.get("maxLoras", 1)
+        assert [a.name for a in settings.adapters] == [a["name"] for a in lora.get("adapters", ())]
 
 
 @pytest.mark.parametrize("claim", ["", "prefixes"])

@@ -1,5 +1,5 @@
 """Counted uses as the cache policy of vLLM's CPU offload tier. One test drives vLLM's own manager
-alone, as vLLM's scheduler does. One test uses a real server that a profile started.
+alone, as vLLM's scheduler does. One test uses a real server.
 
 vLLM's CPU backend cannot copy for its offload tier, so the server gets plain copies
 (`tests/vllm_env/main_memory_offload.py`).
@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from model_server.pods.vllm.checks import problems
-from model_server.pods.vllm.profile import KvOffload, Profile, arguments
 from tests.vllm_env import server as vllm
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
@@ -106,41 +104,29 @@ CHUNK_BYTES = (
 """Keys and values of one block."""
 
 
-def offloading() -> Profile:
-    """Room for the chunks of eight prompts in main memory."""
-    profile = Profile(
-        model=tiny_model.MODEL,
-        served_names=(vllm.MODEL_NAME,),
-        block_size_tokens=vllm.BLOCK_TOKENS,
-        max_model_len_tokens=1024,
-        kv_offload=KvOffload(memory_bytes=8 * PROMPT_CHUNKS * CHUNK_BYTES, policy="uses"),
-    )
-    assert problems(profile) == []
-    return profile
-
-
-def for_main_memory(args: list[str]) -> list[str]:
-    """Return the same arguments, with copies that this machine can make."""
-    place = args.index("--kv-transfer-config") + 1
-    config = json.loads(args[place])
-    config["kv_connector_extra_config"] |= {
+def arguments() -> tuple[str, ...]:
+    """Return the arguments of a server with room for the chunks of eight prompts in main memory, and with
+    copies that this machine can make.
+    """
+    extra = {
+        "cpu_bytes_to_use": 8 * PROMPT_CHUNKS * CHUNK_BYTES,
+        "eviction_policy": OURS,
+        "cache_policy_module_path": "model_server.pods.vllm.offload_policy",
         "spec_name": "MainMemorySpec",
         "spec_module_path": "tests.vllm_env.main_memory_offload",
     }
-    return [*args[:place], json.dumps(config), *args[place + 1 :]]
+    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return ("--max-model-len", "1024", "--enable-prefix-caching", "--kv-transfer-config", json.dumps(config))
 
 
 @pytest.fixture(scope="module")
 def server(
     vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[vllm.VllmServer]:
-    # The launcher's own arguments come first, and vLLM takes the last one of two. The launcher chooses the
-    # port.
-    _, _, _, *rest = for_main_memory(arguments(offloading()))
     options = vllm.ServerOptions(
         cache_blocks=4 * PROMPT_CHUNKS,
         adapters=(),
-        arguments=tuple(rest),
+        arguments=arguments(),
         variables={"PYTHONPATH": str(REPOSITORY)},
     )
     folder = tmp_path_factory.mktemp("offload")

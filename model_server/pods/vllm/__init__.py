@@ -1,1 +1,1 @@
-"""Additions for real vLLM pods: a checked launch profile, and a cache policy for vLLM's offload tier."""
+"""A cache policy for the offload tier of real vLLM pods."""

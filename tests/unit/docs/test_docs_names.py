@@ -5,11 +5,12 @@ figures.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -21,7 +22,6 @@ from epp.observe.telemetry import catalog
 from epp.serve import cli as picker
 from epp.sources.files.endpoints_file import load_endpoints
 from model_server import cli as server
-from model_server.pods.vllm.profile import Profile
 from tests.unit.docs.pages import PAGES, REPOSITORY, Page
 
 EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -149,12 +149,24 @@ def _fields(node: msgspec.inspect.Type) -> dict[str, object]:
 @cache
 def trees() -> list[dict[str, object]]:
     """Return every tree of fields in which a dotted name on a page may start."""
-    config, spec, profile = fields_of(Config), fields_of(PolicySpec), fields_of(Profile)
+    config, spec = fields_of(Config), fields_of(PolicySpec)
+    schema = json.loads((REPOSITORY / "deploy/helm/model-server/values.schema.json").read_text())
+    profile = _of_schema(schema["properties"]["profile"])
+    assert isinstance(profile, dict)
     found: list[dict[str, object]] = [config, spec, {"spec": spec, "config": config}, profile]
     for chart in ("prefix-gateway", "model-server"):
         values = yaml.safe_load((REPOSITORY / "deploy" / "helm" / chart / "values.yaml").read_text())
         found.append({**values, "config": config, "policy": spec, "profile": profile})
     return found
+
+
+def _of_schema(node: dict[str, Any]) -> dict[str, object] | None:
+    """Return the fields of a JSON schema in the form of `fields_of`."""
+    kinds = node.get("anyOf", [node])
+    found: dict[str, object] = {
+        name: _of_schema(each) for kind in kinds for name, each in kind.get("properties", {}).items()
+    }
+    return found or None
 
 
 def is_a_field(dotted: str) -> bool:

@@ -49,7 +49,7 @@ def test_the_error_for_an_unknown_host_names_the_host(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith("model-server: --host nowhere.invalid: ")
 
 
-@pytest.mark.parametrize("command", ["cost", "profile", "lora-sync"])
+@pytest.mark.parametrize("command", ["cost", "lora-sync"])
 def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,7 +57,6 @@ def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     file.write_text("hello: [\n")
     argv = {
         "cost": ["serve", "--cost", str(file)],
-        "profile": ["profile", "--file", str(file)],
         "lora-sync": ["lora-sync", "--server", "http://127.0.0.1:9", "--file", str(file), "--once"],
     }[command]
     assert main(argv) != 0

@@ -1,6 +1,5 @@
 {{/*
-The arguments of a server for the profile of one pool, as a YAML list. vLLM gets the same arguments as from
-`model-server profile --output pod-patch`; a test compares them.
+The arguments of a server for the profile of one pool, as a YAML list.
 */}}
 {{- define "server.vllmArguments" -}}
 {{- $events := .kvEvents }}

@@ -1,6 +1,6 @@
 {{/*
-Refuses profiles with which routing would go wrong without an error. `model-server profile` has the same rules (docs/vllm-pods.md has
-the reasons), and a test compares the two. Rules about one field alone are in values.schema.json.
+Refuses profiles with which routing would go wrong without an error (docs/vllm-pods.md has the reasons). Rules about one field alone
+are in values.schema.json.
 */}}
 {{- define "server.check" -}}
 {{- if and (or (eq .Values.engine "simulated") .Values.loraSync.enabled) (not .Values.simulated.image.repository) }}

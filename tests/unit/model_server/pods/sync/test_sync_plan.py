@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_server.pods.sync.files import read_adapters
 from model_server.pods.sync.plan import (
     Action,
     AdapterName,
@@ -177,3 +179,10 @@ def test_once_faults_end_the_wanted_adapters_are_served(
             assert conflicts <= started_with.keys()
             assert all(server.served[name] == path for name, path in wanted.items() if name not in conflicts)
             assert all(server.served[name] == path for name, path in started_with.items())
+
+
+def test_the_adapter_file_in_the_docs_can_be_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[5] / "docs" / "vllm-pods.md").read_text()
+    file = tmp_path / "adapters.yaml"
+    file.write_text(page.rpartition("```yaml\n")[2].partition("```")[0])
+    assert list(read_adapters(file)) == ["sql", "legal"]

@@ -1,9 +1,10 @@
-"""A real vLLM is started by a profile, and keeps the profile's promises. The module has one server.
-`lora-sync` runs on it too, since the profile allows it.
+"""A real vLLM with the arguments of the chart does what routing needs. The module has one server.
+`lora-sync` runs on it too.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +19,6 @@ from model_server.core.hashing import BlockHash, PrefixScope, event_hash, make_h
 from model_server.pods.sync.client import AdapterServer
 from model_server.pods.sync.loop import LoraSync
 from model_server.pods.sync.plan import Backoff
-from model_server.pods.vllm.checks import problems
-from model_server.pods.vllm.profile import Profile, arguments, environment, read
 from model_server.server.kv_events import BlockStored, KvEventBatch, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY
 from tests.vllm_env import server as vllm
@@ -30,14 +29,15 @@ from tests.vllm_env.prompts import prose
 pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = pytest.mark.vllm
 
-SEED = 7
+SEED, TOPIC = 7, "pod"
 ALPHA, BETA = tiny_model.ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     server: vllm.VllmServer
-    profile: Profile
+    folder: Path
+    """The folder of the sockets for KV events."""
     adapters: Path
     """The folder that holds each adapter under its name."""
 
@@ -48,45 +48,35 @@ class Started:
         return {card["id"]: card["root"] for card in cards if card["parent"] is not None}
 
 
-def profile_text(folder: Path, adapters: Path) -> str:
-    return yaml.safe_dump(
-        {
-            "model": tiny_model.MODEL,
-            "servedNames": [vllm.MODEL_NAME],
-            "blockSizeTokens": vllm.BLOCK_TOKENS,
-            "maxModelLenTokens": 1024,
-            "hashSeed": SEED,
-            "exactRouting": True,
-            "kvEvents": {
-                "endpoint": f"ipc://{folder}/events",
-                "replayEndpoint": f"ipc://{folder}/replay",
-                "topic": "profile",
-            },
-            "lora": {
-                "maxLoras": 2,
-                "maxRank": tiny_model.LORA_RANK,
-                "adapters": [{"name": ALPHA, "path": str(adapters / ALPHA)}],
-                "runtimeUpdates": True,
-            },
-        }
+def arguments(folder: Path, adapters: Path) -> tuple[str, ...]:
+    """Return what the chart writes for a profile with KV events, a hash seed and LoRA (tests/charts)."""
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"ipc://{folder}/events",
+        "replay_endpoint": f"ipc://{folder}/replay",
+        "topic": TOPIC,
+    }
+    return (
+        *("--served-model-name", vllm.MODEL_NAME, "--max-model-len", "1024"),
+        *("--block-size", str(vllm.BLOCK_TOKENS), "--enable-prefix-caching"),
+        *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
+        *("--kv-events-config", json.dumps(events), "--enable-lora", "--max-loras", "2"),
+        *("--max-lora-rank", str(tiny_model.LORA_RANK), "--lora-modules", f"{ALPHA}={adapters / ALPHA}"),
     )
 
 
 @pytest.fixture(scope="module")
 def started(vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    folder = tmp_path_factory.mktemp("profile")
+    folder = tmp_path_factory.mktemp("pod")
     adapters = vllm_environment.model_folder
-    profile = read(profile_text(folder, adapters))
-    assert problems(profile) == []
-    # The launcher's own arguments come first, and vLLM takes the last one of two. The launcher chooses the
-    # port.
-    model, _, _, *rest = arguments(profile)
-    assert model == tiny_model.MODEL
+    variables = {"PYTHONHASHSEED": str(SEED), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    # The launcher's own arguments come first, and vLLM takes the last one of two.
     options = vllm.ServerOptions(
-        cache_blocks=256, adapters=(), arguments=tuple(rest), variables=environment(profile)
+        cache_blocks=256, adapters=(), arguments=arguments(folder, adapters), variables=variables
     )
-    with vllm.VllmServer(vllm_environment, name="profile", folder=folder, options=options) as server:
-        yield Started(server, profile, adapters)
+    with vllm.VllmServer(vllm_environment, name="pod", folder=folder, options=options) as server:
+        yield Started(server, folder, adapters)
 
 
 def first_token(started: Started, prompt: str, *, model: str = vllm.MODEL_NAME) -> dict[str, object]:
@@ -107,12 +97,12 @@ def replayed(address: str) -> list[KvEventBatch]:
             _, topic, number, payload = dealer.recv_multipart()
             if number == END_OF_REPLAY:
                 return batches
-            assert topic == b"profile"
+            assert topic == TOPIC.encode()
             batches.append(decode_batch(payload))
 
 
-def test_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(started: Started) -> None:
-    asked = [(model, prose(f"profile {model}", words=120)) for model in (vllm.MODEL_NAME, ALPHA)]
+def test_blocks_in_its_kv_events_have_the_hashes_that_the_seed_fixes(started: Started) -> None:
+    asked = [(model, prose(f"pod {model}", words=120)) for model in (vllm.MODEL_NAME, ALPHA)]
     hasher = make_hasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
     expected: set[int] = set()
     for model, prompt in asked:
@@ -125,9 +115,7 @@ def test_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(started:
         expected.update(map(event_hash, chain))
     assert len(expected) > 8
     first_token(started, prose("one more, whose step sends what is left", words=40))
-    assert started.profile.kv_events is not None
-    assert started.profile.kv_events.replay_endpoint is not None
-    events = [e for batch in replayed(started.profile.kv_events.replay_endpoint) for e in batch.events]
+    events = [e for batch in replayed(f"ipc://{started.folder}/replay") for e in batch.events]
     stored = {name for e in events if isinstance(e, BlockStored) for name in e.block_hashes}
     assert expected <= stored
 
@@ -189,11 +177,9 @@ async def test_lora_sync_follows_the_file_and_keeps_adapters_from_the_start(
 
 
 def test_the_server_says_itself_where_to_subscribe(started: Started) -> None:
-    events = started.profile.kv_events
-    assert events is not None
     source = started.server.get("/kv_event_sources").json()["0"]
     assert isinstance(source, dict)
     told = (source["endpoint"], source["replay_endpoint"], source["topic"])
-    assert told == (events.endpoint, events.replay_endpoint, events.topic)
+    assert told == (f"ipc://{started.folder}/events", f"ipc://{started.folder}/replay", TOPIC)
     # Our own server reports a part of this.
     assert source.keys() >= {"enable_kv_cache_events", "publisher", "buffer_steps", "hwm"}
