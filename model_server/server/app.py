@@ -293,20 +293,12 @@ class Api:
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await _read_short_body(http), LoadAdapterBody)
-        # The shield lets the load finish if the client goes away, so no adapter stays loaded without a name.
-        await asyncio.shield(self._load(Adapter(body.lora_name, body.lora_path)))
+        self._models.load(Adapter(body.lora_name, body.lora_path))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
-
-    async def _load(self, adapter: Adapter) -> None:
-        with self._models.loading(adapter):
-            await self._backend.load_adapter(adapter)
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await _read_short_body(http), UnloadAdapterBody)
-        adapter = self._models.unload(body.lora_name)
-        scheduler = self._engine.scheduler
-        in_use = {request.adapter for request in (*scheduler.waiting, *scheduler.running) if request.adapter}
-        await asyncio.shield(self._backend.unload_adapter(adapter, frozenset(in_use)))
+        self._models.unload(body.lora_name)
         return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
 
     async def _tokenize(self, http: web.Request) -> web.Response:

@@ -11,16 +11,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from model_server.core.engine import Runner, StepResult
-from model_server.core.request import Adapter, TokenId
+from model_server.core.request import TokenId
 from model_server.core.scheduler import StepPlan
 from model_server.runners.cost import CostModel, CostRunner
-from model_server.runners.hf.errors import AdapterError
-from model_server.server.errors import ApiError
 from model_server.server.staging import Tiers
 from model_server.text.answers import Answers
 from model_server.text.language import Language
@@ -31,7 +28,6 @@ from model_server.weights.errors import WeightsError
 from model_server.weights.known import find
 
 if TYPE_CHECKING:
-    from model_server.runners.hf.lora import AdapterBank
     from model_server.runners.hf.model import PagedModel
 
 DEFAULT_COST_BLOCKS = 4096
@@ -75,10 +71,6 @@ class Backend:
     """The one thread in which `compute` runs."""
     tiers: Tiers | None
     """The store of prefixes below the engine's blocks."""
-    load_adapter: Callable[[Adapter], Awaitable[None]]
-    """Loads an adapter. Raises ApiError if the adapter cannot be served."""
-    unload_adapter: Callable[[Adapter, frozenset[Adapter]], Awaitable[None]]
-    """Unloads an adapter. The second argument holds the adapters that unfinished requests use."""
     about: str
     """One line for the person who started the server. It is empty if there is nothing to say."""
 
@@ -99,8 +91,6 @@ def made_up(settings: CostSettings, *, max_loras: int) -> Backend:
         compute=None,
         step_thread=None,
         tiers=None,
-        load_adapter=_nothing_to_load,
-        unload_adapter=_nothing_to_unload,
         about="",
     )
 
@@ -111,7 +101,6 @@ def real(
     model: str,
     num_blocks: int,
     block_size_tokens: int,
-    adapters: Sequence[Adapter],
     kv_store: KvStoreSettings | None,
     progress: Callable[[str], None],
 ) -> Backend:
@@ -138,9 +127,12 @@ def real(
         block_size_tokens=block_size_tokens,
     )
     runner, tiers = _with_tiers(paged, kv_store, folder)
-    for adapter in adapters:
-        _load(paged.adapters, adapter)
-    steps = _Steps(runner, paged.adapters)
+    step_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
+
+    async def compute(plan: StepPlan) -> StepResult:
+        """Compute a step in its thread, so that the event loop can answer meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(step_thread, runner.execute, plan)
+
     about = f"{folder} on {f'{threads} threads' if device.type == 'cpu' else device}"
     return Backend(
         runner=runner,
@@ -148,34 +140,11 @@ def real(
         made_up=False,
         max_len_tokens=paged.max_len_tokens,
         vocabulary_size=int(paged.module.get_input_embeddings().num_embeddings),
-        compute=steps.compute,
-        step_thread=steps.thread,
+        compute=compute,
+        step_thread=step_thread,
         tiers=tiers,
-        load_adapter=steps.load_adapter,
-        unload_adapter=steps.unload_adapter,
         about=f"{about}, {_memory(paged, kv_store)}",
     )
-
-
-class _Steps:
-    """One thread for all steps, so that the event loop can answer while a step is computed. Adapters are
-    changed in this thread too.
-    """
-
-    def __init__(self, runner: Runner, bank: AdapterBank) -> None:
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-step")
-        self._runner = runner
-        self._bank = bank
-
-    async def compute(self, plan: StepPlan) -> StepResult:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, self._runner.execute, plan)
-
-    async def load_adapter(self, adapter: Adapter) -> None:
-        await asyncio.get_running_loop().run_in_executor(self.thread, _load, self._bank, adapter)
-
-    async def unload_adapter(self, adapter: Adapter, in_use: frozenset[Adapter]) -> None:
-        unload = partial(self._bank.unload, adapter, in_use=in_use)
-        await asyncio.get_running_loop().run_in_executor(self.thread, unload)
 
 
 def _memory(paged: PagedModel, kv_store: KvStoreSettings | None) -> str:
@@ -199,20 +168,3 @@ def _with_tiers(
     )
     paged.view_for = serving.view_for
     return serving.TieredRunner(HfRunner(paged), tiers), tiers
-
-
-async def _nothing_to_load(_: Adapter) -> None:
-    """Do nothing, because an adapter of a made-up model is only a name."""
-
-
-async def _nothing_to_unload(_: Adapter, __: frozenset[Adapter]) -> None:
-    """Do nothing, because there is nothing to unload."""
-
-
-def _load(bank: AdapterBank, adapter: Adapter) -> None:
-    if not adapter.path:
-        raise ApiError(f"The adapter {adapter.name!r} needs the path of its folder.", param="lora_path")
-    try:
-        bank.load(adapter)
-    except AdapterError as error:
-        raise ApiError(f"{error}.", param="lora_path") from error

@@ -163,8 +163,6 @@ class EngineDriver:
         """Forget all cached content and report this at once, since no step may come for long."""
         self._engine.reset_prefix_cache()
         self.publish_events()
-        if self._staging is not None:
-            self._staging.cache_was_reset()
 
     async def run(self) -> None:
         """Run the loop. The loop ends only by cancellation or a fault, and then no request is left

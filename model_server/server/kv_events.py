@@ -22,12 +22,9 @@ import msgspec
 
 from model_server.core.hashing import BlockHash, PrefixScope, event_hash
 from model_server.core.request import Request
-from model_server.tiers.events import TierEvent, TierRemoved
 
 MEDIUM = "GPU"
 """vLLM's name of the first tier, which it uses on a CPU too."""
-STORED = "STORAGE"
-"""vLLM's name of a disk, for the store below the cache."""
 SPEC_KIND = "full_attention"
 DEFAULT_BUFFER_BATCHES = 10_000
 
@@ -122,29 +119,6 @@ class KvEventLog:
     def cleared(self) -> None:
         """Note that no block can be found any more. Earlier notes that were not sent yet are dropped."""
         self._notes = [AllBlocksCleared()]
-
-    def tier_changed(self, event: TierEvent) -> None:
-        """Note that a store below the cache holds other blocks than before."""
-        hashes = tuple(map(event_hash, event.hashes))
-        if isinstance(event, TierRemoved):
-            self._notes.append(BlockRemoved(hashes, STORED, 0))
-            return
-        scope = event.scope
-        blocks = range(event.first_block, event.first_block + len(hashes))
-        self._notes.append(
-            BlockStored(
-                block_hashes=hashes,
-                parent_block_hash=event_hash(event.parent) if event.parent is not None else None,
-                token_ids=tuple(event.token_ids),
-                block_size=self._block_size_tokens,
-                lora_id=self._adapter_id(scope),
-                medium=STORED,
-                lora_name=scope.adapter_name or None,
-                extra_keys=tuple(_extra_keys(scope, first=index == 0) for index in blocks),
-                group_idx=0,
-                kv_cache_spec_kind=SPEC_KIND,
-            )
-        )
 
     def take(self, *, wall_time_s: float) -> Message | None:
         """Return the notes since the last call, as the next message. Return None if there are no notes."""

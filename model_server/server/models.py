@@ -4,8 +4,7 @@ LoRA adapters that are loaded on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 from model_server.core.request import Adapter
 from model_server.server.errors import ApiError, ModelNotFoundError
@@ -33,7 +32,6 @@ class ServedModels:
         self.root = root
         self._max_adapters = max_adapters
         self._adapters: dict[str, Adapter] = {}
-        self._loading: set[str] = set()
         for adapter in adapters:
             self.load(adapter)
 
@@ -70,33 +68,17 @@ class ServedModels:
                 f"The adapter {name!r} is loaded already; unload it before you load another adapter under this name.",
                 param="lora_name",
             )
-        if name in self._loading:
-            raise ApiError(f"The adapter {name!r} is being loaded already.", param="lora_name")
-        if len(self._adapters) + len(self._loading) >= self._max_adapters:
+        if len(self._adapters) >= self._max_adapters:
             raise ApiError(
                 f"{self._max_adapters} adapters are loaded, and --max-adapters allows no more; unload an adapter first.",
                 param="lora_name",
             )
 
     def load(self, adapter: Adapter) -> None:
-        with self.loading(adapter):
-            pass
-
-    @contextmanager
-    def loading(self, adapter: Adapter) -> Iterator[None]:
-        """Reserve the name: inside the block no other call can load an adapter under this name. The adapter
-        is served if the block ends without an error.
-        """
         self._check(adapter)
-        self._loading.add(adapter.name)
-        try:
-            yield
-            self._adapters[adapter.name] = adapter
-        finally:
-            self._loading.discard(adapter.name)
+        self._adapters[adapter.name] = adapter
 
-    def unload(self, name: str) -> Adapter:
+    def unload(self, name: str) -> None:
         """Remove the adapter's name. Unfinished requests continue. New requests no longer find the name."""
-        if name not in self._adapters:
+        if self._adapters.pop(name, None) is None:
             raise ModelNotFoundError(name)
-        return self._adapters.pop(name)

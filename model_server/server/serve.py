@@ -84,6 +84,11 @@ class ServerSettings:
     """
 
     def __post_init__(self) -> None:
+        real = isinstance(self.backend, HfSettings)
+        if real and (self.adapters or self.allow_runtime_lora_updating):
+            raise ValueError(
+                "--lora and --allow-runtime-lora-updating name adapters of a made-up model only: give --runner cost"
+            )
         if self.prompt_cache_entries < 0:
             raise ValueError("--prompt-cache-size must not be negative; 0 keeps no prompts")
         if self.max_concurrency is not None and (self.num_blocks or not self.max_model_len_tokens):
@@ -267,8 +272,6 @@ async def _publisher(server: Server, settings: ServerSettings, stack: AsyncExitS
     opened = open_publisher(server.kv_event_log, settings.kv_events, wall_clock=time.time)
     publisher = await stack.enter_async_context(opened)
     server.driver.publish_events = publisher.publish
-    if server.staging is not None:
-        server.staging.tell(server.kv_event_log, publisher.publish)
     return publisher
 
 
@@ -306,7 +309,6 @@ def _backend(settings: ServerSettings, *, num_blocks: int, progress: Callable[[s
         model=settings.model,
         num_blocks=num_blocks,
         block_size_tokens=settings.block_size_tokens,
-        adapters=settings.adapters,
         kv_store=settings.kv_store,
         progress=progress,
     )

@@ -19,7 +19,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -29,8 +28,6 @@ from model_server.core.hashing import BlockHash
 from model_server.core.request import FinishReason, Request
 from model_server.core.scheduler import StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
-from model_server.server.kv_events import KvEventLog
-from model_server.tiers.events import Tell, TierEvent
 from model_server.tiers.status import StoreStatus
 
 _log = logging.getLogger(__name__)
@@ -47,7 +44,6 @@ class Tiers(Protocol):
     ) -> LoadedPrefix | OutsidePrefix | None: ...
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None: ...
     def learn_from(self, request: Request) -> None: ...
-    def listen(self, tell: Tell) -> None: ...
     def status(self) -> StoreStatus: ...
     def close(self, *, timeout_s: float) -> None: ...
 
@@ -63,16 +59,12 @@ class Staging:
         """Runs all reads of the store, one after the other. No other thread reads the store."""
         self._waiting: deque[Request] = deque()
         self._fetching: Request | None = None
-        self._log: tuple[KvEventLog, Callable[[], None]] | None = None
-        self._num_resets = 0
         self._closed = False
         self.on_ready: Callable[[], None] = _do_nothing
         """Called when a request may be admitted that could not be admitted before."""
 
     def submitted(self, request: Request) -> None:
-        """Look up a request that the engine has just got. The store holds no prefixes of adapters."""
-        if request.adapter is not None:
-            return
+        """Look up a request that the engine has just got."""
         cached = self._engine.kv_cache.get_computed(request)
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
         if self._tiers.num_held(request.block_hashes[:usable]) > len(cached.blocks):
@@ -101,38 +93,6 @@ class Staging:
                 save = partial(self._tiers.save, request, blocks, num_tokens=num_tokens)
                 _run_later(self._step_thread, save)
         self._fetch_next()
-
-    def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
-        """Send the store's changes to the log from now on, and call `publish` for them. Call this before the
-        first request.
-        """
-        self._log = log, publish
-        self._tiers.listen(self._sender(log, publish))
-
-    def cache_was_reset(self) -> None:
-        """Report the store's content again, each block once, because subscribers have forgotten
-        everything.
-        """
-        if self._log is not None:
-            self._num_resets += 1
-            _run_later(self.loader, partial(self._tiers.listen, self._sender(*self._log)))
-
-    def _sender(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
-        """Return a `tell` that works until the next reset of the cache. After a reset, everything is reported
-        again.
-        """
-        loop, num_resets = asyncio.get_running_loop(), self._num_resets
-
-        def log_and_publish(event: TierEvent) -> None:
-            if num_resets == self._num_resets:
-                log.tier_changed(event)
-                publish()
-
-        def tell(event: TierEvent) -> None:
-            with suppress(RuntimeError):  # the event loop has ended, so no subscriber is left
-                loop.call_soon_threadsafe(log_and_publish, event)
-
-        return tell
 
     def status(self) -> StoreStatus:
         return self._tiers.status()

@@ -1,6 +1,6 @@
 """Runs the tiers under a running engine. Prefixes that left the engine's blocks are loaded back, and computed
 prefixes are stored. Three threads call this module. Each calls its own methods:
-- the loader's thread (`fetch`, `learn_from`, `listen`, `close`) may wait for the disk. It reads and checks
+- the loader's thread (`fetch`, `learn_from`, `close`) may wait for the disk. It reads and checks
   the prefix of a waiting request before the request is admitted. So neither the engine nor another request
   waits for a disk, and a damaged file only means that the prefix is computed;
 - the step's thread (`execute`, `save`) copies loaded content into blocks, then computes the step. Then it
@@ -12,7 +12,7 @@ A prefix is stored when its prompt is computed, not when its blocks are about to
 eviction would have to wait for the copy in the middle of a step, and a process that dies would lose all KV
 that was still in memory.
 
-Only exact prefixes of the model itself are stored. Those of adapters are not.
+Only exact prefixes are stored.
 
 Callers: the server.
 """
@@ -38,7 +38,6 @@ from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.runner import HfRunner
 from model_server.runners.hf.views import Context, KvView, LongChunk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
-from model_server.tiers.events import Tell
 from model_server.tiers.health import Health
 from model_server.tiers.placement import SCORES
 from model_server.tiers.reader import TieredReader
@@ -177,12 +176,6 @@ class ServedTiers:
 
     # The loader's thread.
 
-    def listen(self, tell: Tell) -> None:
-        """Call `tell` from now on, on any thread, with the blocks that come and go, beginning with the blocks
-        that are stored now.
-        """
-        self.store.listen(tell)
-
     def fetch(self, hashes: Sequence[BlockHash], *, first_block: int) -> LoadedPrefix | OutsidePrefix | None:
         """Return the stored part of a prefix whose first `first_block` blocks are known already. Return None
         if the store has no more blocks than these.
@@ -269,7 +262,7 @@ class ServedTiers:
 
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None:
         """Give the writer the full blocks of the request that the store does not have."""
-        if request.approximation or request.adapter:
+        if request.approximation:
             return
         hashes = request.block_hashes[: num_tokens // self.store.layout.block_tokens]
         first = self.store.num_held(hashes)
@@ -285,9 +278,7 @@ class ServedTiers:
             assert content is not None
             return self._records.of_blocks(content[:, :, start - first : end - first])
 
-        size = self.store.layout.block_tokens
-        token_ids = tuple(request.token_ids[first * size : len(hashes) * size])
-        self.writer.offer(PendingBlocks(tuple(hashes), first, size_bytes, records, token_ids, request.scope))
+        self.writer.offer(PendingBlocks(tuple(hashes), first, size_bytes, records))
 
     def _copy_in(self, load: PrefixLoad) -> None:
         memory, content = self._model.memory, load.prefix.content

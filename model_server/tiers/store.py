@@ -28,11 +28,10 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from model_server.core.hashing import BlockHash, PrefixScope
+from model_server.core.hashing import BlockHash
 from model_server.tiers import owned_folder, segment
 from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
-from model_server.tiers.events import PLAIN, Tell, TierRemoved, TierStored, to_nobody
 from model_server.tiers.files import UNFINISHED
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.nodes import Node, PrefixTree
@@ -56,8 +55,6 @@ class PrefixStore:
         self.disk = disk or Disk()
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self.tell: Tell = to_nobody
-        """Called with the blocks that are stored and removed, in the order of these changes."""
         self.folder = folder
         self._writing = threading.RLock()
         """This lock is held while the tree is changed. A thread that needs both locks takes this lock before
@@ -116,14 +113,12 @@ class PrefixStore:
         layers: Sequence[LayerRecords],
         *,
         first_block: int = 0,
-        token_ids: Sequence[int] = (),
-        scope: PrefixScope = PLAIN,
     ) -> int:
         """Store those full blocks of a prefix that are not stored yet. Return the number of new blocks.
         `layers` holds the records of all tokens from block `first_block` on. If the store does not have the
-        blocks before `first_block`, nothing is stored. `token_ids` (also from `first_block` on) and `scope`
-        are passed on to `tell`. Raise StoreError if the records have another shape, or the store cannot hold
-        them. Raise OSError if the disk failed; blocks that were stored before are still stored.
+        blocks before `first_block`, nothing is stored. Raise StoreError if the records have
+        another shape, or the store cannot hold them. Raise OSError if the disk failed; blocks that were
+        stored before are still stored.
         """
         self._check_shape(hashes, layers, first_block=first_block)
         with self._writing:
@@ -149,8 +144,6 @@ class PrefixStore:
                 assert added is not None
                 self._hold(added.name, written)
                 self._touch(added)
-                own_tokens = token_ids[start:end]
-                self.tell(TierStored(place.hashes, covered, place.parent, own_tokens, scope))
             return len(hashes) - covered
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
@@ -197,16 +190,6 @@ class PrefixStore:
     def segments(self) -> list[Segment]:
         with self._lock:
             return list(self._segments.values())
-
-    def listen(self, tell: Tell) -> None:
-        """Call `tell` from now on with the blocks that come and go, beginning with the blocks that are stored
-        now, each block once.
-        """
-        with self._lock:
-            self.tell = tell
-            for node in sorted(self._tree, key=lambda node: node.first_block):
-                place = _place(node)
-                tell(TierStored(place.hashes, place.first_block, place.parent))
 
     def check_integrity(self) -> None:
         # While a file is written, the folder is ahead of the tree.
@@ -363,7 +346,6 @@ class PrefixStore:
             self.used_bytes -= self._segments.pop(one.name).size_bytes
             self._oldest.remove(one.name)
             del self._last_use[one.name]
-            self.tell(TierRemoved(one.hashes))
         for one in reversed(gone):
             try:
                 self._path(one.name).unlink(missing_ok=True)

@@ -19,9 +19,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from model_server.core.hashing import BlockHash, PrefixScope
+from model_server.core.hashing import BlockHash
 from model_server.tiers.errors import DamagedSegmentError, StoreError
-from model_server.tiers.events import PLAIN
 from model_server.tiers.health import Health
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
@@ -41,9 +40,6 @@ class PendingBlocks:
     size_bytes: int
     records: Callable[[int, int], Sequence[LayerRecords]]
     """Returns the records of the blocks [start, end) of the prefix. It is called in the writer's thread."""
-    token_ids: Sequence[int]
-    """The tokens of the blocks from `first_block` on."""
-    scope: PrefixScope = PLAIN
 
     @property
     def own(self) -> Sequence[BlockHash]:
@@ -179,14 +175,7 @@ class BackgroundWriter:
         for start in range(pending.first_block, len(pending.hashes), size):
             end = min(start + size, len(pending.hashes))
             records = pending.records(start, end)
-            first, last = ((at - pending.first_block) * block_tokens for at in (start, end))
-            new = self._store.put(
-                pending.hashes[:end],
-                records,
-                first_block=start,
-                token_ids=pending.token_ids[first:last],
-                scope=pending.scope,
-            )
+            new = self._store.put(pending.hashes[:end], records, first_block=start)
             if new:
                 self.counts.stored_blocks += new
                 self.counts.written_bytes += self._store.layout.data_bytes(new * block_tokens)

@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.hashing import BlockHash, HashAlgorithm, PrefixScope
+from model_server.core.hashing import HashAlgorithm
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, RequestState, TokenId
 from model_server.server.kv_events import BlockStored, KvEventBatch, KvEventLog, decode_batch, encode_batch
-from model_server.tiers.events import TierRemoved, TierStored
 from tests.contract.recordings import KvEventRecording, RecordedRequest, read_kv_events
 from tests.vllm_env.environment import VllmEnvironment
 
@@ -137,7 +136,7 @@ def test_vllms_own_classes_read_ours_and_would_have_written_the_same_bytes(
     vllm_environment: VllmEnvironment,
 ) -> None:
     recording = read_kv_events("sha256")
-    sent = [*own_messages(recording, num_blocks=64), *messages_of_tiers(recording)]
+    sent = [*own_messages(recording, num_blocks=64)]
     run = subprocess.run(
         [vllm_environment.python, "-c", VLLM_DECODER],
         input="\n".join(message.hex() for message in sent),
@@ -157,40 +156,4 @@ def test_vllms_own_classes_read_ours_and_would_have_written_the_same_bytes(
     names = {name for theirs in read for name, _ in theirs["events"]}
     assert names == {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
     media = {event.get("medium") for theirs in read for _, event in theirs["events"]}
-    assert media == {"GPU", "STORAGE", None}
-
-
-def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
-    """Return the messages of a store below the cache: with tokens if the store has just received them, and
-    without tokens if it was reopened.
-    """
-    size, log = recording.block_tokens, KvEventLog(block_size_tokens=recording.block_tokens)
-    hashes = [BlockHash(bytes([number]) * 32) for number in range(1, 4)]
-    salted = PrefixScope(cache_salt="tenant")
-    tokens = range(3 * size)
-    log.tier_changed(TierStored(hashes[:2], 0, None, tokens[: 2 * size], salted))
-    log.tier_changed(TierStored(hashes[2:], 2, hashes[1], tokens[2 * size :], salted))
-    log.tier_changed(TierStored(hashes, 0, None))
-    yield from payload(log)
-    log.tier_changed(TierRemoved(hashes[2:]))
-    yield from payload(log)
-
-
-def test_blocks_of_a_store_are_reported_with_their_tier() -> None:
-    first, last = (
-        [plain(event) for event in decode_batch(message).events]
-        for message in messages_of_tiers(read_kv_events("sha256"))
-    )
-    told = [
-        (event["type"], event["medium"], len(event["block_hashes"]), len(event.get("token_ids", ())))
-        for event in (*first, *last)
-    ]
-    size = first[0]["block_size"]
-    assert told == [
-        ("BlockStored", "STORAGE", 2, 2 * size),
-        ("BlockStored", "STORAGE", 1, size),
-        ("BlockStored", "STORAGE", 3, 0),
-        ("BlockRemoved", "STORAGE", 1, 0),
-    ]
-    assert first[1]["parent_block_hash"] == first[0]["block_hashes"][-1]
-    assert [event["extra_keys"] for event in first] == [(("tenant",), None), (None,), (None,) * 3]
+    assert media == {"GPU", None}

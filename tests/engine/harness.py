@@ -10,7 +10,7 @@ import torch
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig, StepResult
-from model_server.core.request import NO_TOKEN, Adapter, Request, RequestId, TokenId
+from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.runner import HfRunner
@@ -57,7 +57,6 @@ def named_request(
     *,
     max_tokens: int = 6,
     salt: str = "",
-    adapter: Adapter | None = None,
 ) -> Request:
     return Request(
         RequestId(name),
@@ -65,7 +64,6 @@ def named_request(
         max_tokens=max_tokens,
         arrival_s=0.0,
         cache_salt=salt,
-        adapter=adapter,
     )
 
 

@@ -16,12 +16,10 @@ import pytest
 
 from model_server.core.scheduler import SchedulerLimits
 from model_server.server.backends import HfSettings
-from model_server.server.kv_events import KvEventLog, decode_batch
 from model_server.server.serve import Server, ServerSettings, listening
 from model_server.tiers.serving import ServedTiers
 from model_server.tiers.settings import KvStoreSettings
 from tests.engine.test_real_server import RealServer, folder
-from tests.vllm_env import tiny_model
 
 __all__ = ["folder"]  # a fixture
 
@@ -57,13 +55,6 @@ class Stored(RealServer):
         await asyncio.wrap_future(self.server.staging.loader.submit(int))
         await asyncio.sleep(0)
 
-    def listen(self) -> KvEventLog:
-        """Collect the events that a subscriber would get, without a socket."""
-        assert self.server.staging is not None
-        log = self.server.engine.kv_cache.observer = KvEventLog(block_size_tokens=16)
-        self.server.staging.tell(log, lambda: None)
-        return log
-
     async def metric(self, name: str) -> float:
         async with self.http.get("/metrics") as response:
             page = await response.text()
@@ -79,7 +70,6 @@ def serve(folder: Path, tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def served(*, num_blocks: int = BLOCKS, **store: Any) -> AsyncIterator[Stored]:
         settings = ServerSettings(
-            allow_runtime_lora_updating=True,
             port=0,
             model=str(folder),
             served_names=("tiny",),
@@ -125,38 +115,6 @@ async def test_prefixes_are_there_after_a_restart(serve: Serve) -> None:
         again, cached = await server.ask(FIRST)
         assert again == first
         assert cached > 300
-
-
-async def test_kv_events_report_blocks_on_disk_and_again_after_reset_or_restart(serve: Serve) -> None:
-    def told(log: KvEventLog) -> list[tuple[str, str | None, int]]:
-        message = log.take(wall_time_s=0.0)
-        assert message is not None
-        return [
-            (type(event).__name__, getattr(event, "medium", None), len(getattr(event, "block_hashes", ())))
-            for event in decode_batch(message.payload).events
-        ]
-
-    async with serve(size_bytes=900_000) as server:
-        log = server.listen()
-        tokens = (await server.post("/tokenize", prompt=FIRST))["count"]
-        await server.ask(FIRST)
-        events = told(log)
-        assert events[0] == ("BlockStored", "GPU", 4), "the first step's blocks"
-        assert events[-1] == ("BlockStored", "STORAGE", tokens // 16)
-        await server.ask(SECOND)
-        assert ("BlockRemoved", "STORAGE", tokens // 16) in told(log), "the folder holds one of them"
-        await server.http.post("/reset_prefix_cache")
-        await server.loader_idle()
-        cleared, *stored = told(log)
-        assert cleared == ("AllBlocksCleared", None, 0)
-        assert {event[:2] for event in stored} == {("BlockStored", "STORAGE")}
-        await server.ask(SECOND)
-        media = {event[1] for event in told(log) if event[0] == "BlockStored"}
-        assert media == {"GPU"}, "loaded into blocks"
-    async with serve(size_bytes=900_000) as server:
-        log = server.listen()
-        await asyncio.sleep(0)
-        assert sorted(told(log), key=str) == sorted(stored, key=str)
 
 
 async def test_answers_are_stored_too_and_prompts_share_their_common_beginning(serve: Serve) -> None:
@@ -210,22 +168,6 @@ async def test_salted_prefixes_are_found_by_their_own_salt_alone(serve: Serve) -
             _, cached = await server.ask(FIRST, **({"cache_salt": salt} if salt else {}))
             assert (cached > 0) == found, salt
             await server.http.post("/reset_prefix_cache")
-
-
-async def test_an_adapters_prefixes_are_not_stored(serve: Serve, folder: Path) -> None:
-    adapter = folder.parent / tiny_model.ADAPTERS[0]
-    async with serve() as server:
-        base, _ = await server.ask(FIRST)
-        stored = server.tiers.status().stored_blocks
-        body = {"lora_name": "style", "lora_path": str(adapter)}
-        async with server.http.post("/v1/load_lora_adapter", json=body) as response:
-            assert response.status == 200, await response.text()
-        for _ in range(2):
-            answer, cached = await server.ask(FIRST, model="style")
-            assert (answer != base, cached) == (True, 0)
-            await server.http.post("/reset_prefix_cache")
-        assert server.tiers.status().stored_blocks == stored
-        assert (await server.ask(FIRST))[0] == base
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.97])

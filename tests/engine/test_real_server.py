@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -69,7 +68,6 @@ class RealServer:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(folder: Path) -> AsyncIterator[RealServer]:
     settings = ServerSettings(
-        allow_runtime_lora_updating=True,
         port=0,
         model=str(folder),
         served_names=("tiny",),
@@ -298,65 +296,3 @@ async def test_metrics_count_the_tokens_that_were_really_computed(running: RealS
         page = await response.text()
     assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"}' in page
     assert "vllm:time_to_first_token_seconds_bucket" in page
-
-
-async def test_adapters_come_from_their_folders_and_answer_from_own_blocks(
-    running: RealServer, folder: Path
-) -> None:
-    prompt = "Adapters read this text, each in its own way. " * 6
-    for name in tiny_model.ADAPTERS:
-        body = {"lora_name": name, "lora_path": str(folder.parent / name)}
-        async with running.http.post("/v1/load_lora_adapter", json=body) as response:
-            assert response.status == 200, await response.text()
-    models = ("tiny", *tiny_model.ADAPTERS)
-    answers = await asyncio.gather(*(running.complete(prompt, model=model) for model in models))
-    assert len({answer["choices"][0]["text"] for answer in answers}) == 3
-    assert {answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers} == {0}
-    again = await asyncio.gather(*(running.complete(prompt, model=model) for model in models))
-    assert [answer["choices"] for answer in again] == [answer["choices"] for answer in answers]
-    for name in tiny_model.ADAPTERS:
-        async with running.http.post("/v1/unload_lora_adapter", json={"lora_name": name}) as response:
-            assert response.status == 200
-    async with running.http.post("/v1/completions", json={"model": "alpha", "prompt": "x"}) as response:
-        assert response.status == 404
-    for body, says in (
-        ({"lora_name": "none", "lora_path": "/nonexistent"}, "is not an adapter"),
-        ({"lora_name": "none", "lora_path": ""}, "needs the path"),
-    ):
-        error = await running.refused("/v1/load_lora_adapter", **body)
-        assert says in error["message"]
-        assert error["param"] == "lora_path"
-
-
-async def test_client_that_goes_away_leaves_no_adapter_half_loaded_or_half_gone(
-    running: RealServer, folder: Path
-) -> None:
-    bank = running.server.engine.runner.model.adapters  # type: ignore[attr-defined]  # a runner of a real model has one
-    thread = running.server.backend.step_thread
-    assert thread is not None
-    assert len(bank) == 0
-    load = {"lora_name": "alpha", "lora_path": str(folder.parent / "alpha")}
-    for path, body, left in (
-        ("/v1/load_lora_adapter", load, 1),
-        ("/v1/unload_lora_adapter", {"lora_name": "alpha"}, 0),
-    ):
-        is_computing, goes_on = threading.Event(), threading.Event()
-        thread.submit(_occupy, is_computing, goes_on)
-        try:
-            assert await asyncio.to_thread(is_computing.wait, 60)
-            with pytest.raises(TimeoutError):
-                await running.http.post(path, json=body, timeout=aiohttp.ClientTimeout(total=0.3))
-            if left:
-                assert "being loaded" in (await running.refused(path, **load))["message"]
-        finally:
-            goes_on.set()
-        async with asyncio.timeout(60):
-            while len(bank) != left or len(running.server.models.adapters) != left:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0.01)
-    bank.check_integrity()
-
-
-def _occupy(is_computing: threading.Event, goes_on: threading.Event) -> None:
-    """Keep the thread busy, as a long step does."""
-    is_computing.set()
-    goes_on.wait(60)

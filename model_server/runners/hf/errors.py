@@ -7,9 +7,5 @@ class ModelError(Exception):
     """The model cannot be served."""
 
 
-class AdapterError(Exception):
-    """The LoRA adapter cannot be served with this model."""
-
-
 class UnsupportedModelError(ModelError):
     """The runner would compute this model wrongly."""

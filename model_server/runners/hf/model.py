@@ -19,7 +19,6 @@ from model_server.runners.hf import attention
 from model_server.runners.hf.batch import make_batch
 from model_server.runners.hf.errors import ModelError, UnsupportedModelError
 from model_server.runners.hf.freed_memory import keep_freed_memory
-from model_server.runners.hf.lora import AdapterBank
 from model_server.runners.hf.memory import KvMemory, KvShape
 from model_server.runners.hf.packed import pack
 from model_server.runners.hf.views import ViewFor, no_view
@@ -87,7 +86,6 @@ class PagedModel:
                 f"{type(module).__name__} does not take attention functions by name: {error}"
             ) from error
         self.module = module.eval()
-        self.adapters = AdapterBank(module)
         self.view_for = view_for
         self.memory = KvMemory(
             kv_shape(module),
@@ -106,7 +104,6 @@ class PagedModel:
         self.memory.copy(plan.copies)
         if not plan.chunks:
             return ()
-        self.adapters.begin_step(plan.chunks)
         batch = make_batch(
             plan.chunks,
             block_size_tokens=self.memory.block_size_tokens,

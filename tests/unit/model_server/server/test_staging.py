@@ -13,17 +13,15 @@ import pytest_asyncio
 from model_server.core.blocks import Block
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.hashing import BlockHash
-from model_server.core.request import NO_TOKEN, Adapter, Request, RequestId, TokenId
+from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.driver import EngineDriver, Mailbox
-from model_server.server.kv_events import KvEventLog, decode_batch
 from model_server.server.metrics import Metrics
 from model_server.server.staging import Staging
 from model_server.text.answers import Answers
 from model_server.text.standin import StandInLanguage
 from model_server.text.tokenizer import Tokenizer
-from model_server.tiers.events import Tell, TierStored
 from model_server.tiers.status import StoreStatus
 from tests.harness.http_model_server import until
 
@@ -46,7 +44,6 @@ class Tiers:
         self.found: Callable[[Sequence[BlockHash], int], LoadedPrefix | OutsidePrefix | None] = loaded
         self.fetched: list[int] = []
         self.saved: list[tuple[RequestId, int]] = []
-        self.tells: list[Tell] = []
         self.closed = False
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
@@ -62,10 +59,6 @@ class Tiers:
 
     def learn_from(self, request: Request) -> None:
         raise OSError("what is learnt is nobody's business")
-
-    def listen(self, tell: Tell) -> None:
-        assert self.gate.wait(timeout=60)
-        self.tells.append(tell)
 
     def status(self) -> StoreStatus:
         return STATUS
@@ -103,11 +96,9 @@ class StagedEngine:
         self.time += duration_s
         await asyncio.sleep(0)
 
-    def submit(self, name: str, *, first: int = 0, adapter: Adapter | None = None) -> tuple[Request, Mailbox]:
+    def submit(self, name: str, *, first: int = 0) -> tuple[Request, Mailbox]:
         tokens = [TokenId(first + token) for token in range(21)]
-        request = Request(
-            RequestId(name), tokens, max_tokens=3, arrival_s=0.0, ignore_eos=True, adapter=adapter
-        )
+        request = Request(RequestId(name), tokens, max_tokens=3, arrival_s=0.0, ignore_eos=True)
         mailbox = Mailbox()
         self.driver.submit([request], mailbox, stream=False)
         return request, mailbox
@@ -207,37 +198,6 @@ async def test_a_request_that_leaves_early_makes_room_for_the_next_fetch() -> No
     serving.thread.shutdown()
 
 
-async def test_after_a_reset_all_stored_blocks_are_reported_once(
-    serving: StagedEngine,
-) -> None:
-    def stored(name: bytes) -> TierStored:
-        return TierStored((BlockHash(name * 8),), 0, None)
-
-    def told() -> list[str]:
-        message = log.take(wall_time_s=0.0)
-        return (
-            []
-            if message is None
-            else [type(event).__name__ for event in decode_batch(message.payload).events]
-        )
-
-    log = serving.engine.kv_cache.observer = KvEventLog(block_size_tokens=4)
-    serving.staging.tell(log, lambda: None)
-    [before] = serving.tiers.tells
-    before(stored(b"a"))
-    serving.tiers.gate.clear()
-    serving.driver.reset_prefix_cache()
-    before(stored(b"b"))
-    await asyncio.sleep(0)
-    assert told() == ["AllBlocksCleared"], "the reset reports it together with all other blocks"
-    serving.tiers.gate.set()
-    await until(lambda: len(serving.tiers.tells) == 2)
-    for name in (b"a", b"b"):
-        serving.tiers.tells[1](stored(name))
-    await asyncio.sleep(0)
-    assert told() == ["BlockStored", "BlockStored"]
-
-
 async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: StagedEngine) -> None:
     """Each prefix takes all of the room. So each is fetched after the one before is admitted, in the order
     in which they came.
@@ -246,14 +206,6 @@ async def test_the_bytes_that_are_fetched_ahead_are_bounded(serving: StagedEngin
     for mailbox in mailboxes:
         await serving.ended(mailbox)
     assert serving.tiers.fetched == [0, 0, 0, 0]
-
-
-async def test_an_adapters_prefixes_are_not_looked_up(serving: StagedEngine) -> None:
-    for name, adapter, stored_tokens in (("style", Adapter("style"), 0), ("none", None, 20)):
-        request, mailbox = serving.submit(name, adapter=adapter)
-        await serving.ended(mailbox)
-        assert request.num_stored_tokens == stored_tokens
-    assert serving.tiers.fetched == [0]
 
 
 async def test_closing_waits_for_a_running_fetch(serving: StagedEngine) -> None:

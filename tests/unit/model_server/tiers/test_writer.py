@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
@@ -31,23 +30,19 @@ class Writing:
         self.writer = BackgroundWriter(self.store, capacity_bytes=waiting_bytes, clock=self.clock)
         self.gate = threading.Event()
         self.gate.set()
-        self.told: list[TierEvent] = []
-        self.store.listen(self.told.append)
 
     def offer(self, hashes: Sequence[BlockHash], *, first: int = 0, size_bytes: int = 1000) -> bool:
         def made(start: int, end: int) -> Sequence[LayerRecords]:
             assert self.gate.wait(timeout=60)
             return records(hashes[start:end])
 
-        token_ids = range(first * LAYOUT.block_tokens, len(hashes) * LAYOUT.block_tokens)
-        return self.writer.offer(PendingBlocks(hashes, first, size_bytes, made, token_ids))
+        return self.writer.offer(PendingBlocks(hashes, first, size_bytes, made))
 
     @property
     def stored(self) -> list[tuple[int, int]]:
-        """Return, for each node that was stored, its first token and its number of tokens."""
-        return [
-            (event.token_ids[0], len(event.token_ids)) for event in self.told if isinstance(event, TierStored)
-        ]
+        """Return the first token of each node, and its number of tokens."""
+        places = sorted((s.place.first_block, len(s.place.hashes)) for s in self.store.segments())
+        return [(LAYOUT.block_tokens * first, LAYOUT.block_tokens * count) for first, count in places]
 
     def drain(self) -> None:
         assert self.writer.drain(timeout_s=60)
@@ -74,19 +69,6 @@ def test_offered_blocks_are_stored_below_earlier_blocks(writing: Writing) -> Non
     assert writing.store.num_held(hashes) == 8
     assert len(writing.store.segments()) == 2
     assert writing.stored == [(0, 12), (12, 20)]
-    writing.told.clear()
-    writing.store.listen(writing.told.append)
-    assert writing.told == [
-        TierStored(tuple(hashes[:3]), 0, None),
-        TierStored(tuple(hashes[3:]), 3, hashes[2]),
-    ]
-    [root] = (segment for segment in writing.store.segments() if segment.place.parent is None)
-    writing.told.clear()
-    writing.store.drop_damaged(root)
-    assert writing.told == [
-        TierRemoved(tuple(hashes[3:])),
-        TierRemoved(tuple(hashes[:3])),
-    ]
     assert writing.writer.counts.stored_blocks == 8
     assert writing.writer.counts.written_bytes == LAYOUT.data_bytes(32)
 
@@ -121,11 +103,10 @@ def test_a_prefix_that_was_stored_meanwhile_or_never_fits_changes_nothing(tmp_pa
     writing = Writing(tmp_path, capacity_bytes=10_000)
     hashes = chain(range(8))
     writing.store.put(hashes, records(hashes))
-    writing.told.clear()
     assert writing.offer(hashes)
     assert writing.offer(chain(range(1000)))
     writing.drain()
-    assert writing.stored == []
+    assert writing.writer.counts.stored_blocks == 0
     assert writing.writer.counts.failures == 0
     assert writing.writer.counts.dropped_blocks == 248, "two of them are there"
     assert writing.writer.usable
@@ -202,7 +183,7 @@ def test_after_any_error_with_one_prefix_the_next_prefix_is_stored(
         raise RuntimeError(f"no records of {start} to {end}")
 
     hashes = chain(range(8))
-    assert writing.writer.offer(PendingBlocks(hashes, 0, 100, wrong, ()))
+    assert writing.writer.offer(PendingBlocks(hashes, 0, 100, wrong))
     writing.drain()
     counts = writing.writer.counts
     assert (counts.failures, counts.dropped_blocks, writing.writer.usable) == (1, 2, False)
