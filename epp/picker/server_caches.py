@@ -37,8 +37,7 @@ from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.scheduling.snapshot import Floats, Ints
-from epp.request.canonical import OPAQUE
-from epp.request.jsontext import continued
+from epp.request.canonical import CONTINUING, OPAQUE
 
 _SCHEME = b"prefix-gateway chain 2"
 """Increase this number whenever the canonical form of prompts or any hash of this module changes. Old hashes
@@ -316,9 +315,10 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
         return PromptSize(text_bytes=total)
     # The stride is a multiple of six plus one, so the samples cannot stay in step with letters of two or
     # three bytes.
-    seen, found = continued(prompt, 6 * (size // (6 * _SAMPLE_BYTES)) + 1)
+    sample = prompt[:: 6 * (size // (6 * _SAMPLE_BYTES)) + 1]
+    continuing = 0 if sample.isascii() else len(sample) - len(sample.translate(None, CONTINUING))
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
-    return PromptSize(total, found * total / seen, opaque)
+    return PromptSize(total, continuing * total / len(sample), opaque)
 
 
 def count_prediction(

@@ -241,53 +241,6 @@ text_of(PyObject *module, PyObject *json)
     return made;
 }
 
-/* Returns a JSON array of token ids as 32-bit numbers in this machine's byte order. None: the JSON is anything else. */
-static PyObject *
-ids_of(PyObject *module, PyObject *json)
-{
-    Py_buffer view;
-    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    const byte *at = view.buf, *end = at + view.len;
-    PyObject *made = NULL;
-    if (view.len >= 3 && *at == '[' && end[-1] == ']') {
-        /* An id takes at least two bytes: a digit, and a comma or bracket. */
-        made = PyBytes_FromStringAndSize(NULL, (view.len / 2 + 1) * 4);
-        if (made == NULL) {
-            PyBuffer_Release(&view);
-            return NULL;
-        }
-        char *first = PyBytes_AS_STRING(made), *out = first;
-        int good = 1;
-        while (good && ++at < end) {
-            unsigned long long id = 0;
-            int digits = 0;
-            while (at < end && is_space(*at))
-                at++;
-            const byte *start = at;
-            for (; at < end && *at >= '0' && *at <= '9' && digits < 11; at++, digits++)
-                id = id * 10 + (*at - '0');
-            good = digits > 0 && id <= 0xFFFFFFFFULL && (digits == 1 || *start != '0');
-            while (at < end && is_space(*at))
-                at++;
-            good = good && at < end && (*at == ',' || (*at == ']' && at == end - 1));
-            unsigned int number = (unsigned int)id;
-            memcpy(out, &number, 4);
-            out += good ? 4 : 0;
-            if (good && *at == ']')
-                break;
-        }
-        if (good)
-            _PyBytes_Resize(&made, out - first); /* NULL with an exception where it fails. */
-        else
-            Py_CLEAR(made);
-    }
-    PyBuffer_Release(&view);
-    if (made == NULL && !PyErr_Occurred())
-        Py_RETURN_NONE;
-    return made;
-}
-
 #define DEEPEST_RENDERED 8
 
 static inline int
@@ -448,12 +401,12 @@ weigh(PyObject *module, PyObject *args)
  * answer. Its other keys do not affect the prompt, and have a number, a plain string, true, false or null as their value. The
  * ordinary decoder reads all other bodies.
  *
- * The same pass counts what `weigh` would count, so such a body is read only once.
+ * The same pass counts the units and escapes that `weigh` would count, and ends where there are too many.
  */
 typedef struct {
     const byte *start, *at, *end;
     byte *out; /* The next byte of the prompt is written here. */
-    Py_ssize_t units, messages, items, escapes, limit;
+    Py_ssize_t units, escapes, limit;
     Py_ssize_t counted; /* Bytes of strings and signs: all bytes that `weigh` does not count as `between`. */
 } Chat;
 
@@ -633,11 +586,8 @@ take_messages(Chat *c)
     for (;;) {
         if (!take_message(c) || is_too_much(c))
             return 0;
-        c->messages++;
-        c->items += 4; /* The strings of the message. */
         if (!take(c, ','))
             return take(c, ']');
-        c->items += c->at[-2] != '}'; /* `weigh_comma` counts so: a space before the comma may follow a number. */
     }
 }
 
@@ -726,7 +676,7 @@ take_chat(Chat *c, Asked *asked)
 }
 
 static PyObject *
-weighed_chat(PyObject *module, PyObject *args)
+plain_chat(PyObject *module, PyObject *args)
 {
     PyObject *json;
     Py_ssize_t limit;
@@ -745,38 +695,17 @@ weighed_chat(PyObject *module, PyObject *args)
             told = Py_NewRef(Py_None);
         } else if (_PyBytes_Resize(&prompt, chat.out - first) == 0) {
             long longest = asked.newer_limit >= 0 ? asked.newer_limit : asked.limit;
-            told = Py_BuildValue("s#Niilnnnn", (const char *)asked.model, asked.model_bytes, prompt, asked.stream, asked.usage, longest,
-                                 chat.units, chat.messages, chat.items, chat.escapes);
+            told = Py_BuildValue("s#Niil", (const char *)asked.model, asked.model_bytes, prompt, asked.stream, asked.usage, longest);
         }
     }
     PyBuffer_Release(&view);
     return told;
 }
 
-/* Looks at one in `step` bytes of a text. Returns how many bytes it looked at, and how many of these continue a UTF-8 letter. */
-static PyObject *
-continued(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    Py_buffer view;
-    Py_ssize_t step, seen = 0, found = 0;
-    if (!PyArg_ParseTuple(args, "y*n", &view, &step))
-        return NULL;
-    const byte *text = view.buf;
-    if (step > 0) {
-        for (Py_ssize_t at = 0; at < view.len; at += step)
-            found += (text[at] & 0xC0) == 0x80;
-        seen = (view.len + step - 1) / step;
-    }
-    PyBuffer_Release(&view);
-    return Py_BuildValue("nn", seen, found);
-}
-
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
-    {"ids_of", ids_of, METH_O, "Return the token ids of a JSON array as 32-bit numbers. None: the ordinary decoder must read it."},
-    {"weighed_chat", weighed_chat, METH_VARARGS,
-     "Return model, canonical prompt, wanted form of the answer, and the counts of `weigh`. None: the ordinary decoder must read the chat."},
-    {"continued", continued, METH_VARARGS, "Look at one in `step` bytes. Return how many these are, and how many of them continue a letter."},
+    {"plain_chat", plain_chat, METH_VARARGS,
+     "Return model, canonical prompt, and the wanted form of the answer. None: the ordinary decoder must read the chat."},
     {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };

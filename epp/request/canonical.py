@@ -36,6 +36,8 @@ FIELD = b"\xfc"
 """Stands before a field that is not plain text: a name, a tool call, a tool's result."""
 OPAQUE = b"\xfb"
 """Stands before a substitute: the hash of a picture, the id of a stored conversation."""
+CONTINUING = bytes(range(0x80, 0xC0))
+"""The bytes that continue a letter of UTF-8."""
 
 TOOL_RESULT = FIELD + b"tool_result" + FIELD
 NO_RAW = Raw(b"")

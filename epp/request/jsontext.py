@@ -25,10 +25,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.request._jsontext import continued as continued  # noqa: PLC0414 - server_caches imports it from here
-from epp.request._jsontext import ids_of, text_of
+from epp.request._jsontext import text_of
 from epp.request._jsontext import weigh as counts_of
-from epp.request._jsontext import weighed_chat as weighed_chat  # noqa: PLC0414 - parse imports it from here
 
 _QUOTE = ord('"')
 _DECODE_TEXT = msgspec.json.Decoder(str)
@@ -83,8 +81,7 @@ def token_bytes(value: Raw) -> bytes:
     """Return a JSON array of token ids, as four little-endian bytes each. Raises ValidationError or
     OverflowError if it is no such array.
     """
-    packed = ids_of(value)
-    return array("I", _DECODE_IDS.decode(value)).tobytes() if packed is None else packed
+    return array("I", _DECODE_IDS.decode(value)).tobytes()
 
 
 def first_byte(value: Raw) -> int:

@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.request import canonical, forms
+from epp.request import _jsontext, canonical, forms
 from epp.request.api_fields import (
     DECODE_API_FIELDS,
     DECODE_CHAT,
@@ -40,17 +40,7 @@ from epp.request.api_fields import (
 )
 from epp.request.canonical import NO_RAW, PART, Piece, UnfollowedError, content_parts, present
 from epp.request.client_names import bounded_name, name_in
-from epp.request.jsontext import (
-    MOST_BYTES,
-    MOST_UNITS,
-    SMALL_BYTES,
-    Weight,
-    first_byte,
-    place_of_model,
-    text_bytes,
-    weigh,
-    weighed_chat,
-)
+from epp.request.jsontext import MOST_BYTES, MOST_UNITS, first_byte, place_of_model, text_bytes, weigh
 from epp.request.prompts import Prompts, read_prompts, render_items, render_messages
 from epp.request.state_names import id_in_body
 
@@ -93,18 +83,15 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
 
 
 def plain_chat(body: Body) -> InferenceRequest | None:
-    """Read a chat whose prompt holds only texts, as nearly all chats do: in one pass, which also counts what
-    `weigh` would count.
+    """Read a chat whose prompt holds only texts, as nearly all chats do: in one pass, whose time is bounded by
+    the bytes and the units.
 
     None: the ordinary decoder must read the body, or it is too costly.
     """
-    size = len(body)
-    found = weighed_chat(body, MOST_UNITS) if size <= MOST_BYTES else None
+    found = _jsontext.plain_chat(body, MOST_UNITS) if len(body) <= MOST_BYTES else None
     if found is None:
         return None
-    model, prompt, stream, include_usage, max_tokens, units, containers, items, escapes = found
-    if size > SMALL_BYTES and Weight(size, units, containers, items, escapes).too_costly:
-        return None
+    model, prompt, stream, include_usage, max_tokens = found
     return InferenceRequest(
         kind=ApiKind.CHAT,
         model=model,

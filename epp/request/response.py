@@ -134,53 +134,23 @@ class ResponseReader:
         event = _decoded(data)
         self._error = _error_code(event) or self._error
         self._finished = self._finished or not event  # whatever it says
-        match self._kind:
-            case ApiKind.CHAT:
-                self._on_chat_chunk(event)
-            case ApiKind.COMPLETIONS:
-                self._on_completion_chunk(event)
-            case ApiKind.RESPONSES:
-                self._on_responses_event(event)
-            case ApiKind.MESSAGES:
-                self._on_messages_event(event)
-            case ApiKind.EMBEDDINGS | ApiKind.OTHER:
-                pass  # Neither API streams text.
-
-    def _on_chat_chunk(self, chunk: dict[str, object]) -> None:
-        self._on_usage(chunk)
-        for choice in _objects(chunk.get("choices")):
-            delta = _object(choice.get("delta"))
+        if self._kind is ApiKind.EMBEDDINGS:
+            return  # this API streams no text
+        for holder in (event, _object(event.get("response")), _object(event.get("message"))):
+            self._on_usage(holder)
+        for choice in _objects(event.get("choices")):
+            delta = _object(choice.get("delta")) or choice
             self._generated = self._generated or any(delta.get(key) for key in _GENERATED_KEYS)
             self._finished = self._finished or bool(choice.get("finish_reason"))
-
-    def _on_completion_chunk(self, chunk: dict[str, object]) -> None:
-        self._on_usage(chunk)
-        for choice in _objects(chunk.get("choices")):
-            self._generated = self._generated or bool(choice.get("text"))
-            self._finished = self._finished or bool(choice.get("finish_reason"))
-
-    def _on_responses_event(self, event: dict[str, object]) -> None:
-        kind = str(event.get("type"))
-        self._made = self._made or _id_of(_object(event.get("response")))
-        if kind.endswith(".delta") and event.get("delta"):
+        if self._kind is ApiKind.RESPONSES:
+            self._made = self._made or _id_of(_object(event.get("response")))
+        kind, change = str(event.get("type")), event.get("delta")
+        if kind.endswith(".delta") and change:
             self._generated = True
-        elif kind in ("response.completed", "response.incomplete"):
-            self._complete = self._finished = True
-            self._on_usage(_object(event.get("response")))
-
-    def _on_messages_event(self, event: dict[str, object]) -> None:
-        kind = event.get("type")
-        if kind == "content_block_delta":
-            delta = _object(event.get("delta"))
-            if any(delta.get(key) for key in ("text", "thinking", "partial_json")):
-                self._generated = True
-        elif kind == "message_start":
-            self._on_usage(_object(event.get("message")))
-        elif kind == "message_delta":
-            self._finished = True
-            self._on_usage(event)
-        elif kind == "message_stop":
-            self._complete = True
+        elif kind == "content_block_delta":
+            self._generated = self._generated or any(_object(change).get(key) for key in _BLOCK_KEYS)
+        self._finished = self._finished or kind in _REASONS
+        self._complete = self._complete or kind in _ENDS
 
     # Plain JSON
 
@@ -221,9 +191,11 @@ class ResponseReader:
         self._completion_tokens = _first(usage.get("output_tokens"), self._completion_tokens)
 
 
-_GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")
-
-
+_GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call", "text")
+_BLOCK_KEYS = ("text", "thinking", "partial_json")
+_REASONS = ("response.completed", "response.incomplete", "message_delta")
+"""Events that say why the answer ends."""
+_ENDS = ("response.completed", "response.incomplete", "message_stop")
 _RESULT_KEYS = frozenset(("choices", "output", "content", "data"))
 
 
