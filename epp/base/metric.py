@@ -1,8 +1,7 @@
 """Declares a metric as the default of the field that holds its number.
 
 `in_flight: int = gauge("epp_endpoint_in_flight", "Requests ...", default=0)` is a whole declaration in a
-dataclass. `default` and `default_factory` mean what they mean to `dataclasses.field`. A property declares its
-metric in the annotation of its return: `-> Annotated[bool, Metric("epp_...", "gauge", "...")]`.
+dataclass. `default` and `default_factory` mean what they mean to `dataclasses.field`.
 `telemetry.catalog` says where the objects with such fields are, and `telemetry.exposition` reads them. A
 field may hold:
 - a number, or None if there is nothing to show;

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.request.canonical import NO_RAW
+from epp.request.jsontext import NO_RAW
 
 MOST_PRIORITY: Final = 1000
 """The largest priority that a policy may name and that other pickers accept."""

@@ -1,26 +1,32 @@
 """The canonical prompt: the bytes from which the prefix of a request is hashed.
 
 Invariants:
-- The bytes of a conversation are a byte prefix of the bytes of its next turn, but for thoughts (see
-  `prompts`): every section begins with its separator, and nothing follows the last section. No length stands
-  before a content, so two prompts that differ in the middle of a message share everything before.
+- The bytes of a conversation are a byte prefix of the bytes of its next turn, but for thoughts: every section
+  begins with its separator, and nothing follows the last section. No length stands before a content, so two
+  prompts that differ in the middle of a message share everything before.
 - Text is UTF-8, and the separators are bytes that UTF-8 never contains. So different texts cannot join into
   equal bytes.
 - Media is named by a hash of its part and never copied.
 
 Equal content gives equal bytes, whether it came as a string or as one text part. JSON values stay as they
 were sent. Only values whose text is a part of the prompt are decoded: numbers, pictures and arguments of
-tools never become Python objects. What servers leave out of prompts is left out here. Called by `parse` and
-`prompts` for each request.
+tools never become Python objects. What servers leave out of prompts is left out here. Called by `parse`.
+
+Chat templates leave out what the assistant thought before the last message of the user. So thoughts count
+only since then, and the answer to the next message makes the chain end where the earlier thoughts began, as
+it does in the server's cache.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
-from epp.request.jsontext import first_byte, text_bytes
+from epp.request.api_fields import ChatMessage
+from epp.request.jsontext import NO_RAW, first_byte, plain_text, text_bytes, token_bytes
 
 Piece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
@@ -40,7 +46,6 @@ CONTINUING = bytes(range(0x80, 0xC0))
 """The bytes that continue a letter of UTF-8."""
 
 TOOL_RESULT = FIELD + b"tool_result" + FIELD
-NO_RAW = Raw(b"")
 
 _HEADINGS = {
     role: SECTION + role + BODY for role in (b"system", b"user", b"assistant", b"tool", b"developer")
@@ -62,7 +67,7 @@ _ABSENT = frozenset({b"", b"null", b"[]", b"{}"})
 _LONGEST_ABSENT = 4
 _DECODE_LIST = msgspec.json.Decoder(list[Raw])
 _DECODE_FIELDS = msgspec.json.Decoder(dict[str, Raw])
-_LIST = ord("[")
+_QUOTE, _LIST = ord('"'), ord("[")
 _ITEMS = b'"[{]'
 
 
@@ -208,3 +213,141 @@ def digest(data: Piece) -> bytes:
 def text_or_json(raw: Raw) -> bytes:
     text = text_bytes(raw)
     return bytes(raw) if text is None else text
+
+
+# -- the prompts of a body -----------------------------------------------------------------------------------
+
+_NUMBERS: Final = b"-0123456789"
+
+
+class Prompts(Struct, frozen=True, gc=False):
+    first: bytes = b""
+    """The prompt that is matched against the servers' caches."""
+    more_bytes: int = 0
+    """Size of all other prompts."""
+    token_ids: bool = False
+
+
+def read_prompts(raw: Raw) -> Prompts:
+    """Return the prompts of a field with a string, a list of strings, or token ids. Raises UnfollowedError,
+    OverflowError or the decoder's errors, if the value is none of these.
+    """
+    text = text_bytes(raw)
+    if text is not None:
+        return Prompts(text)
+    if not present(raw):
+        return Prompts()
+    items = first_item(raw) if first_byte(raw) == _LIST else 0
+    if items and items in _NUMBERS:
+        return Prompts(_tokens(raw), token_ids=True)
+    prompts = items_of(raw)
+    kind = first_byte(prompts[0])
+    if kind not in (_QUOTE, _LIST) or any(first_byte(prompt) != kind for prompt in prompts):
+        raise UnfollowedError
+    if kind == _QUOTE:
+        sizes = [len(text_bytes(prompt) or b"") for prompt in prompts]
+        return Prompts(text_bytes(prompts[0]) or b"", sum(sizes) - sizes[0])
+    first, *more = (_tokens(prompt) for prompt in prompts)
+    return Prompts(first, sum(map(len, more)), token_ids=True)
+
+
+def _tokens(raw: Raw) -> bytes:
+    return b"" if bytes(raw) == b"[]" else token_bytes(raw)
+
+
+def render_messages(sections: list[Piece], messages: list[ChatMessage] | None, *, thinks: bool) -> None:
+    """Append the messages, as parts of a canonical prompt, to `sections`. thinks: the API's thinking parts
+    are thoughts of the assistant, and not texts of the content.
+    """
+    open_thoughts: list[int] = []
+    for message in messages or ():
+        role = text_bytes(message.role)
+        if role is None:
+            raise UnfollowedError
+        thoughts: list[bytes] = []
+        text = plain_text(message.content) if role != b"system" else None
+        if text is None:
+            parts = content_parts(
+                message.content, thoughts=thoughts if thinks else None, system=role == b"system"
+            )
+            text = PART.join(parts)
+        if role == b"user" and open_thoughts and not _only_results(text, message.content):
+            _forget(sections, open_thoughts)
+        sections.append(_heading(message, role))
+        if role == b"assistant":
+            thoughts.append(text_bytes(message.reasoning) or text_bytes(message.reasoning_content) or b"")
+            if any(thoughts):
+                open_thoughts.append(len(sections))
+                sections.append(FIELD + b"reasoning" + FIELD + b"".join(thoughts) + PART)
+        sections.append(text)
+        if message.tool_calls is not NO_RAW:
+            sections += raw_call(b"tool_calls", message.tool_calls)
+        if message.function_call is not NO_RAW:
+            sections += raw_call(b"function_call", message.function_call)
+
+
+def _only_results(text: bytes, content: Raw) -> bool:
+    """Return whether a user's message only holds results of tools, which servers render as messages of
+    tools.
+    """
+    return text.startswith(TOOL_RESULT) and all(
+        part.startswith(TOOL_RESULT) for part in content_parts(content)
+    )
+
+
+def _forget(sections: list[Piece], places: list[int]) -> None:
+    for place in places:
+        sections[place] = b""
+    places.clear()
+
+
+def _heading(message: ChatMessage, role: bytes) -> bytes:
+    if message.name is NO_RAW and message.tool_call_id is NO_RAW:
+        return heading(role)
+    name, answers = text_bytes(message.name), text_bytes(message.tool_call_id)
+    return heading(role, name=name or b"", answers=answers or b"")
+
+
+class _Item(Struct, gc=False):
+    """One item of the responses API's `input`."""
+
+    type: Raw = NO_RAW
+    role: Raw = NO_RAW
+    content: Raw = NO_RAW
+    summary: Raw = NO_RAW
+    name: Raw = NO_RAW
+    arguments: Raw = NO_RAW
+    input: Raw = NO_RAW
+    output: Raw = NO_RAW
+
+
+_DECODE_ITEM = msgspec.json.Decoder(_Item)
+
+
+def render_items(sections: list[Piece], raw: Raw) -> None:
+    """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
+    item only a hash counts.
+    """
+    open_thoughts: list[int] = []
+    for each in items_of(raw) if present(raw) else ():
+        item = _DECODE_ITEM.decode(each)
+        kind, role = text_bytes(item.type) or b"message", text_bytes(item.role)
+        if kind == b"reasoning":
+            parts = content_parts(item.content) or content_parts(item.summary)
+            open_thoughts.append(len(sections))
+            sections.append(label(kind) + b"".join(parts) if parts else b"")
+        elif kind == b"message" and role is not None:
+            if role == b"user":
+                _forget(sections, open_thoughts)
+            parts = content_parts(item.content, system=role == b"system")
+            sections += (heading(role), PART.join(parts))
+        else:
+            known = [
+                text_or_json(part) for part in (item.name, item.arguments, item.input) if part is not NO_RAW
+            ]
+            if first_byte(item.output) in b'"[':
+                known.append(PART.join(content_parts(item.output)))
+            sections += (
+                label(kind),
+                FIELD.join(known) if known else fingerprint(each),
+            )

@@ -14,7 +14,7 @@ counted item must stay within the price of this item (tests/property/request/tes
 are those of a core of 2024. They are the same on every machine, so that either every replica reads a body or
 none does.
 
-Pure. Called by `parse`, `canonical` and `prompts`.
+Pure. Called by `parse` and `canonical`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from msgspec import Raw, Struct
 from epp.request._jsontext import text_of
 from epp.request._jsontext import weigh as counts_of
 
+NO_RAW: Final = Raw(b"")
+"""The value of a field that a body does not have."""
 _QUOTE = ord('"')
 _DECODE_TEXT = msgspec.json.Decoder(str)
 _DECODE_IDS = msgspec.json.Decoder(list[int])

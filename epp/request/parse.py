@@ -38,10 +38,19 @@ from epp.request.api_fields import (
     ApiFields,
     priority_in,
 )
-from epp.request.canonical import NO_RAW, PART, Piece, UnfollowedError, content_parts, present
+from epp.request.canonical import (
+    PART,
+    Piece,
+    Prompts,
+    UnfollowedError,
+    content_parts,
+    present,
+    read_prompts,
+    render_items,
+    render_messages,
+)
 from epp.request.client_names import bounded_name, name_in
-from epp.request.jsontext import MOST_BYTES, MOST_UNITS, first_byte, place_of_model, text_bytes, weigh
-from epp.request.prompts import Prompts, read_prompts, render_items, render_messages
+from epp.request.jsontext import MOST_BYTES, MOST_UNITS, NO_RAW, first_byte, place_of_model, text_bytes, weigh
 from epp.request.state_names import id_in_body
 
 COSTLY: Final = "costly_body"
@@ -83,8 +92,8 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
 
 
 def plain_chat(body: Body) -> InferenceRequest | None:
-    """Read a chat whose prompt holds only texts, as nearly all chats do: in one pass, whose time is bounded by
-    the bytes and the units.
+    """Read a chat whose prompt holds only texts, as nearly all chats do: in one pass, whose time is bounded
+    by the bytes and the units.
 
     None: the ordinary decoder must read the body, or it is too costly.
     """

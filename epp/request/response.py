@@ -191,7 +191,15 @@ class ResponseReader:
         self._completion_tokens = _first(usage.get("output_tokens"), self._completion_tokens)
 
 
-_GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call", "text")
+_GENERATED_KEYS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "refusal",
+    "function_call",
+    "text",
+)
 _BLOCK_KEYS = ("text", "thinking", "partial_json")
 _REASONS = ("response.completed", "response.incomplete", "message_delta")
 """Events that say why the answer ends."""

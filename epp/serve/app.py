@@ -286,7 +286,6 @@ class App:
             source_failures=self._sources.failures,
             probes=self._probes.counts,
             log_counts=self._log_counts,
-            spans=self._tracer.counts if self._tracer is not None else {},
             now=time.monotonic(),
         )
 

@@ -36,7 +36,6 @@ def status_of(
     source_failures: Mapping[str, int],
     probes: Mapping[Verdict, int],
     log_counts: LogCounts,
-    spans: Mapping[str, int],
     now: float,
 ) -> shown.PickerStatus:
     """Return a snapshot of the state. Nothing in it changes later."""
@@ -46,6 +45,7 @@ def status_of(
         table_entries=picker.table.entries,
         policy=picker.policy.metadata.name,
         rule=spec.rule,
+        policy_info={(picker.policy.metadata.name, spec.rule): 1},
         draining=draining,
         without_model_list=picker.fleet.unlisted,
         held_body_bytes=held_body_bytes,
@@ -55,7 +55,6 @@ def status_of(
         source_failures=dict(source_failures),
         probes=dict(probes),
         log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
-        spans=dict(spans),
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.corrected)
         if exact is not None
@@ -80,12 +79,8 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
     return shown.SharingStatus(
         connected=service.connected,
         peers=listener.peers,
-        waiting_bytes=speaker.waiting_bytes,
-        sent_batches=link.sent_batches,
-        sent_bytes=link.sent_bytes,
         sent_events=speaker.num_sent,
         dropped_events=speaker.dropped,
-        read_bytes=link.read_bytes,
         applied_events=received.events,
         skipped={
             "unresolved": received.unresolved,
@@ -142,6 +137,7 @@ def _endpoint(
         ready=ready and not left_out,
         failure_share=picker.fleet.failures.share(state, now=now),
         left_out=left_out,
+        is_left_out=bool(left_out),
         in_flight=state.in_flight,
         peers_in_flight=state.peers_in_flight,
         backlog_tokens=state.backlog.undone_tokens(now=now, rate=rate),
@@ -161,5 +157,6 @@ def _endpoint(
         table_capacity_bytes=mirror.capacity_bytes,
         table_evictions=mirror.evicted,
         scrape_age_s=age.age_s if age else None,
+        scrape_ok=age is not None and age.age_s is not None and not age.error,
         scrape_error=age.error if age else "",
     )

@@ -161,11 +161,5 @@ async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
             await asyncio.wait_for(accepted.wait(), 60)
         for _ in range(12):
             assert (await gateway.client.complete("hi")).status == 200
-
-        async def made() -> bool:
-            return await gateway.picker.metric("epp_trace_spans_total", result="made") == 24
-
-        await wait_until(made, what="spans are made and counted")
-        assert await gateway.picker.metric("epp_trace_spans_total", result="sent") == 0
         assert await gateway.envoy.bypassed() == 0
         assert await gateway.picker.process.terminate(timeout_s=60) == 0

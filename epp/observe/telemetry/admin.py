@@ -279,7 +279,9 @@ def _whole(query: MultiMapping[str], name: str, *, usual: int, most: int) -> int
 
 
 def _status_json(status: PickerStatus) -> dict[str, Any]:
-    shown: dict[str, Any] = {name: getattr(status, name) for name in PickerStatus.__dataclass_fields__}
+    shown: dict[str, Any] = {
+        name: getattr(status, name) for name in PickerStatus.__dataclass_fields__ if name != "policy_info"
+    }
     shown["endpoints"] = [
         {name: getattr(e, name) for name in EndpointStatus.__dataclass_fields__} | {"address": str(e.address)}
         for e in status.endpoints

@@ -101,13 +101,6 @@ class RequestCounts:
         "epp_sampled_predicted_tokens_total. Divide one by the other to see how good the prediction is.",
         default=0,
     )
-    sampled_true: int = counter(
-        "epp_sampled_true_tokens_total",
-        "The smaller of the predicted and the reported tokens of each sampled answer, added up. Divided by "
-        "epp_sampled_predicted_tokens_total this is the precision of the prediction. Divided by "
-        "epp_sampled_cached_tokens_total this is its recall.",
-        default=0,
-    )
     sampled_ttft: Distribution = histogram(
         "epp_sampled_ttft_seconds",
         "Time from the pick to the first token, for sampled streamed answers.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
@@ -32,17 +32,11 @@ class MetricGroup(Generic[S]):
     labels: Labels = ()
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
-        """Yield the declared metrics by field or property, in the class's order. The object's labels come
-        first.
-        """
-        declared = [(each.name, each.metadata.get("metric")) for each in fields(self.of)]
-        for name, member in vars(self.of).items():
-            if isinstance(member, property):
-                hint = get_type_hints(member.fget, include_extras=True)["return"]
-                declared.append((name, next(iter(getattr(hint, "__metadata__", ())), None)))
-        for name, metric in declared:
+        """Yield the declared metrics by field, in the class's order. The object's labels come first."""
+        for each in fields(self.of):
+            metric = each.metadata.get("metric")
             if metric is not None:
-                yield name, replace(metric, labels=(*self.labels, *metric.labels))
+                yield each.name, replace(metric, labels=(*self.labels, *metric.labels))
 
 
 class Exposition(Collector, Generic[S]):

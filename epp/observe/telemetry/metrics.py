@@ -139,7 +139,6 @@ class Metrics:
         if decision.cached_tokens is not None:
             counts.sampled_predicted += decision.matched_tokens
             counts.sampled_cached += decision.cached_tokens
-            counts.sampled_true += min(decision.matched_tokens, decision.cached_tokens)
         if decision.ttft_s is not None:
             observe(counts.sampled_ttft, decision.ttft_s)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-from epp.base.metric import Metric, counter, gauge
+from epp.base.metric import counter, gauge
 from epp.base.types import Address, EndpointName
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.flow.status import FlowStatus
@@ -75,39 +74,21 @@ class EndpointStatus:
         "epp_matched_tokens_total / epp_prompt_tokens_total.",
         default=None,
     )
-    predicted_tokens: int = counter(
-        "epp_endpoint_predicted_tokens_total",
-        "Prompt tokens sent to the endpoint that the picker expected in its cache. Compare with "
-        "epp_endpoint_prefix_hits_tokens_total, which also counts requests of other pickers.",
-        default=0,
-    )
+    predicted_tokens: int = 0
+    """Prompt tokens sent to the endpoint that the picker expected in its cache."""
     capacity_tokens: int | None = gauge(
         "epp_endpoint_capacity_tokens",
         "Size of the KV cache of the endpoint, from its metrics.",
         default=None,
     )
-    cache_size_ratio: float = gauge(
-        "epp_endpoint_cache_size_ratio",
-        "Cache size that the picker has learned, divided by the size that the metrics state or the policy "
-        "assumes. The picker learns this ratio for each model.",
-        default=1.0,
-    )
-    bytes_per_token: float | None = gauge(
-        "epp_endpoint_bytes_per_token",
-        "Bytes of prompt text for each token. The picker learns this number for each model.",
-        default=None,
-    )
-    table_entries: int = gauge(
-        "epp_table_entries", "Entries of the prefix table for the endpoint.", default=0
-    )
-    table_bytes: int = gauge(
-        "epp_table_bytes",
-        "Bytes of prompt text that the picker expects in the cache of the endpoint.",
-        default=0,
-    )
-    table_capacity_bytes: int = gauge(
-        "epp_table_capacity_bytes", "Upper bound of epp_table_bytes.", default=0
-    )
+    cache_size_ratio: float = 1.0
+    """The learned cache size, divided by the stated or assumed size."""
+    bytes_per_token: float | None = None
+    table_entries: int = 0
+    table_bytes: int = 0
+    """Bytes of prompt text that the picker expects in the cache of the endpoint."""
+    table_capacity_bytes: int = 0
+    """Upper bound of `table_bytes`."""
     table_evictions: int = counter(
         "epp_table_evictions_total", "Table entries of the endpoint that were evicted.", default=0
     )
@@ -116,6 +97,9 @@ class EndpointStatus:
         "Age of the last successful scrape of the endpoint. The series is absent before the first "
         "successful scrape.",
         default=None,
+    )
+    scrape_ok: bool = gauge(
+        "epp_endpoint_scrape_ok", "1 if the last scrape of the endpoint succeeded.", default=False
     )
     scrape_error: str = ""
     failure_share: float = gauge(
@@ -127,28 +111,12 @@ class EndpointStatus:
     )
     left_out: str = ""
     """Why the endpoint gets only trial requests. Empty: it is not left out."""
-
-    @property
-    def scrape_ok(
-        self,
-    ) -> Annotated[
-        bool, Metric("epp_endpoint_scrape_ok", "gauge", "1 if the last scrape of the endpoint succeeded.")
-    ]:
-        return self.scrape_age_s is not None and not self.scrape_error
-
-    @property
-    def is_left_out(
-        self,
-    ) -> Annotated[
-        bool,
-        Metric(
-            "epp_endpoint_left_out",
-            "gauge",
-            "1 while the endpoint gets only trial requests, because its answers fail or break off, or its "
-            "requests get no answer.",
-        ),
-    ]:
-        return bool(self.left_out)
+    is_left_out: bool = gauge(
+        "epp_endpoint_left_out",
+        "1 while the endpoint gets only trial requests, because its answers fail or break off, or its "
+        "requests get no answer.",
+        default=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +131,6 @@ class SharingStatus:
     peers: int = gauge(
         "epp_sharing_peers", "Other pickers from which this picker has received something lately."
     )
-    waiting_bytes: int = gauge(
-        "epp_sharing_waiting_bytes",
-        "Bytes of events that wait to be sent to other pickers. sharing.outboxBytes is the upper bound.",
-    )
-    sent_batches: int = counter(
-        "epp_sharing_sent_batches_total",
-        "Batches sent to other pickers, including empty ones that only say that this picker is alive.",
-    )
-    sent_bytes: int = counter("epp_sharing_sent_bytes_total", "Bytes of batches sent to other pickers.")
     sent_events: int = counter(
         "epp_sharing_sent_events_total",
         "Events sent to other pickers. Each request sends two: one when it starts and one when it ends.",
@@ -179,10 +138,6 @@ class SharingStatus:
     dropped_events: int = counter(
         "epp_sharing_dropped_events_total",
         "Events dropped because the outbox was full. Other pickers never see these events.",
-    )
-    read_bytes: int = counter(
-        "epp_sharing_read_bytes_total",
-        "Bytes of batches read. From Redis a picker reads its own batches too.",
     )
     applied_events: int = counter(
         "epp_sharing_applied_events_total", "Events of other pickers that were applied."
@@ -221,6 +176,13 @@ class PickerStatus:
     """A chunk that several endpoints hold counts once for each of them."""
     policy: str = ""
     rule: str = ""
+    policy_info: Mapping[tuple[str, str], int] = gauge(
+        "epp_policy_info",
+        "Always 1. The labels name the policy and the rule in use.",
+        "policy",
+        "rule",
+        default_factory=dict,
+    )
     draining: bool = gauge("epp_draining", "1 while the picker drains after SIGTERM.", default=False)
     without_model_list: int = gauge(
         "epp_endpoints_without_model_list",
@@ -266,31 +228,10 @@ class PickerStatus:
         "reason",
         default_factory=dict,
     )
-    spans: Mapping[str, int] = counter(
-        "epp_trace_spans_total",
-        "Spans of sampled picks: made, sent, and failed (the collector did not take them). Spans that are made "
-        "while too many wait for the collector are dropped. Only with `tracing`.",
-        "result",
-        default_factory=dict,
-    )
     sharing: SharingStatus | None = None
     """None: this picker shares with no other picker."""
     exact: ExactStatus | None = None
     """None: the table is approximate."""
-
-    @property
-    def policy_info(
-        self,
-    ) -> Annotated[
-        Mapping[tuple[str, str], int],
-        Metric(
-            "epp_policy_info",
-            "gauge",
-            "Always 1. The labels name the policy and the rule in use.",
-            ("policy", "rule"),
-        ),
-    ]:
-        return {(self.policy, self.rule): 1}
 
 
 StatusSource = Callable[[], PickerStatus]

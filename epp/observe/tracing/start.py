@@ -71,10 +71,8 @@ def processor_of(exporter: SpanExporter) -> BatchSpanProcessor:
     """Return OpenTelemetry's batch processor, which reads OTEL_BSP_*. It sends from its own thread."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
 
-    from epp.observe.tracing.tracer import Counted  # noqa: PLC0415
-
     try:
-        return BatchSpanProcessor(Counted(exporter))
+        return BatchSpanProcessor(exporter)
     except ValueError as error:
         raise ConfigError(f"tracing: OTEL_BSP_*: {error}") from error
 
@@ -105,15 +103,10 @@ def _resource(worker: int) -> Resource:
     """Return the attributes in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, with a default name and
     instance.
     """
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415 - an extra
 
     usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
-    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in given:
-        del usual["service.name"]
-    if "service.instance.id=" in given:
-        del usual["service.instance.id"]
-    return Resource.create(dict(usual))
+    return Resource.create(dict(usual)).merge(OTELResourceDetector().detect())
 
 
 def _exporter() -> str:

@@ -9,12 +9,12 @@ OpenTelemetry's batch processor keeps a bounded queue, and sends from its own th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -24,28 +24,6 @@ from epp.picker.events import Began, Ended, PickerEvent, Refused
 
 SPAN_NAME: Final = "pick"
 _CALLER: Final = TraceContextTextMapPropagator()
-
-
-class Counted(SpanExporter):
-    """Counts the spans that the collector took, and those that it did not take."""
-
-    def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = exporter
-        self.sent = self.failed = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            if result is SpanExportResult.SUCCESS:
-                self.sent += len(spans)
-            else:
-                self.failed += len(spans)
-        return result
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
 
 
 class Tracer:
@@ -66,17 +44,9 @@ class Tracer:
         self._timer = timer
         self.processor = processor
         """Takes the finished spans. The composition root stops it."""
-        self._made = 0
         self._open: dict[int, tuple[Span, float]] = {}
         """Spans and their ends, by the identity of picks that have not ended. The picks' streams keep the
         picks alive."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Number of spans, by what became of them."""
-        exporter = self.processor.span_exporter
-        assert isinstance(exporter, Counted)
-        return {"made": self._made, "sent": exporter.sent, "failed": exporter.failed}
 
     def on_event(self, event: PickerEvent) -> None:
         """Begin the span of a pick, or queue the span of a request that is over or refused."""
@@ -117,7 +87,6 @@ class Tracer:
         return span if span.get_span_context().trace_flags.sampled and span.is_recording() else None
 
     def _send(self, span: Span, end_unix_s: float, attributes: Attributes, *, error: str) -> None:
-        self._made += 1
         span.set_attributes(attributes)
         if error:
             span.set_status(Status(StatusCode.ERROR, error))

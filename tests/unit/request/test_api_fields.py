@@ -15,7 +15,7 @@ from epp.request.api_fields import (
     MOST_PRIORITY,
     priority_in,
 )
-from epp.request.canonical import NO_RAW
+from epp.request.jsontext import NO_RAW
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,6 @@ def status(site: ReportedPicker, *, now: float) -> Any:
         source_failures={"scrape": 2},
         probes={},
         log_counts=LogCounts(),
-        spans={},
         now=now,
     )
 

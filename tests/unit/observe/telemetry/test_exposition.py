@@ -7,13 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from epp.base.metric import Metric, counter, gauge, histogram
+from epp.base.metric import counter, gauge, histogram
 from epp.observe.telemetry.counts import Distribution
 from epp.observe.telemetry.exposition import Exposition, MetricGroup
 from epp.observe.telemetry.metrics import observe
@@ -37,10 +36,6 @@ class Server:
     state: str = gauge("t_state", "Always 1.", "state")
     answers: Mapping[str, int] = counter("t_answers_total", "Answers.", "class")
     pairs: Mapping[tuple[str, str], int] = counter("t_pairs_total", "Pairs.", "left", "right")
-
-    @property
-    def is_fast(self) -> Annotated[bool, Metric("t_fast", "gauge", "1 where it is fast.")]:
-        return (self.speed or 0) > 5
 
 
 Sample = tuple[str, str, str, tuple[tuple[str, str], ...], float]

@@ -28,12 +28,8 @@ from tests.unit.observe.telemetry.records import HERE, answered, began, decision
 SHARING = SharingStatus(
     connected=True,
     peers=3,
-    waiting_bytes=0,
-    sent_batches=4,
-    sent_bytes=500,
     sent_events=6,
     dropped_events=0,
-    read_bytes=900,
     applied_events=7,
     skipped={"stale": 2},
     gaps=0,
@@ -62,7 +58,6 @@ class Shown:
             endpoints=(EndpointStatus(name=EndpointName("a"), address=HERE),),
             sharing=SHARING,
             exact=EXACT,
-            spans={"sent": 8, "failed": 0, "dropped": 2},
         )
         self.ring = DecisionRing(maxlen=10)
         self.metrics = Metrics(
@@ -164,7 +159,7 @@ def test_answers_are_counted_by_server_and_status_until_it_leaves(shown: Shown) 
 
 def test_a_server_that_is_left_out_shows_with_its_failure_share(shown: Shown) -> None:
     sick = EndpointStatus(
-        name=EndpointName("a"), address=HERE, ready=False, failure_share=0.75, left_out="its requests hang"
+        name=EndpointName("a"), address=HERE, ready=False, failure_share=0.75, is_left_out=True
     )
     shown.status = PickerStatus(endpoints=(sick,))
     assert shown.samples("epp_endpoint_left_out") == {("a",): 1.0}
@@ -179,7 +174,6 @@ def test_only_answers_with_reported_hits_are_compared_with_the_prediction(shown:
         shown.metrics.on_event(ended(made))
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
     assert shown.value("epp_sampled_cached_tokens_total") == 580
-    assert shown.value("epp_sampled_true_tokens_total") == 580
     assert shown.value("epp_sampled_ttft_seconds_count") == 1
 
 
@@ -192,14 +186,12 @@ def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
         backlog_tokens=1234.5,
         prefill_tokens_per_s=9000.0,
         capacity_tokens=200_000,
-        table_entries=7,
-        table_bytes=7000,
         table_evictions=2,
         scrape_age_s=1.5,
         scrape_error="HTTP status 500",
     )
     shown.status = PickerStatus(
-        endpoints=(status,), table_entries=7, policy="p", rule="affinity", draining=True, without_model_list=3
+        endpoints=(status,), policy_info={("p", "affinity"): 1}, draining=True, without_model_list=3
     )
     assert shown.samples("epp_endpoint_ready") == {("a",): 0}
     assert shown.samples("epp_endpoint_in_flight") == {("a",): 3}
@@ -231,7 +223,7 @@ def test_the_series_of_an_endpoint_are_removed_with_the_endpoint(shown: Shown) -
 
 
 def test_label_values_from_outside_cannot_forge_a_line(shown: Shown) -> None:
-    shown.status = PickerStatus(policy='p"\nepp_in_flight 99\n', rule="r\\")
+    shown.status = PickerStatus(policy_info={('p"\nepp_in_flight 99\n', "r\\"): 1})
     assert shown.samples("epp_policy_info") == {('p"\nepp_in_flight 99\n', "r\\"): 1}
     assert shown.value("epp_in_flight") == 0
 
@@ -251,12 +243,6 @@ def test_the_numbers_of_exact_mode_are_shown_and_absent_if_it_is_off(shown: Show
     assert shown.samples("epp_exact_corrections_total") == {("credited",): 4, ("forgotten",): 5}
     shown.status = PickerStatus()
     assert shown.samples("epp_exact_model") == {}
-
-
-def test_spans_are_counted_by_outcome_and_absent_without_tracing(shown: Shown) -> None:
-    assert shown.samples("epp_trace_spans_total") == {("sent",): 8, ("failed",): 0, ("dropped",): 2}
-    shown.status = PickerStatus()
-    assert shown.samples("epp_trace_spans_total") == {}
 
 
 def test_the_reference_names_exactly_the_served_metrics(shown: Shown) -> None:
