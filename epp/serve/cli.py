@@ -172,7 +172,7 @@ def _add_record(command: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="file to write; a FILE that exists already, or is full, is renamed to FILE.1",
+        help="file to write, which must not exist yet",
     )
     command.add_argument(
         "--for",
@@ -186,8 +186,7 @@ def _add_record(command: argparse.ArgumentParser) -> None:
         type=int,
         default=2**28,
         metavar="N",
-        help="largest size of FILE and FILE.1 together (default %(default)s); beyond this the oldest "
-        "requests are lost",
+        help="stop when FILE has N bytes (default %(default)s)",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,36 @@ async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Pat
     assert len(trace.calls) == 20
     assert trace.policy == picker.policy
     assert b"text" not in file.read_bytes()
+
+
+@pytest.mark.parametrize(("max_bytes", "kept"), [(2**20, 9), (5_000, 0)])
+async def test_a_recording_ends_before_its_file_is_too_large(
+    tmp_path: Path, max_bytes: int, kept: int
+) -> None:
+    picker, file = a_picker(), tmp_path / "recording.jsonl"
+    tap = Tap(picker)
+    async with admin_of(picker, tap) as url:
+        asked = replace(options(url, file, seconds=1.5), max_bytes=max_bytes)
+        recording = asyncio.create_task(asyncio.to_thread(record, asked))
+        await wait_until(lambda: tap.on, what="the command asks")
+        for number in range(9):
+            serve(picker, ask(text(f"{number}"), stream=True), now=float(number))
+        counts = await recording
+    assert counts.requests == kept
+    assert file.exists() == bool(kept)
+
+
+async def test_a_file_that_exists_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    picker, file = a_picker(), tmp_path / "recording.jsonl"
+    file.write_bytes(b"of yesterday")
+    tap = Tap(picker)
+    async with admin_of(picker, tap) as url:
+        recording = asyncio.create_task(asyncio.to_thread(record, options(url, file, seconds=30.0)))
+        await wait_until(lambda: tap.on, what="the command asks")
+        serve(picker, ask(text("a"), stream=True), now=1.0)
+        with pytest.raises(ConfigError, match="File exists"):
+            await recording
+    assert file.read_bytes() == b"of yesterday"
 
 
 async def test_a_file_that_cannot_be_written_is_named_and_the_picker_goes_on() -> None:

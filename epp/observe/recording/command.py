@@ -1,5 +1,5 @@
-"""`epp record`: asks a running picker for the requests that it routes, and writes them to a file until it is
-stopped.
+"""`epp record`: asks a running picker for the requests that it routes, and writes them to a new file, until
+it is stopped or the file is full.
 
 The picker needs no restart and no disk. The lines come over its admin address, so the command may run on
 another machine.
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import secrets
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.observe.recording.file import RecordingFile
-from epp.observe.recording.lines import Opening, RecordedRequest, Servers, decode
+from epp.observe.recording.lines import Opening, Servers, decode
 
 _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 8.0
@@ -56,51 +57,59 @@ def record(options: RecordOptions) -> Counts:
     url = f"{options.admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {options.admin}: must be an address such as http://127.0.0.1:9090")
-    file, counts = RecordingFile(options.file, max_bytes=options.max_bytes), Counts()
+    counts, head = Counts(), [b"", b""]
     until_s = None if options.seconds is None else time.monotonic() + options.seconds
-
-    def keep(text: bytes, left_out: int) -> None:
-        opening, servers, asked = _parsed(text, options.admin)
-        try:
-            file.write(asked, opening=opening, servers=servers)
-        except OSError as error:
-            raise ConfigError(f"{options.file}: {error.strerror}") from error
-        if asked:
-            counts.requests += len(asked)
-            counts.size_bytes += len(text)
-        counts.left_out = left_out
-        _show(counts)
-
-    try:
+    with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
+        file: FileIO | None = None
         for text, left_out in _answers(url, options.admin, until_s=until_s):
-            keep(text, left_out)
-    except KeyboardInterrupt:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            keep(*_ask(f"{url}&last"))
-    finally:
-        file.close()
-        _show(None)
+            *new, requests = _parted(text, options.admin)
+            counts.left_out = left_out
+            lines = b"".join(line for line, old in zip(new, head, strict=True) if line != old) + requests
+            if counts.size_bytes + len(lines) > options.max_bytes:
+                break
+            if requests:
+                try:
+                    file = file or stack.enter_context(_new_file(options.file))
+                    _write_all(file, lines)
+                except OSError as error:
+                    raise ConfigError(f"{options.file}: {error.strerror}") from error
+                head = new
+                counts.requests += requests.count(b"\n")
+                counts.size_bytes += len(lines)
+            _show(counts)
+    _show(None)
     return counts
 
 
-def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[RecordedRequest]]:
-    """Return the lines of one answer of the picker."""
+def _new_file(path: Path) -> FileIO:
+    """Open a file that only its owner may read. FileExistsError: there is one of this name."""
+    return FileIO(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def _parted(text: bytes, admin: str) -> list[bytes]:
+    """Return the line that opens a recording, the line of the servers, and the lines of the requests."""
     stranger = f"--admin {admin}: the program that answers there is not a picker of this version"
+    parts = text.split(b"\n", 2)
     try:
-        lines = [decode(row) for row in text.splitlines()]
+        found = [decode(part) for part in parts[:2]]
     except ValueError as error:
         raise ConfigError(f"{stranger}: {error}") from error
-    match lines:
-        case [Opening() as opening, Servers() as servers, *rest]:
-            return opening, servers, [line for line in rest if isinstance(line, RecordedRequest)]
+    match found:
+        case [Opening(), Servers()] if len(parts) == 3:
+            return [parts[0] + b"\n", parts[1] + b"\n", parts[2]]
     raise ConfigError(stranger)
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
     """Yield one answer each second, and one at the end. A silent picker is asked again for a while."""
-    heard_s = float("-inf")
+    heard_s, interrupted = float("-inf"), False
     while True:
-        last = until_s is not None and time.monotonic() >= until_s
+        last = interrupted or (until_s is not None and time.monotonic() >= until_s)
         try:
             answer = _ask(f"{url}&last" if last else url)
         except urllib.error.HTTPError as error:
@@ -117,7 +126,10 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
         if last:
             return
         left_s = _EVERY_S if until_s is None else min(_EVERY_S, until_s - time.monotonic())
-        time.sleep(max(0.0, left_s))
+        try:
+            time.sleep(max(0.0, left_s))
+        except KeyboardInterrupt:
+            interrupted = True
 
 
 def _ask(url: str) -> tuple[bytes, int]:

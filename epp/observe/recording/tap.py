@@ -1,9 +1,10 @@
 """Serves the lines of a recording over the admin address, for `epp record`. This module writes no file.
 
-It listens to the picker only while a reader asks for lines: the first request of a reader begins the
-recording, and a pause without requests ends it. There is one reader at a time, until it says that it is done
-or stops asking, because each line is handed out once. The recorder bounds the waiting lines. Called by `app`
-and, through it, by the admin address.
+It makes a line for each request that has ended, on the event loop, after the answer. If the lines are taken
+too slowly, later ones are dropped and counted. It listens to the picker only while a reader asks for lines:
+the first request of a reader begins the recording, and a pause without requests ends it. There is one reader
+at a time, until it says that it is done or stops asking, because each line is handed out once. Called by
+`app` and, through it, by the admin address.
 """
 
 from __future__ import annotations
@@ -11,19 +12,84 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
 from epp.base.errors import RecordingTakenError
-from epp.observe.recording.lines import Line, Opening, ServerLine, Servers, encode
-from epp.observe.recording.recorder import Recorder
-from epp.picker.events import Ended, PickerEvent
+from epp.observe.recording.lines import Line, Opening, RecordedRequest, ServerLine, Servers, encode, packed
+from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.picker import Picker
 
 _KEY_BYTES: Final = 16
 GONE_AFTER_S: Final = 15.0
 """A reader that has not asked for this long is gone."""
+_MOST_WAITING_BYTES: Final = 8 * 2**20
+_LINE_BYTES: Final = 600
+"""Memory of a line without its chunks."""
+_TENANT_BYTES: Final = 6
+
+
+class Recorder:
+    """`key`: the key of the hashes of tenants' names; at most 64 bytes."""
+
+    def __init__(self, *, key: bytes, most_waiting_bytes: int = _MOST_WAITING_BYTES) -> None:
+        self._key = key
+        self._most_waiting_bytes = most_waiting_bytes
+        self._waiting: list[RecordedRequest] = []
+        self._waiting_bytes = 0
+        self.dropped = 0
+        """Requests that were left out because too many lines waited."""
+
+    def ended(self, request: Pick, *, unix_now_s: float) -> None:
+        chain = request.chain
+        size = _LINE_BYTES + 8 * len(chain)
+        if self._waiting_bytes + size > self._most_waiting_bytes:
+            self.dropped += 1
+            return
+        self._waiting_bytes += size
+        decision = request.decision
+        self._waiting.append(
+            RecordedRequest(
+                at_unix_s=decision.at_unix_s,
+                waited_s=decision.waited_s,
+                kind=str(decision.kind),
+                base_model=request.state.model,
+                adapter=decision.adapter,
+                tenant=self._hashed(decision.tenant),
+                priority=decision.priority,
+                stream=request.streams,
+                prompt_bytes=request.prompt.size.text_bytes,
+                prompt_tokens=decision.prompt_tokens,
+                matched_tokens=decision.matched_tokens,
+                reason=decision.reason,
+                server=decision.served_by or decision.chosen,
+                outcome=decision.outcome,
+                status=decision.status,
+                headers_s=decision.headers_s,
+                ended_s=max(0.0, unix_now_s - decision.at_unix_s),
+                cached_tokens=decision.cached_tokens,
+                ttft_s=decision.ttft_s,
+                output_tokens=decision.output_tokens,
+                chunks=packed(chain),
+            )
+        )
+
+    def take(self) -> list[RecordedRequest]:
+        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return taken
+
+    def _hashed(self, tenant: str) -> str:
+        if not tenant:
+            return ""
+        return blake2b(
+            tenant.encode("utf-8", "surrogatepass"), key=self._key, digest_size=_TENANT_BYTES
+        ).hexdigest()
+
+    def check_integrity(self) -> None:
+        expected = sum(_LINE_BYTES + len(line.chunks) for line in self._waiting)
+        assert self._waiting_bytes == expected <= self._most_waiting_bytes
 
 
 class Tap:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.observe.recording.lines import RecordedRequest, unpacked
-from epp.observe.recording.recorder import Recorder
+from epp.observe.recording.tap import Recorder
 from tests.unit.observe.recording.recorded import record_request
 from tests.unit.picker.picker_questions import a_picker, ask, text
 

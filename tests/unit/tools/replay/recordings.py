@@ -11,9 +11,9 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
-from epp.observe.recording.file import RecordingFile
-from epp.observe.recording.recorder import Recorder
-from epp.observe.recording.tap import opening_of, servers_of
+from epp.observe.recording.lines import encode
+from epp.observe.recording.tap import Recorder, opening_of, servers_of
+from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from model_server.sim.fleet import Fleet, FleetPlan
 from tests.unit.picker.picker_questions import a_picker, ask, text
@@ -39,9 +39,12 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
             picker.on_feedback(pick, told, now=now + 1.2)
         picker.end(pick, outcome="ended", now=now + 1.2)
         recorder.ended(pick, unix_now_s=1000.0 + now + 1.2)
-    file = RecordingFile(path, max_bytes=2**26)
-    file.write(recorder.take(), opening=opening_of(picker), servers=servers_of(picker))
-    file.close()
+    write(path, picker, recorder)
+
+
+def write(path: Path, picker: Picker, recorder: Recorder) -> None:
+    lines = (opening_of(picker), servers_of(picker), *recorder.take())
+    path.write_bytes(b"".join(map(encode, lines)))
 
 
 class _RecordingRouter(PickerRouter):
@@ -66,9 +69,7 @@ def record_simulation(path: Path, *, requests: int, horizon_s: float = 3600.0) -
     plan = FleetPlan(shape=shape_of(spec), num_servers=4, horizon_s=horizon_s)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
     picker = router.pickers[0]
-    file = RecordingFile(path, max_bytes=2**26)
-    file.write(router.recorder.take(), opening=opening_of(picker), servers=servers_of(picker))
-    file.close()
+    write(path, picker, router.recorder)
     return row_of(outcome)
 
 
