@@ -12,9 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.request.canonical import NO_RAW
 from epp.request.client_names import bounded_name, name_in
-from epp.request.jsontext import first_byte
+from epp.request.jsontext import NO_RAW, first_byte
 
 _BRACE: Final = ord("{")
 _COLLECTIONS: Final = ("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches")

@@ -11,7 +11,7 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
-from epp.observe.recording.lines import encode
+from epp.observe.recording.lines import Line, encode
 from epp.observe.recording.tap import Recorder, opening_of, servers_of
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
@@ -43,7 +43,7 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
 
 
 def write(path: Path, picker: Picker, recorder: Recorder) -> None:
-    lines = (opening_of(picker), servers_of(picker), *recorder.take())
+    lines: list[Line] = [opening_of(picker), servers_of(picker), *recorder.take()]
     path.write_bytes(b"".join(map(encode, lines)))
 
 
