@@ -168,9 +168,10 @@ def test_every_alert_says_what_to_do() -> None:
 def test_prometheus_keeps_the_metrics_of_dashboard_and_alerts(helm: Helm) -> None:
     values = {"monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}}}
     objects = helm.render(GATEWAY, values)
-    (envoy,) = [
-        e for e in of_kind(objects, "ServiceMonitor")["spec"]["endpoints"] if e["port"] == "envoy-metrics"
-    ]
+    ports = {each["port"]: each for each in of_kind(objects, "ServiceMonitor")["spec"]["endpoints"]}
+    envoy, picker = ports["envoy-metrics"], ports["metrics"]
+    dropped = {"action": "labeldrop", "regex": "endpoint"}
+    assert dropped in picker["relabelings"], "the label names a model server, not the port that was asked"
     keep = re.compile(envoy["metricRelabelings"][0]["regex"])
     for where, text in expressions():
         for name, _ in series_of(text):

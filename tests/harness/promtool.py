@@ -1,0 +1,59 @@
+"""Debian's promtool, which checks the rules of a chart and runs them on series that a test makes up.
+
+The package is unpacked from Debian's archive into the cache under its version, and not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.harness.cached_builds import built_elsewhere, cache_folder, only_builder, run
+
+_PACKAGE: Final = "prometheus"
+_REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
+"""The variable that is set where CI runs everything."""
+
+
+def promtool(*arguments: str | Path) -> None:
+    """Run the program. Fail with its own words if it finds a fault."""
+    done = subprocess.run([_program(), *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _program() -> Path:
+    """Return the program. Skip the test if Debian's archive cannot be reached."""
+    if shutil.which("apt-get") is None:
+        said = "promtool is taken from Debian's archive, and this is no Debian"
+        pytest.fail(said) if os.environ.get(_REQUIRE) else pytest.skip(said)
+    with only_builder(_PACKAGE, progress=print):
+        final = cache_folder() / f"{_PACKAGE}-{_version()}"
+        if not final.exists():
+            with built_elsewhere(final) as folder:
+                run("apt-get", "download", _PACKAGE, cwd=folder)
+                (archive,) = folder.glob("*.deb")
+                run("dpkg-deb", "--extract", archive, folder)
+                archive.unlink()
+    return final / "usr" / "bin" / "promtool"
+
+
+def _version() -> str:
+    """Return the version in the archive, as part of a file's name. The archive's list is fetched if there is
+    none yet.
+    """
+    for fetch in (False, True):
+        if fetch:
+            run("apt-get", "update", "--quiet")
+        shown = subprocess.run(
+            ["apt-cache", "policy", _PACKAGE], capture_output=True, text=True, check=True
+        ).stdout
+        found = re.search(r"Candidate: (\S+)", shown)
+        if found and found[1] != "(none)":
+            return re.sub(r"[^A-Za-z0-9.]", "-", found[1])
+    raise AssertionError(f"the archive has no package {_PACKAGE}")
