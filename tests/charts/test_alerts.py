@@ -1,5 +1,5 @@
-"""Prometheus's own promtool runs each alert on two made-up stories: one in which the alert fires, and one that
-stays just within its bound. Ranges and waiting times are those of the chart.
+"""Debian's promtool runs each alert on two made-up stories: one in which the alert fires, and one that stays
+just within its bound. Ranges and waiting times are those of the chart.
 """
 
 from __future__ import annotations
