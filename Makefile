@@ -36,7 +36,7 @@ size: $(VENV)/.dev ## print how large each part is, beside its limit and its tar
 	@$(BIN)/python -m bench.size
 
 test-fast: $(VENV)/.dev ## run the tests that start no processes and are quick, on all cores
-	@$(BIN)/python -m tests.suite --only fast $(ARGS)
+	@$(BIN)/python -m tests.suite fast $(ARGS)
 
 check: $(VENV)/.dev ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .

@@ -11,9 +11,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.suite import CORE_FOLDERS
-
-_WITH_PROCESSES = ("tests/integration/", "tests/conformance/", "tests/fuzz/")
+from tests.suite import PLACES, PROCESS_FOLDERS
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,13 +28,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(_WITH_PROCESSES):
+        if item.nodeid.startswith(PROCESS_FOLDERS):
             item.add_marker(pytest.mark.processes)
-        if item.get_closest_marker("core"):
-            if not item.nodeid.startswith(CORE_FOLDERS):
-                raise pytest.UsageError(f"{item.nodeid}: tests of the core are in {', '.join(CORE_FOLDERS)}")
-            if any(map(item.get_closest_marker, ("vllm", "cluster"))):
-                raise pytest.UsageError(f"{item.nodeid}: a test of the core needs neither vLLM nor a cluster")
+        for marker, folders in PLACES.items():
+            if item.get_closest_marker(marker) and not item.nodeid.startswith((*folders, *PROCESS_FOLDERS)):
+                raise pytest.UsageError(f"{item.nodeid}: the marker {marker} is for {', '.join(folders)}")
+        if item.get_closest_marker("core") and any(map(item.get_closest_marker, ("vllm", "cluster"))):
+            raise pytest.UsageError(f"{item.nodeid}: a test of the core needs neither vLLM nor a cluster")
 
 
 def pytest_collection_finish() -> None:

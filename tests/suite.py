@@ -1,12 +1,12 @@
 """Run all tests in parts, and print a table of times at the end: `python -m tests.suite`.
 
-`make test` runs the parts of the group `test`, which need no environment but the virtual one. `make test-all`
-runs the group `rest` too. Meanwhile the command builds the environments of that group. The fast part comes
-first and has all cores. Then three parts run at a time if there are two cores, because most tests wait for
-processes and one part keeps less than one core busy. Each line of output begins with the name of its part.
-A test that fails runs once more, in a fresh process with servers of its own. A test counts as failed if it
-fails twice. A test that passes the second time is named in the table, because a test that needs a second run
-has a fault that must be repaired. The status is 1 if a part failed.
+`make test` runs the group `test`, which needs no environment but the virtual one. `make test-rest`
+runs the group `rest`. Meanwhile the command builds the environments of that group. Three parts run at a time
+if there are two cores, because most tests wait for processes and one part keeps less than one core busy. Each
+line of output begins with the name of its part. A test that fails runs once more, in a fresh process with
+servers of its own. A test counts as failed if it fails twice. A test that passes the second time is named in
+the table, because a test that needs a second run has a fault that must be repaired. The status is 1 if a part
+failed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _FOLDER = Path("build/tests")
-_PYTHON = sys.executable
 _AT_ONCE = 3
-_LONG_FILE_S = 60.0
-"""Files that take longer are named below the table."""
 _FAILED = 1
 """pytest's status when tests failed. Any other status except 0 means that pytest could not run the tests."""
 _NO_TESTS = 5
@@ -38,109 +34,100 @@ _NO_TESTS = 5
 class Part:
     name: str
     about: str
-    command: Sequence[str]
+    folders: Sequence[str] = ()
+    """The folders of its tests, so that pytest need not import all tests to find them. Empty: all."""
+    marks: str
+    """The markers of its tests, as an expression of pytest."""
+    options: Sequence[str] = ()
     needs: str = ""
     """The make targets that build the environments of this part."""
-    alone: bool = False
-    """True: the part runs before the others, because it uses all cores itself."""
+    pytest: Sequence[str] = (sys.executable, "-m", "pytest")
+
+    @property
+    def command(self) -> Sequence[str]:
+        return (*self.pytest, *self.folders, "-m", self.marks, *self.options)
 
 
-PROTOCOL = ("tests/conformance", "tests/fuzz")
-"""All tests of these folders start processes, as those of tests/integration do (tests/conftest.py)."""
-_IGNORED = tuple(f"--ignore={folder}" for folder in PROTOCOL)
+PROCESS_FOLDERS = ("tests/integration", "tests/conformance", "tests/fuzz")
+"""All tests of these folders have the marker `processes` (tests/conftest.py)."""
 CORE_FOLDERS = ("tests/integration", "tests/unit/serve/envoy")
-"""The tests of the core are here, so that pytest need not import all tests to find them."""
-_SINGLE = "not envoy and not vllm and not cluster and not processes"
-_PYTEST = (_PYTHON, "-m", "pytest")
+PLACES = {
+    "core": CORE_FOLDERS,
+    "vllm": ("tests/integration", "tests/contract"),
+    "cluster": ("tests/charts", "tests/cluster"),
+    "envoy": (*CORE_FOLDERS, "tests/charts", "tests/cluster", "tests/dialects", "bench/soak"),
+    "processes": (*PROCESS_FOLDERS, "tests/charts", "tests/property"),
+}
+"""The folders in which a test may have each marker."""
+_UNITS = "not envoy and not vllm and not cluster and not processes and not core"
+_ALL_CORES = ("-n", "auto", "--dist", "loadfile", *(f"--ignore={folder}" for folder in PROCESS_FOLDERS))
 
+FAST = Part(
+    name="fast",
+    about="no processes of their own, and quick; on all cores",
+    marks=f"{_UNITS} and not slow",
+    options=_ALL_CORES,
+)
+"""`make test-fast ARGS=...`, with further arguments for pytest. These tests are also in the part `units`."""
 PARTS = (
     Part(
-        name="fast",
+        name="units",
         about="no processes of their own; on all cores",
-        command=(
-            *(*_PYTEST, "-n", "auto", "--dist", "loadfile", "-m", f"{_SINGLE} and not slow and not core"),
-            *("--ignore=tests/integration", *_IGNORED),
-        ),
-        alone=True,
-    ),
-    Part(
-        name="slow",
-        about="no processes of their own, but seconds each; on all cores",
-        command=(
-            *(*_PYTEST, "-n", "auto", "--dist", "loadfile", "-m", f"{_SINGLE} and slow and not core"),
-            *("--ignore=tests/integration", *_IGNORED),
-        ),
-        alone=True,
+        marks=_UNITS,
+        options=_ALL_CORES,
     ),
     Part(
         name="core",
         about="the gateway's promises on real Envoy, Redis and the model server",
-        command=(*_PYTEST, *CORE_FOLDERS, "-m", "core"),
+        folders=CORE_FOLDERS,
+        marks="core",
     ),
     Part(
         name="integration",
         about="real Envoy, Redis and Valkey",
-        command=(
-            *(*_PYTEST, "-m", "(envoy or processes) and not vllm and not cluster and not core"),
-            *_IGNORED,
-        ),
+        folders=sorted({*PLACES["envoy"], *PLACES["processes"]} - {"tests/conformance", "tests/fuzz"}),
+        marks="(envoy or processes) and not vllm and not cluster and not core",
         needs="engine-env",
     ),
     Part(
         name="cluster",
         about="a real Kubernetes control plane",
-        command=(*_PYTEST, "-m", "cluster and not envoy and not vllm and not core"),
+        folders=PLACES["cluster"],
+        marks="cluster and not envoy",
         needs="cluster-env image-env",
     ),
     Part(
         name="pods",
         about="the charts' pods on a real Kubernetes control plane, with Envoy",
-        command=(*_PYTEST, "-m", "cluster and envoy and not vllm and not core"),
+        folders=PLACES["cluster"],
+        marks="cluster and envoy",
         needs="cluster-env image-env",
     ),
     Part(
         name="vllm",
         about="real vLLM",
-        command=(*_PYTEST, "-m", "vllm and not core"),
+        folders=PLACES["vllm"],
+        marks="vllm",
         needs="vllm-env engine-env",
     ),
     Part(
         name="protocol",
         about="the endpoint picker protocol row by row, and generated input",
-        command=(*_PYTEST, *PROTOCOL, "-m", "not cluster and not vllm and not core"),
+        folders=("tests/conformance", "tests/fuzz"),
+        marks="processes",
     ),
     Part(
         name="engine",
         about="the model server's real models, on torch",
-        command=(_PYTHON, "-m", "tests.engine_env", "run", "pytest", "tests/engine"),
+        folders=("tests/engine",),
+        marks="not core",
         needs="engine-env",
+        pytest=(sys.executable, "-m", "tests.engine_env", "run", "pytest"),
     ),
 )
-"""The part with all cores comes first, and then the longest parts, so that parts that run at a time end
-together.
-"""
-GROUPS = {
-    "test": ("fast", "core", "slow"),
-    "rest": ("integration", "cluster", "pods", "vllm", "protocol", "engine"),
-    "all": tuple(part.name for part in PARTS),
-}
-"""`make test`, what `make test-all` adds to it, and both together. Only the second needs environments."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The result of one part."""
-
-    part: Part
-    status: int = 0
-    seconds: float = 0.0
-    tests: int = 0
-    skipped: int = 0
-    second_run: list[str] = field(default_factory=list)
-    """Tests that failed and then passed."""
-    failed: list[str] = field(default_factory=list)
-    files_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each file's tests, by the name of its module."""
+"""The longest parts come first, so that parts that run at a time end together."""
+GROUPS = {"test": ("units", "core"), "rest": tuple(part.name for part in PARTS[2:])}
+"""`make test`, and what `make test-all` adds to it. Only the second needs environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +137,23 @@ class Report:
     tests: int = 0
     skipped: int = 0
     failed: Sequence[str] = ()
-    files_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of one part."""
+
+    part: Part
+    status: int = 0
+    seconds: float = 0.0
+    first: Report = field(default_factory=Report)
+    failed: Sequence[str] = ()
+    """Tests that failed twice."""
+
+    @property
+    def second_run(self) -> list[str]:
+        """Return the tests that failed and then passed."""
+        return sorted(set(self.first.failed) - set(self.failed))
 
 
 def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
@@ -160,18 +163,13 @@ def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
     if outcome.status:
         print(f"== {part.name}: `make {part.needs}` failed; its message is above", flush=True)
         return outcome
-    outcome.status, first = _pytest(part, "first", "--cache-clear")
-    outcome.tests, outcome.skipped, outcome.files_s = first.tests, first.skipped, first.files_s
-    outcome.failed = failed = list(first.failed)
-    if outcome.status == _FAILED and failed:
-        print(
-            f"== {part.name}: failed tests run once more; a test that fails twice counts as failed",
-            flush=True,
-        )
+    outcome.status, outcome.first = _pytest(part, "first", "--cache-clear")
+    outcome.failed = outcome.first.failed
+    if outcome.status == _FAILED and outcome.failed:
+        print(f"== {part.name}: failed tests run once more; a test that fails twice has failed", flush=True)
         outcome.status, second = _pytest(part, "second", "--last-failed", "--last-failed-no-failures", "none")
-        outcome.failed = list(second.failed)
-        outcome.second_run = sorted(set(failed) - set(outcome.failed))
-    if not outcome.status and not outcome.tests:
+        outcome.failed = second.failed
+    if not outcome.status and not outcome.first.tests:
         outcome.status = _NO_TESTS
     outcome.seconds = time.monotonic() - started
     return outcome
@@ -183,10 +181,8 @@ def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
     # Some tests record properties. The older family of reports may hold them, and in the newer family they
     # cause a warning.
     written = (f"--junit-xml={report}", "-o", "junit_family=xunit1")
-    kept = (
-        "-o",
-        f"cache_dir={(_FOLDER / part.name).resolve()}",
-    )  # the list of failed tests, one for each part, since two parts run at a time
+    # The list of failed tests, one for each part, since several parts run at a time.
+    kept = ("-o", f"cache_dir={(_FOLDER / part.name).resolve()}")
     status = _run([*part.command, *written, *kept, *arguments], name=part.name)
     return status, read_report(report) if report.exists() else Report()
 
@@ -206,54 +202,42 @@ def _run(command: Sequence[str], *, name: str) -> int:
 
 
 def read_report(path: Path) -> Report:
-    cases = ET.parse(path).getroot().iter("testcase")
-    tests, skipped, failed = 0, 0, []
-    files_s: dict[str, float] = defaultdict(float)
-    for case in cases:
-        tests += 1
-        # A class is a part of its module's name here.
-        module = ".".join(word for word in (case.get("classname") or "").split(".") if word[:1].islower())
-        files_s[module] += float(case.get("time") or 0.0)
-        skipped += case.find("skipped") is not None
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(f"{case.get('classname')}::{case.get('name')}")
-    return Report(tests, skipped, failed, files_s)
+    cases = list(ET.parse(path).getroot().iter("testcase"))
+    return Report(
+        tests=len(cases),
+        skipped=sum(case.find("skipped") is not None for case in cases),
+        failed=[
+            f"{case.get('classname')}::{case.get('name')}"
+            for case in cases
+            if case.find("failure") is not None or case.find("error") is not None
+        ],
+    )
 
 
 def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
     """Return one line for each part and one for the whole run of `seconds`. Below them are the tests that
-    failed once or twice, and the files that took long.
+    failed once or twice.
     """
     lines = [f"{'part':<12} {'tests':>6} {'skipped':>8} {'minutes':>8}  result"]
     for o in outcomes:
         result = "passed" if not o.status else "FAILED"
-        lines.append(f"{o.part.name:<12} {o.tests:>6} {o.skipped:>8} {o.seconds / 60:>8.1f}  {result}")
-    tests, skipped = sum(o.tests for o in outcomes), sum(o.skipped for o in outcomes)
+        lines.append(
+            f"{o.part.name:<12} {o.first.tests:>6} {o.first.skipped:>8} {o.seconds / 60:>8.1f}  {result}"
+        )
+    tests, skipped = sum(o.first.tests for o in outcomes), sum(o.first.skipped for o in outcomes)
     lines.append(f"{'all':<12} {tests:>6} {skipped:>8} {seconds / 60:>8.1f}")
-    again = [name for o in outcomes for name in o.second_run]
-    if again:
-        lines.append(f"{len(again)} failed at first and passed when run again; each has a fault to repair:")
-    lines += [f"needed a second run: {name}" for name in again]
+    lines += [f"needed a second run, a fault to repair: {name}" for o in outcomes for name in o.second_run]
     lines += [f"failed: {name}" for o in outcomes for name in o.failed]
-    files = sorted(((s, name) for o in outcomes for name, s in o.files_s.items()), reverse=True)
-    lines += [f"{s / 60:.1f} minutes: {name}" for s, name in files if s > _LONG_FILE_S]
     return "\n".join(lines)
 
 
 def main() -> int:
+    if sys.argv[1:2] == [FAST.name]:
+        return subprocess.run([*FAST.command, *sys.argv[2:]], check=False).returncode
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__.splitlines()[0])
-    known = (*GROUPS["all"], *GROUPS)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(known)}; all by default")
-    parser.add_argument(
-        "--only", nargs=argparse.REMAINDER, metavar="PART", help="run one part; more words go to its pytest"
-    )
-    options = parser.parse_args()
-    if options.only:
-        (part,) = (part for part in PARTS if part.name == options.only[0])
-        return subprocess.run([*part.command, *options.only[1:]], check=False).returncode
-    asked = options.parts or ["all"]
-    if unknown := set(asked) - set(known):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    known = (*(part.name for part in PARTS), *GROUPS)
+    parser.add_argument("parts", nargs="+", choices=known, help="parts or groups of parts")
+    asked = parser.parse_args().parts
     chosen = {name for each in asked for name in GROUPS.get(each, (each,))}
     parts = [part for part in PARTS if part.name in chosen]
     _FOLDER.mkdir(parents=True, exist_ok=True)
@@ -271,9 +255,7 @@ def run_all(parts: Sequence[Part]) -> list[Outcome]:
     # compiles for minutes.
     with ThreadPoolExecutor(max_workers=1) as builder, ThreadPoolExecutor(max_workers=at_once) as runner:
         builds = {part.name: builder.submit(_make, part.needs) for part in parts if part.needs}
-        first = [run_part(part, built=builds.get(part.name)) for part in parts if part.alone]
-        others = [part for part in parts if not part.alone]
-        return first + list(runner.map(lambda part: run_part(part, built=builds.get(part.name)), others))
+        return list(runner.map(lambda part: run_part(part, built=builds.get(part.name)), parts))
 
 
 def _make(targets: str) -> int:

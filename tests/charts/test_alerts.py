@@ -61,7 +61,7 @@ def ratio(over: str, under: str, share: float) -> Story:
     return {over: each_minute(1000 * share), under: each_minute(1000)}
 
 
-STORIES: Final[Mapping[str, tuple[Story, Story]]] = {
+STORIES: Final[Mapping[str, tuple[Story, ...]]] = {
     "Bypassed": tuple(
         ratio("envoy_http_ext_proc_failure_mode_allowed", "envoy_http_ext_proc_streams_started", share)
         for share in (0.011, 0.01)

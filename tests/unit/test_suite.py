@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.suite import PARTS, Outcome, Part, run_part, table
+from tests.suite import PARTS, PLACES, PROCESS_FOLDERS, Outcome, Part, Report, run_part, table
 
 _FLAKY = """
 from pathlib import Path
@@ -36,15 +35,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _part(text: str, folder: Path) -> Part:
     (folder / "test_it.py").write_text(text)
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "test_it.py")
-    return Part(name="one", about="a part", command=command)
+    return Part(
+        name="one", about="a part", folders=("test_it.py",), marks="", options=("-q", "-p", "no:randomly")
+    )
 
 
 def test_a_test_that_fails_once_passes_and_is_named(folder: Path) -> None:
     outcome = run_part(_part(_FLAKY.format(mark=str(folder / "mark")), folder), built=None)
-    assert (outcome.status, outcome.tests, outcome.failed) == (0, 2, [])
+    assert (outcome.status, outcome.first.tests, outcome.failed) == (0, 2, [])
     assert outcome.second_run == ["test_it::test_passes_the_second_time"]
-    assert "needed a second run: test_it::test_passes_the_second_time" in table([outcome], seconds=1.0)
+    assert "needed a second run, a fault to repair: test_it::test_passes_the_second_time" in table(
+        [outcome], seconds=1.0
+    )
 
 
 def test_a_part_without_tests_fails(folder: Path) -> None:
@@ -53,41 +55,37 @@ def test_a_part_without_tests_fails(folder: Path) -> None:
 
 
 def test_the_table_adds_up() -> None:
-    outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
-    # Two parts ran at a time, so the whole took less than the sum of the parts.
+    outcomes = [Outcome(part, seconds=60.0, first=Report(tests=10, skipped=1)) for part in PARTS]
+    # Several parts ran at a time, so the whole took less than the sum of the parts.
     total = table(outcomes, seconds=150.0).splitlines()[-1].split()
     assert total == ["all", str(10 * len(PARTS)), str(len(PARTS)), "2.5"]
 
 
 def test_every_test_belongs_to_one_part() -> None:
-    """The test uses the parts' own expressions, over all combinations of markers, in the folders that have
-    their own part and elsewhere.
+    """The test uses the parts' own expressions, over all combinations of the markers that a folder may
+    have.
     """
-    markers = ("envoy", "vllm", "cluster", "slow", "processes", "core")
-    for number in range(2 ** len(markers)):
-        has = {marker for place, marker in enumerate(markers) if number >> place & 1}
-        assert len(_parts_of(has, protocol=False)) == 1, has
-        if "processes" in has:  # tests/conftest.py marks these folders
-            assert len(_parts_of(has, protocol=True)) == 1, has
+    folders = {folder for allowed in PLACES.values() for folder in allowed}
+    for folder in ("tests/unit", *folders):
+        may = [marker for marker, allowed in PLACES.items() if folder in allowed]
+        for number in range(2 ** len(may)):
+            has = {marker for place, marker in enumerate(may) if number >> place & 1}
+            if folder in PROCESS_FOLDERS:
+                has.add("processes")  # by tests/conftest.py, which refuses the next ones
+            if not ("core" in has and has & {"vllm", "cluster"}):
+                assert len(_parts_of(folder, has)) == 1, (folder, has)
 
 
-def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
-    found = []
-    for part in PARTS:
-        command = list(part.command)
-        named = part.name != "core" and any(word.startswith("tests/") for word in command)
-        ignored = any(word.startswith("--ignore=") for word in command)
-        # The engine's part has its own folder.
-        if part.name == "engine" or (named and not protocol) or (ignored and protocol):
-            continue
-        expression = command[command.index("-m", command.index("-m") + 1) + 1]
+def _parts_of(folder: str, has: set[str]) -> list[str]:
+    def holds(name: str, /, **_: str | int | bool | None) -> bool:
+        return name in has
 
-        def holds(name: str, /, **_: str | int | bool | None) -> bool:
-            return name in has
-
-        if Expression.compile(expression).evaluate(holds):
-            found.append(part.name)
-    return found
+    return [
+        part.name
+        for part in PARTS
+        if (folder in part.folders if part.folders else f"--ignore={folder}" not in part.options)
+        and Expression.compile(part.marks).evaluate(holds)
+    ]
 
 
 def test_every_test_file_is_in_a_folder_where_pytest_looks() -> None:
