@@ -144,7 +144,7 @@ def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = 
         path, name = (unknown["path"] or "").lstrip("."), unknown["name"]
         return _placed(_unknown_field(name, path=path, of=of), path, text=text, under=under, field=name)
     if words == _NOTHING:
-        return f"is empty; it needs at least {_join(_fields(inspect.type_info(of), required=True))}"
+        return f"is empty; it needs at least {', '.join(_fields(inspect.type_info(of), required=True))}"
     if mark := _MARK.search(words):
         what = " ".join(_MARK.sub(",", words).split()).replace(",,", ",").rstrip(",")
         start = "; indent with spaces, not tabs, and put text that begins with a sign in quotes"
@@ -205,12 +205,13 @@ def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
     found = _AT.search(words)
     node = _at(inspect.type_info(of), found["path"] if found else "")
     if isinstance(node, inspect.LiteralType):
-        return f"; values are {_join([str(value) for value in node.values if value])}"
+        return f"; values are {', '.join(str(value) for value in node.values if value)}"
     if words.startswith("Object missing"):
-        return f"; it needs {_join(_fields(node, required=True))}"
+        needed = _fields(node, required=True)
+        return f"; it needs {', '.join(needed)}" if len(needed) > 1 else ""
     if words.startswith("Expected `object"):
         dash = ", without a dash before them" if "got `array`" in words else ""
-        return f"; write its fields{dash}: {_join(_fields(node))}"
+        return f"; write its fields{dash}: {', '.join(_fields(node))}"
     return next((f"; {advice}" for pattern, advice in _WRITE if pattern.match(words)), "")
 
 
@@ -227,7 +228,7 @@ def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
     if name in within:
         return f"unknown field `{name}`; put it under `{within[name]}`"
     meant = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean `{meant[0]}`?" if meant else f"fields are {_join(known)}"
+    advice = f"did you mean `{meant[0]}`?" if meant else f"fields are {', '.join(known)}"
     return f"unknown field `{name}`; {advice}"
 
 
@@ -258,7 +259,3 @@ def _fields(node: inspect.Type, *, required: bool = False) -> list[str]:
     if not isinstance(node, inspect.StructType):
         return []
     return [each.encode_name for each in node.fields if each.required or not required]
-
-
-def _join(names: list[str]) -> str:
-    return ", ".join(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,27 +35,9 @@ def error_of_endpoints(text: str) -> str:
     return str(refused.value).removeprefix("endpoints.yaml: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("endpointFile: e", "unknown field `endpointFile`; did you mean `endpointsFile`?"),
-        (
-            "{endpointsFile: e, listen: {adress: x}}",
-            "listen: unknown field `adress`; did you mean `address`?",
-        ),
-        (
-            "{endpointsFile: e, sharing: {redis: {tls: {caFil: x}}}}",
-            "sharing.redis.tls: unknown field `caFil`; did you mean `caFile`?",
-        ),
-        (
-            "endpointsFile: {",
-            "line 2, column 1: not YAML: while parsing a flow node did not find expected node content",
-        ),
-        ("", "endpointsFile: is missing; name the file that lists the model servers, or set `kubernetes`"),
-    ],
-)
-def test_a_mistake_in_the_configuration_gets_its_message(tmp_path: Path, text: str, message: str) -> None:
-    assert message in error_of_config(text, tmp_path)
+def test_a_mistake_deep_in_the_configuration_gets_its_message(tmp_path: Path) -> None:
+    message = error_of_config("{endpointsFile: e, sharing: {redis: {tls: {caFil: x}}}}", tmp_path)
+    assert "sharing.redis.tls: unknown field `caFil`; did you mean `caFile`?" in message
 
 
 def test_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_path: Path) -> None:
@@ -62,21 +45,18 @@ def test_unknown_field_without_a_similar_one_gets_the_list_of_all_fields(tmp_pat
     assert message == "line 1: log: unknown field `zzz`; fields are level, format"
 
 
-def test_a_mistake_in_a_list_of_endpoints_gets_its_message() -> None:
-    message = error_of_endpoints("endpoints: [{name: a, adress: '10.0.0.1:80'}]")
-    assert message == "line 1: endpoints[0]: unknown field `adress`; did you mean `address`?"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEAD + "spec: {rul: least-cost}", "line 4: spec: unknown field `rul`; did you mean `rule`?"),
+        (HEAD + "spec: {rul: least-cost}", "line 4: spec: unknown field `rul`; did you mean `rule`"),
         (HEAD + "spec: {gain: {minMatch: 3}}", "did you mean `minMatch"),
         ("", "is empty; it needs at least apiVersion, kind, metadata"),
+        (HEAD + "spec: {targetRef: {}}", "line 4: spec.targetRef: there is no `name`$"),
+        (HEAD[: HEAD.index("kind")], "there is no `kind`; it needs apiVersion, kind, metadata"),
     ],
 )
 def test_a_mistake_in_a_policy_gets_its_message(text: str, message: str) -> None:
-    assert message in error_of_policy(text)
+    assert re.search(message, error_of_policy(text))
 
 
 @pytest.mark.parametrize(
