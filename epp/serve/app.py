@@ -13,6 +13,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from epp.picker.picker import Picker
 from epp.protocol.bodies import BodyRoom
 from epp.serve import parts
 from epp.serve.envoy import eds, sds
-from epp.serve.hash_secret import hash_secret
 from epp.serve.inputs import certificate_watch, load_inputs, watchers
 from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
@@ -72,7 +72,7 @@ class App:
             DEFAULT_POLICY,
             rng=rng,
             unix_offset_s=time.time() - time.monotonic(),
-            secret=hash_secret(config, hub=hub),
+            secret=parts.hash_secret(config, hub=hub),
             refuses_unknown_models=config.models.unknown == "NotFound",
         )
         self._use_policy(self._inputs.policy)
@@ -274,19 +274,16 @@ class App:
         return self._server.overload.share(now=time.monotonic())
 
     def _status(self) -> PickerStatus:
-        return status_of(
-            self._picker,
-            self._scraper,
-            self._sharing,
-            self._exact,
+        now, lines = time.monotonic(), self._log_counts
+        return replace(
+            status_of(self._picker, self._scraper, self._sharing, self._exact, now=now),
             draining=self._draining,
             held_body_bytes=self._room.held_bytes,
             overload_ratio=self._overload(),
-            flow=self._gate.status(now=time.monotonic()),
-            source_failures=self._sources.failures,
-            probes=self._probes.counts,
-            log_counts=self._log_counts,
-            now=time.monotonic(),
+            flow=tuple(self._gate.status(now=now)),
+            source_failures=dict(self._sources.failures),
+            probes=dict(self._probes.counts),
+            log_lines_left_out={"dropped": lines.dropped, "repeated": lines.repeated},
         )
 
     async def _drain(self) -> None:

@@ -22,7 +22,6 @@ from epp.observe.telemetry.logs import setup_logging
 from epp.serve import preflight, process
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.replacing import write_if_changed
-from epp.serve.model_servers import parsed
 from epp.serve.words import WordsParser, completion
 from epp.serve.workers import Supervisor
 
@@ -286,7 +285,7 @@ def _up(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag}: something listens on {address} already; name another port")
     process.raise_file_limit()
     options = up.UpOptions(
-        servers=[parsed(text) for text in args.server],
+        servers=[up.parsed(text) for text in args.server],
         listen=args.port,
         page=args.page,
         policy=args.policy,

@@ -19,7 +19,7 @@ from epp.base.errors import ConfigError
 from epp.config.dialects import WAIT_SHARE
 from epp.config.policy import Policy, PolicySpec
 from epp.config.settings import Config
-from epp.serve.hash_secret import hash_secret
+from epp.serve.parts import hash_secret
 from epp.sources.files.certificate import check_tls, files_of, to_do
 from epp.sources.scraping.sessions import ApiKey
 

@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epp.base.types import EndpointName
 from epp.observe.telemetry import picker_state as shown
-from epp.observe.telemetry.logs import LogCounts
 from epp.picker.endpoints.adapters import loaded_adapters
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.marks import Verdict
-from epp.picker.flow.status import FlowStatus
 from epp.picker.picker import Picker
 from epp.sources.scraping.scraper import ScrapeAge, Scraper
 from epp.sources.sharing.service import SharingService
@@ -26,19 +23,12 @@ if TYPE_CHECKING:
 def status_of(
     picker: Picker,
     scraper: Scraper,
-    sharing: SharingService | None,
-    exact: ExactService | None,
+    sharing: SharingService | None = None,
+    exact: ExactService | None = None,
     *,
-    draining: bool,
-    held_body_bytes: int,
-    overload_ratio: float,
-    flow: Sequence[FlowStatus],
-    source_failures: Mapping[str, int],
-    probes: Mapping[Verdict, int],
-    log_counts: LogCounts,
     now: float,
 ) -> shown.PickerStatus:
-    """Return a snapshot of the state. Nothing in it changes later."""
+    """Return a snapshot of the state, as far as these parts know it. Nothing in it changes later."""
     spec = picker.policy.spec
     return shown.PickerStatus(
         endpoints=endpoints_of(picker, scraper.ages(now), now=now),
@@ -46,15 +36,8 @@ def status_of(
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         policy_info={(picker.policy.metadata.name, spec.rule): 1},
-        draining=draining,
         without_model_list=picker.fleet.unlisted,
-        held_body_bytes=held_body_bytes,
-        overload_ratio=overload_ratio,
         goal_s=spec.flow.goal_seconds,
-        flow=tuple(flow),
-        source_failures=dict(source_failures),
-        probes=dict(probes),
-        log_lines_left_out={"dropped": log_counts.dropped, "repeated": log_counts.repeated},
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.corrected)
         if exact is not None

@@ -2,13 +2,17 @@
 
 Writes the files that `epp serve` and `envoy` would use by hand, into a folder of its own or the one that
 `--write` names. Names of servers are looked up again every few seconds. A change is written into the
-endpoints file, which the picker follows. The command line calls this module.
+endpoints file, which the picker follows.
+
+A server is `10.0.0.1:8000`, `vllm-a:8000`, or a URL. A name may have several addresses, and each of them is a
+model server of its own. The command line calls this module.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import shlex
@@ -16,10 +20,11 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
@@ -30,7 +35,6 @@ from epp.config.settings import Config, load_config
 from epp.serve.app import App
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.envoy.replacing import write_if_changed
-from epp.serve.model_servers import ServerName, addresses_of, endpoints_yaml
 from epp.serve.process import follow_parent
 
 _log = logging.getLogger("epp.up")
@@ -38,8 +42,15 @@ _log = logging.getLogger("epp.up")
 _LOOK_S: Final = 5.0
 """Seconds between two look-ups of the names of servers."""
 _DRAIN_S: Final = 5.0
+_PORT: Final = 8000
+"""vLLM listens here by default."""
 _PAUSE_S: Final = 0.3
 _TRIES: Final = 10
+
+
+class ServerName(NamedTuple):
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,3 +229,55 @@ def _folder(asked: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"--write {asked}: {error.strerror}; name a folder that can be written") from error
     yield asked
+
+
+def parsed(text: str) -> ServerName:
+    """Read one server. Raise ConfigError, which says what to write."""
+    is_url = "://" in text
+    wanted = f"write HOST:PORT or http://HOST:PORT, such as 10.0.0.1:{_PORT}"
+    try:
+        url = urlsplit(text if is_url else f"http://{text}")
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise ConfigError(f"--server {text}: {wanted}") from error
+    if url.scheme == "https":
+        raise ConfigError(f"--server {text}: model servers are reached without TLS; {wanted}")
+    if (
+        not host
+        or url.scheme != "http"
+        or url.path.rstrip("/") not in ("", "/v1")
+        or url.query
+        or url.username
+    ):
+        raise ConfigError(f"--server {text}: {wanted}")
+    return ServerName(host, port or (80 if is_url else _PORT))
+
+
+async def addresses_of(server: ServerName) -> list[str]:
+    """Return the IP addresses of a server, in order: those of IPv4 if there are any, because a name with both
+    is one server. Raise OSError if its name has none.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+    hosts = {str(each[4][0]) for each in found}
+    return sorted([host for host in hosts if ":" not in host] or hosts)
+
+
+def endpoints_yaml(found: Iterable[tuple[ServerName, Iterable[str]]]) -> str:
+    """Return the endpoints file: one endpoint for each address, named after the server."""
+    entries: dict[str, dict[str, str]] = {}
+    for server, hosts in found:
+        for host in hosts:
+            address = str(Address(host=host, port=server.port))
+            name = address.replace("[", "").replace("]", "")
+            shown = name if _is_address(server.host) else f"{server.host}/{name}"
+            entries.setdefault(address, {"name": shown, "address": address})
+    return yaml.safe_dump({"endpoints": list(entries.values())}, sort_keys=False)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from epp.serve.hash_secret import write_beside
+from epp.serve.parts import write_beside
 from epp.sources.sharing.hub import Hub
 
 _log = logging.getLogger("epp.serve.workers")

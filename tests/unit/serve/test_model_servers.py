@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.base.errors import ConfigError
-from epp.serve.model_servers import ServerName, addresses_of, endpoints_yaml, parsed
+from epp.serve.up import ServerName, addresses_of, endpoints_yaml, parsed
 from epp.sources.files.endpoints_file import load_endpoints
 
 

@@ -1,4 +1,6 @@
-"""`epp check` names the settings that keep the model from choosing among several InferencePools."""
+"""`epp check` names the settings that keep the model from choosing among several InferencePools, and the
+transport on which the picker does not learn that it is overloaded.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from epp.config.kubernetes import Kubernetes
+from epp.config.listening import Listen
 from epp.config.settings import Config, Models
 from epp.serve.preflight import inspect
 
@@ -37,3 +40,10 @@ def test_settings_that_contradict_several_pools_get_a_remark(fields: dict[str, A
 def test_several_pools_with_models_that_are_asked_for_get_no_remark() -> None:
     assert not remarks()
     assert not remarks(dialect="envoy")
+
+
+@pytest.mark.parametrize(("transport", "told"), [("http2", False), ("grpcio", True)])
+def test_only_grpcio_gets_the_remark_about_overload(transport: str, *, told: bool) -> None:
+    listen = Listen(address="127.0.0.1:9002", transport="grpcio" if transport == "grpcio" else "http2")
+    remarks = inspect(Config(endpoints_file="endpoints.yaml", listen=listen))
+    assert any("does not see that it is overloaded" in remark for remark in remarks) is told
