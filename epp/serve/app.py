@@ -162,7 +162,7 @@ class App:
             explain=self._explaining.account,
             board=self._board,
             recording=Tap(self._picker).read,
-            config=config,
+            hosts=config.admin.hosts,
             policy=lambda: self._picker.policy,
         )
 

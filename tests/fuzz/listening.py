@@ -13,7 +13,6 @@ from pathlib import Path
 
 from epp.base.types import Address
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Config
 from epp.config.sharing import Redis
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.decisions import DecisionRing
@@ -44,7 +43,6 @@ class AdminPages(OfBytes):
             "/healthz",
             "/decisions?limit=5&endpoint=a",
             "/decisions/x%20y",
-            "/config",
             "/nothing",
         )
     ]
@@ -102,7 +100,7 @@ async def admin_pages(_: Path) -> AsyncIterator[Entry]:
         explain=lambda window_s: {"window_s": window_s},
         board=a_board(ring, PickerStatus),
         recording=lambda *_: (b"", 0),
-        config=Config(endpoints_file="e.yaml"),
+        hosts=(),
         policy=lambda: DEFAULT_POLICY,
     )
     address = await server.start()

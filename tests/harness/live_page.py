@@ -13,7 +13,6 @@ from typing import Any
 
 from epp.base.types import Address, ApiKind, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Config
 from epp.observe.misses.causes import CAUSES
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.board import Board
@@ -217,7 +216,7 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
         explain=_explained,
         board=board,
         recording=lambda *_: (b"", 0),
-        config=Config(endpoints_file="endpoints.yaml"),
+        hosts=(),
         policy=lambda: DEFAULT_POLICY,
     )
     scene.url = f"http://{await server.start()}/"

@@ -18,11 +18,7 @@ from yarl import URL
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, EndpointName
-from epp.config.listening import Admin as AdminConfig
-from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Config
-from epp.config.tls import Tls
 from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
@@ -56,7 +52,7 @@ class Admin:
 
     status: PickerStatus = field(default_factory=PickerStatus)
     not_ready: str = ""
-    config: Config = field(default_factory=lambda: Config(endpoints_file="endpoints.yaml"))
+    hosts: tuple[str, ...] = ()
     ring: DecisionRing = field(default_factory=lambda: DecisionRing(maxlen=100))
     address: Address = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
@@ -72,7 +68,7 @@ class Admin:
             explain=lambda window_s: {"window_s": window_s},
             board=a_board(self.ring, lambda: self.status),
             recording=lambda *_: (b"", 0),
-            config=self.config,
+            hosts=self.hosts,
             policy=lambda: DEFAULT_POLICY,
         )
 
@@ -197,20 +193,8 @@ async def test_the_page_of_endpoints_shows_the_facts_about_each(admin: Admin) ->
     assert (endpoint["adapters"], endpoint["scrape_age_s"], endpoint["waiting"]) == (["sql"], 0.5, None)
 
 
-async def test_policy_and_configuration_are_shown_as_running(admin: Admin) -> None:
+async def test_the_policy_in_use_is_shown(admin: Admin) -> None:
     assert (await admin.json("/policy"))["spec"]["rule"] == "least-cost"
-    shown = await admin.json("/config")
-    assert shown["endpointsFile"] == "endpoints.yaml"
-    assert shown["admin"]["keepDecisions"] == 1000
-
-
-async def test_secrets_in_the_configuration_are_hidden() -> None:
-    tls = Tls(cert_file="https://user:hunter2@vault/cert.pem", key_file="key.pem")
-    async with Admin(config=Config(endpoints_file="e.yaml", listen=Listen(tls=tls))).running() as admin:
-        text = await admin.text("/config")
-    assert "hunter2" not in text
-    assert "https://(hidden)@vault/cert.pem" in text
-    assert '"keyFile": "key.pem"' in text
 
 
 async def test_the_page_and_its_files_need_nothing_from_elsewhere(admin: Admin) -> None:
@@ -247,7 +231,7 @@ async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(a
         explain=lambda window_s: {"window_s": window_s},
         board=a_board(admin.ring, lambda: admin.status),
         recording=lambda *_: (b"", 0),
-        config=admin.config,
+        hosts=(),
         policy=lambda: DEFAULT_POLICY,
     )
     with pytest.raises(OSError, match="in use"):
@@ -265,8 +249,7 @@ async def test_a_host_name_that_is_not_allowed_is_refused() -> None:
     """A web page could point its own name at this address. It would then read these pages through an
     operator's browser.
     """
-    config = Config(endpoints_file="endpoints.yaml", admin=AdminConfig(hosts=("picker.gateway.svc",)))
-    async with Admin(config=config).running() as admin:
+    async with Admin(hosts=("picker.gateway.svc",)).running() as admin:
         allowed = (
             "127.0.0.1:9090",
             "[::1]",

@@ -12,7 +12,6 @@ import pytest
 
 from epp.base.types import Address
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Config
 from epp.observe.telemetry.admin import AdminServer, BoundedConnections
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
@@ -73,7 +72,7 @@ def an_admin() -> AdminServer:
         explain=lambda window_s: {"window_s": window_s},
         board=a_board(ring, PickerStatus),
         recording=lambda *_: (b"", 0),
-        config=Config(endpoints_file="endpoints.yaml"),
+        hosts=(),
         policy=lambda: DEFAULT_POLICY,
     )
 

@@ -14,7 +14,6 @@ from aiohttp.test_utils import TestServer
 
 from epp.base.errors import ConfigError
 from epp.base.types import Address
-from epp.config.settings import Config
 from epp.observe.misses.command import fetch
 from epp.observe.recording.command import RecordOptions, record
 from epp.observe.recording.tap import Tap
@@ -41,7 +40,7 @@ async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
         explain=lambda _: {},
         board=a_board(ring, lambda: status),
         recording=tap.read,
-        config=Config(endpoints_file="endpoints.yaml"),
+        hosts=(),
         policy=lambda: picker.policy,
     )
     address = await admin.start()

@@ -26,7 +26,6 @@ from multidict import MultiMapping
 from epp.base.errors import RecordingTakenError
 from epp.base.types import Address
 from epp.config.policy import Policy
-from epp.config.settings import Config
 from epp.observe.telemetry.board import Board
 from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
 from epp.observe.telemetry.metrics import Metrics
@@ -42,9 +41,7 @@ _PORTION: Final = 20
 _MAX_CONNECTIONS: Final = 64
 _BACKLOG: Final = 100
 _LIFETIME_S: Final = 10.0
-_SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
 _READER: Final = re.compile(r"[0-9a-f]{16}")
-_USERINFO: Final = re.compile(r"(?<=://)[^/@\s]*@")
 _FILES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
 """The live page, served as it is: the script fills it from `live`."""
 _CONTENT_SECURITY_POLICY: Final = (
@@ -72,7 +69,7 @@ class AdminServer:
         explain: Callable[[float], dict[str, Any]],
         board: Board,
         recording: Callable[[str, bool], tuple[bytes, int]],
-        config: Config,
+        hosts: tuple[str, ...],
         policy: Callable[[], Policy],
     ) -> None:
         self._address = address
@@ -85,7 +82,7 @@ class AdminServer:
         self._recording = recording
         folder = resources.files("epp.observe.telemetry") / "live"
         self._files = {name: (folder / name).read_bytes() for name in _FILES}
-        self._config = config
+        self._hosts = hosts
         self._policy = policy
         self._runner: web.AppRunner | None = None
         self._acceptor: Acceptor | None = None
@@ -109,7 +106,6 @@ class AdminServer:
                 web.get("/endpoints", self._endpoints),
                 web.get("/explain", self._explained),
                 web.get("/recording", self._recorded),
-                web.get("/config", self._configuration),
                 web.get("/policy", self._policy_in_use),
             ]
         )
@@ -136,7 +132,7 @@ class AdminServer:
 
     @web.middleware
     async def _known_host(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if not _is_known(request.headers.get("Host", ""), names=self._config.admin.hosts):
+        if not _is_known(request.headers.get("Host", ""), names=self._hosts):
             raise web.HTTPMisdirectedRequest(
                 text="ask by an IP address, as localhost, or by a name in admin.hosts"
             )
@@ -219,9 +215,6 @@ class AdminServer:
             body=lines, content_type="application/x-ndjson", headers={"Left-Out": str(left_out)}
         )
 
-    async def _configuration(self, _: web.Request) -> web.Response:
-        return _json(_without_secrets(msgspec.to_builtins(self._config)))
-
     async def _policy_in_use(self, _: web.Request) -> web.Response:
         return _json(msgspec.to_builtins(self._policy()))
 
@@ -287,17 +280,6 @@ def _status_json(status: PickerStatus) -> dict[str, Any]:
         for e in status.endpoints
     ]
     return shown
-
-
-def _without_secrets(value: Any) -> Any:
-    """Return settings to show: without values of secret fields, and without users and passwords in URLs."""
-    if isinstance(value, dict):
-        return {
-            k: "(hidden)" if v and _SECRET.search(str(k)) else _without_secrets(v) for k, v in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_secrets(v) for v in value]
-    return _USERINFO.sub("(hidden)@", value) if isinstance(value, str) else value
 
 
 # -- connections ---------------------------------------------------------------------------------------------
