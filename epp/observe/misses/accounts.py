@@ -1,5 +1,6 @@
 """Adds up prompt tokens, matched tokens, and missed tokens by cause and server over the last minutes, in
-buckets of ten seconds. Pure.
+buckets of ten seconds. Defines the causes, what each means and what to change, as all pages and commands show
+them. Pure.
 """
 
 from __future__ import annotations
@@ -7,15 +8,73 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from epp.base.types import EndpointName
-from epp.observe.misses.causes import CAUSES, Cause
 
 _BUCKET_S: Final = 10.0
 _BUCKETS: Final = 90
 _MOST_SERVERS: Final = 2000
 """Most pairs of a cause and a server in a bucket. Tokens of further pairs count without their server."""
+
+
+class Cause(NamedTuple):
+    name: str
+    title: str
+    advice: str
+
+
+NEW: Final = Cause(
+    "new",
+    "never seen before",
+    "Nothing to change: no cache can hold a prompt that nobody has sent before. Prompts with a longer common "
+    "beginning would help.",
+)
+EVICTED: Final = Cause(
+    "evicted",
+    "evicted before the prefix came again",
+    "Add servers or KV cache (gpu-memory-utilization, KV offload), or shorten prompts. The lines above show "
+    "which servers are full.",
+)
+ELSEWHERE: Final = Cause(
+    "elsewhere",
+    "sent to another server: the one with the prefix had too much to do, or the rule ignores prefixes",
+    "Nothing to change if time to first token is good: waiting would have cost more. Otherwise add servers, "
+    "or raise cost.uncachedTokenWeight.",
+)
+RESTARTED: Final = Cause(
+    "restarted",
+    "the server with the prefix was restarted or removed",
+    "Restart servers one at a time. Look for crashes and for scale-downs.",
+)
+LOW_GAIN: Final = Cause(
+    "low_gain",
+    "the cached prefix was below the gain threshold",
+    "Lower gain.minMatchTokens or gain.minMatchRatio, if these prompts matter.",
+)
+LATE: Final = Cause(
+    "late",
+    "learned too late: another picker had sent the prefix to that server moments before",
+    "Use fewer workers or replicas, or lower sharing.flushIntervalSeconds.",
+)
+UNAVAILABLE: Final = Cause(
+    "unavailable",
+    "the server with the prefix was not a candidate",
+    "Check which servers are left out or not ready, and which servers the data plane's subset allows.",
+)
+TAIL: Final = Cause(
+    "tail",
+    "ends of prompts, shorter than a chunk or a block",
+    "Nothing to change: this is the precision of the table.",
+)
+UNREAD: Final = Cause(
+    "unread",
+    "the prompt was not read",
+    "Check epp_unread_bodies_total and epp_overload_ratio: bodies are too large or compressed, or the picker "
+    "has too much load.",
+)
+
+CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, LATE, UNAVAILABLE, TAIL, UNREAD)
 
 
 @dataclass(slots=True)

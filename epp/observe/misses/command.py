@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import urllib.request
-from typing import Any, Final, NotRequired, TypedDict
-
-import msgspec
+from typing import Any, Final
 
 from epp.base.errors import ConfigError
 from epp.request import bounded_json
@@ -14,41 +12,6 @@ from epp.request import bounded_json
 _WITHIN_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
 _SHOWN_SERVERS: Final = 4
-
-
-class _ServerRow(TypedDict):
-    name: str
-    tokens: int
-    full: float | None
-
-
-class _Cause(TypedDict):
-    title: str
-    tokens: int
-    share_of_missed: float
-    share_of_prompt: float
-    servers: list[_ServerRow]
-    advice: str
-
-
-class _PolicyRow(TypedDict):
-    policy: str
-    requests: int
-    prompt_tokens: int
-    hit_ratio: float
-
-
-class _Explained(TypedDict):
-    """The fields of a picker's answer that are shown."""
-
-    window_s: float
-    requests: int
-    prompt_tokens: int
-    hit_ratio: float
-    policies: NotRequired[list[_PolicyRow]]
-    """Pickers of 0.1.0 do not send it."""
-    causes: list[_Cause]
-    cost_us: float | None
 
 
 def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
@@ -67,7 +30,10 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
 def parsed(answer: bytes) -> dict[str, Any]:
     """Decode the answer. Raises ValueError if it is not a picker's account."""
     found: dict[str, Any] = bounded_json.decode(answer)
-    msgspec.convert(found, _Explained)
+    try:
+        table(found)
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"not an account of missed tokens: {error}") from error
     return found
 
 

@@ -16,9 +16,8 @@ from typing import Final
 
 from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
-from epp.observe.misses import causes
-from epp.observe.misses.accounts import Accounts, Bucket
-from epp.observe.misses.causes import Cause
+from epp.observe.misses import accounts as causes
+from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.observe.misses.heat import Heat
 from epp.observe.misses.seen import Seen, SentPrompt
 from epp.picker.events import Pick, PickerEvent, Proved

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from epp.base.types import EndpointName
-from epp.observe.misses.accounts import Accounts
-from epp.observe.misses.causes import CAUSES, EVICTED, NEW, TAIL
+from epp.observe.misses.accounts import CAUSES, EVICTED, NEW, TAIL, Accounts
 
 A, B = EndpointName("a"), EndpointName("b")
 

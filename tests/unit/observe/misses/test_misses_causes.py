@@ -9,7 +9,7 @@ import msgspec
 
 from epp.config.policy import PolicySpec
 from epp.config.settings import Config
-from epp.observe.misses.causes import CAUSES
+from epp.observe.misses.accounts import CAUSES
 from epp.observe.telemetry.catalog import METRICS
 
 ADVICE = " ".join(cause.advice for cause in CAUSES)
