@@ -36,7 +36,7 @@ from bench.routing.rows import GOOD_TTFT_S, is_good
 from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY
-from epp.tools.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
+from epp.tools.replay.trace import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from model_server.sim.fleet import Fleet, Outcome
 from model_server.sim.request import Record
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from epp.config.dialects import DIALECTS, DialectName
-from epp.tools.conformance.__main__ import run
-from epp.tools.conformance.report import CheckResult
+from epp.tools.conformance.__main__ import CheckResult, run
 from epp.tools.conformance.target import PickerUnderTest
 from tests.conformance.picker import ALIAS, own_picker, picker_of_models
 

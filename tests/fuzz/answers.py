@@ -79,7 +79,7 @@ class SampledAnswers(OfBytes):
 class PickerPages:
     """The account of another picker, or of anyone at its address, for `epp explain`."""
 
-    words: Sequence[bytes] = (b'"requests":[', b'"causes":', b'"servers":[]', b'"cost_us":1e400')
+    words: Sequence[bytes] = (b'"requests":[', b'"causes":', b'"servers":[]')
 
     def __init__(self) -> None:
         cause: dict[str, Any] = {"cause": "new", "title": "t", "tokens": 5, "advice": "a"}
@@ -89,7 +89,7 @@ class PickerPages:
             "servers": [{"name": "s", "tokens": 5, "full": 0.5}],
         }
         account: dict[str, Any] = {"window_s": 300.0, "requests": 3, "prompt_tokens": 9, "matched_tokens": 4}
-        account |= {"hit_ratio": 0.4, "causes": [cause], "cost_us": 1.5}
+        account |= {"hit_ratio": 0.4, "causes": [cause]}
         self.documents: Sequence[object] = [account, account | {"causes": []}]
         self.seeds: Sequence[bytes] = [self.encode(document) for document in self.documents]
 

@@ -67,7 +67,7 @@ async def test_person_sees_endpoints_misses_prefixes_queue_dry_run_and_requests(
         assert "the first token would come too late" in await chrome.seen("#facts")
 
 
-async def test_thousand_endpoints_are_map_and_worst_hundred_and_can_be_searched(
+async def test_of_a_thousand_endpoints_the_worst_hundred_are_shown_and_all_found(
     chrome: Browser,
 ) -> None:
     async with live_page(1000) as scene:
@@ -75,10 +75,6 @@ async def test_thousand_endpoints_are_map_and_worst_hundred_and_can_be_searched(
         await chrome.until(LOADED)
         assert len(await rows(chrome)) == 100
         assert "the first 100 of 1000" in await chrome.seen("#shown")
-        assert await chrome.value("document.querySelectorAll('#heat rect').length") == 1000
-        assert "1 are left out" in await chrome.value(
-            "document.getElementById('heat').getAttribute('aria-label')"
-        )
         dark = await chrome.value("getComputedStyle(document.body).backgroundColor")
         assert dark == "rgb(17, 21, 27)"
         await chrome.value(

@@ -38,7 +38,7 @@ def parsed(answer: bytes) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a table for people: the causes by size, what to change, and the CPU cost of this account."""
+    """Return a table for people: the causes by size, and what to change."""
     lines = [
         f"{found['requests']:,} requests in the last {found['window_s']:,.0f} s, {found['prompt_tokens']:,} prompt tokens",
         f"{found['hit_ratio']:.1%} of these tokens were expected in the cache of the server that got them",
@@ -60,8 +60,6 @@ def table(found: dict[str, Any]) -> str:
         indent = " " * 39
         lines += [f"{indent}{_server(s)}" for s in cause["servers"][:_SHOWN_SERVERS]]
         lines.append(f"{indent}-> {cause['advice']}")
-    if found["cost_us"] is not None:
-        lines += ["", f"This account costs {found['cost_us']} us of CPU for each request, after the pick."]
     return "\n".join(lines)
 
 

@@ -1,7 +1,6 @@
 """Runs `Misses` beside the requests, and reports its findings as JSON values. `app` keeps it running.
 
-The loop handles some requests at a time, a few times a second. It measures its own CPU time, and reports this
-time with the findings.
+The loop handles some requests at a time, a few times a second.
 """
 
 from __future__ import annotations
@@ -29,17 +28,13 @@ class Explaining:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._misses = Misses(picker)
-        self._spent_s = 0.0
         picker.subscribe(self._misses.on_event)
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             for _ in range(_PORTIONS):
-                began = time.thread_time()
-                done = self._misses.work(limit=_PORTION)
-                self._spent_s += time.thread_time() - began
-                if done < _PORTION:
+                if self._misses.work(limit=_PORTION) < _PORTION:
                     break
                 await asyncio.sleep(0)
 
@@ -59,7 +54,6 @@ class Explaining:
             "causes": [self._cause(part, account) for part in account.missed],
             "chunks_followed": f"1 in {misses.seen.one_in}",
             "requests_skipped": misses.skipped,
-            "cost_us": round(1e6 * self._spent_s / misses.looked_at, 1) if misses.looked_at else None,
         }
 
     def hot_prefixes(self) -> list[dict[str, Any]]:

@@ -37,7 +37,6 @@ class Misses:
         self.heat = Heat()
         self.skipped = 0
         """Requests that were skipped because too many waited."""
-        self.looked_at = 0
 
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Proved) and isinstance(event.work, Pick):
@@ -53,7 +52,6 @@ class Misses:
             proved, request = self._waiting.popleft()
             self._look_at(proved, request)
             done += 1
-        self.looked_at += done
         return done
 
     def check_integrity(self) -> None:

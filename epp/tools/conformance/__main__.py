@@ -11,19 +11,31 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import grpc
 
 from epp.base.types import Address
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance.checks import CHECKS, Check, NotAskedError
-from epp.tools.conformance.report import CheckResult, table
 from epp.tools.conformance.target import PickerUnderTest
 
 _LONGEST_CHECK_S: Final = 60.0
+CheckOutcome = Literal["pass", "fail", "not asked"]
+_WIDTH: Final = 76
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    dialect: DialectName
+    row: int
+    claim: str
+    outcome: CheckOutcome
+    detail: str = ""
+    """The error, or the reason why the check was not made."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,6 +154,19 @@ async def _checked(check: Check, target: PickerUnderTest) -> CheckResult:
     except TimeoutError:
         detail = "no answer in time"
     return CheckResult(target.dialect, check.row, check.claim, "fail" if failed else "pass", detail)
+
+
+def table(results: Sequence[CheckResult]) -> str:
+    """Return one line for each check, the details of the failures, and the totals."""
+    lines = []
+    for result in results:
+        lines.append(f"{result.dialect:<14} row {result.row:>2}  {result.claim:<{_WIDTH}} {result.outcome}")
+        if result.outcome == "fail":
+            lines.append(f"{'':<14}         {result.detail}")
+    counts = {
+        outcome: sum(r.outcome == outcome for r in results) for outcome in ("pass", "fail", "not asked")
+    }
+    return "\n".join([*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())])
 
 
 @asynccontextmanager

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from epp.base.errors import ConfigError
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName, load_policy
 from epp.tools.replay.reading import read
-from epp.tools.replay.report import RECORDED, table
 from epp.tools.replay.simulate import ReplaySetting, fleet_of, run
 from epp.tools.replay.trace import Figures, ReplayError, Trace
+
+RECORDED: Final = "as recorded"
+_MOST_SERVERS: Final = 12
+"""With more servers, the table has only sums of them."""
+_ROWS: Final[Sequence[tuple[str, Callable[[Figures], str]]]] = (
+    ("token hit rate", lambda f: f"{f.hit_ratio:.1%}"),
+    ("TTFT mean", lambda f: _ms(f.ttft_mean_s)),
+    ("TTFT p50", lambda f: _ms(f.ttft_p50_s)),
+    ("TTFT p90", lambda f: _ms(f.ttft_p90_s)),
+    ("TTFT p99", lambda f: _ms(f.ttft_p99_s)),
+    ("TPOT p50", lambda f: _ms(f.tpot_p50_s, digits=1)),
+    ("TPOT p90", lambda f: _ms(f.tpot_p90_s, digits=1)),
+    ("requests counted", lambda f: f"{f.counted:,}"),
+    ("failed or unfinished", lambda f: f"{f.failed:,}"),
+    ("busiest / mean server", lambda f: f"{imbalance(f):.2f}"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +142,43 @@ def _remarks(trace: Trace, candidates: Sequence[_Candidate]) -> list[str]:
             "'as recorded': hits are those that the picker predicted, times are those of sampled answers only"
         )
     return found
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+
+def table(columns: Mapping[str, Figures]) -> str:
+    """Return one column for each policy, one row for each figure. A small number of servers have their own
+    rows.
+    """
+    rows = [["", *columns]]
+    rows += [[label, *(show(figures) for figures in columns.values())] for label, show in _ROWS]
+    servers = _servers(columns)
+    if len(servers) <= _MOST_SERVERS:
+        rows += [
+            [f"requests to {server}", *(f"{f.by_server.get(server, 0):,}" for f in columns.values())]
+            for server in servers
+        ]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if n == 0 else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def imbalance(figures: Figures) -> float:
+    """Return the requests of the busiest server divided by the mean."""
+    counts = list(figures.by_server.values())
+    return max(counts) * len(counts) / sum(counts) if counts and sum(counts) else 0.0
+
+
+def _servers(columns: Mapping[str, Figures]) -> list[str]:
+    return list(dict.fromkeys(server for figures in columns.values() for server in figures.by_server))
+
+
+def _ms(seconds: float | None, *, digits: int = 0) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:,.{digits}f} ms"

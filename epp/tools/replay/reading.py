@@ -7,8 +7,6 @@ that was cut off at the end of a file is no fault: the picker may have been stop
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +19,21 @@ import msgspec
 from epp.config.policy import Policy
 from epp.observe.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.tools.replay.measure import WARM_UP_SHARE, quantile
 from epp.tools.replay.tempo import Tempo, tpots_s
-from epp.tools.replay.trace import UNSTATED, Figures, Piece, RecordedCall, RecordedServer, ReplayError, Trace
+from epp.tools.replay.trace import (
+    UNSTATED,
+    WARM_UP_SHARE,
+    Figures,
+    Piece,
+    RecordedCall,
+    RecordedServer,
+    ReplayError,
+    Trace,
+    quantile,
+)
 
 _MOST_CAPACITY_TOKENS: Final = 2**26
 """Largest cache of a simulated server, which makes an object for each block."""
-_MOST_FILE_BYTES: Final = 2**31
-"""Largest unpacked file, since a recording is read into memory."""
 _LONGEST_S: Final = 7 * 86_400
 """Longest time from the first request to the last, since the simulation runs through all of it."""
 _MASK: Final = (1 << 64) - 1
@@ -56,16 +61,9 @@ def read(paths: Sequence[Path]) -> Trace:
 
 def _text_of(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
-        if not raw.startswith(b"\x1f\x8b"):
-            return raw
-        with gzip.open(path) as packed:
-            text = packed.read(_MOST_FILE_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
+        return path.read_bytes()
+    except OSError as error:
         raise ReplayError(f"cannot read {path}: {error}") from error
-    if len(text) > _MOST_FILE_BYTES:
-        raise ReplayError(f"{path}: more than {_MOST_FILE_BYTES >> 30} GiB when unpacked; cut it into parts")
-    return text
 
 
 def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:

@@ -19,9 +19,19 @@ from typing import Final
 from epp.base.types import ApiKind, InferenceRequest
 from epp.config.policy import Policy
 from epp.picker.picker import Picker
-from epp.tools.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.tools.replay.picker_router import BASE_MODEL, PickerRouter
-from epp.tools.replay.trace import UNSTATED, Figures, Piece, RecordedCall, RecordedServer, Trace
+from epp.tools.replay.trace import (
+    UNSTATED,
+    WARM_UP_SHARE,
+    Figures,
+    Piece,
+    RecordedCall,
+    RecordedServer,
+    Trace,
+    quantile,
+    tpot_s,
+    ttft_s,
+)
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape

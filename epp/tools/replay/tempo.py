@@ -15,8 +15,7 @@ from statistics import fmean
 from typing import Final
 
 from epp.observe.recording.lines import RecordedRequest
-from epp.tools.replay.measure import quantile
-from epp.tools.replay.trace import RecordedServer
+from epp.tools.replay.trace import RecordedServer, quantile
 from model_server.runners.cost import CostModel
 
 _ASSUMED_TPOT_S: Final = 0.02

@@ -1,4 +1,5 @@
-"""Defines the input of a replay: requests in order of time, and the fleet that they went to. Pure values.
+"""Defines the input of a replay: requests in order of time, and the fleet that they went to. Measures the
+requests of a run, for the benches too. Pure.
 
 A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end. Made by
 `reading`.
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple
 
 from epp.base.errors import ConfigError
 from epp.config.policy import Policy
+from model_server.sim.request import Record
 
 
 class Piece(NamedTuple):
@@ -85,3 +87,24 @@ class Trace:
 
 class ReplayError(ConfigError):
     """The recording cannot be replayed; the message says where and why."""
+
+
+# -- what is measured ----------------------------------------------------------------------------------------
+
+WARM_UP_SHARE: Final = 0.1
+"""The first arrivals meet cold caches everywhere, so this share of them is left out."""
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def ttft_s(record: Record, ended_s: float) -> float:
+    return (record.first_token_s if record.first_token_s is not None else ended_s) - record.arrived_s
+
+
+def tpot_s(record: Record) -> float | None:
+    tokens = record.request.answer.num_tokens
+    if not record.completed or tokens < 2 or record.first_token_s is None or record.ended_s is None:
+        return None
+    return (record.ended_s - record.first_token_s) / (tokens - 1)

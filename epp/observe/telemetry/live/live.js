@@ -77,26 +77,6 @@ function tiles(found, rows) {
   byId("summary").textContent = `policy ${found.policy}, rule ${found.rule}, ${new Date().toLocaleTimeString("en-GB")}`;
 }
 
-function heat(rows) {
-  const box = byId("heat");
-  box.hidden = rows.length <= MOST_ROWS;
-  if (box.hidden) return;
-  const columns = 50;
-  const top = Math.max(...rows.map((row) => row.backlog_s), 1);
-  const svg = shape("svg", { viewBox: `0 0 ${columns * 12} ${Math.ceil(rows.length / columns) * 12}` });
-  rows.forEach((row, n) => {
-    const share = row.backlog_s / top;
-    const cell = shape("rect", { x: (n % columns) * 12, y: Math.floor(n / columns) * 12, width: 10, height: 10, rx: 2 });
-    cell.setAttribute("class", row.state === "ready" ? "fill" : "p5");
-    cell.setAttribute("fill-opacity", row.state === "ready" ? 0.12 + 0.88 * share : 1);
-    cell.append(shape("title", {}));
-    cell.firstChild.textContent = `${row.name}: ${seconds(row.backlog_s)} of backlog${row.state === "ready" ? "" : ", left out"}`;
-    svg.append(cell);
-  });
-  box.setAttribute("aria-label", `Backlog of ${rows.length} endpoints, at most ${seconds(top)}; ${rows.filter((r) => r.state !== "ready").length} are left out`);
-  box.replaceChildren(svg);
-}
-
 function endpoints(rows) {
   const asked = byId("filter").value.toLowerCase();
   const order = byId("order").value;
@@ -253,7 +233,7 @@ async function one() {
 
 function show() {
   const rows = rowsOf(state);
-  tiles(state, rows); heat(rows); endpoints(rows); map(state, rows); explain(state.explain); queue(state); dryRun(state); requests(state);
+  tiles(state, rows); endpoints(rows); map(state, rows); explain(state.explain); queue(state); dryRun(state); requests(state);
 }
 
 async function look() {

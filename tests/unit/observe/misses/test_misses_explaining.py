@@ -43,11 +43,11 @@ async def explained(picker: Picker, explaining: Explaining, *, requests: int) ->
     return explaining.account(1e12)
 
 
-async def test_shares_of_the_causes_add_up_and_the_cost_of_the_account_is_stated() -> None:
+async def test_the_shares_of_the_causes_add_up() -> None:
     picker = a_picker(PolicySpec(), on=endpoints("a"))
     explaining = Explaining(picker)
     before = explaining.account(1e12)
-    assert (before["requests"], before["hit_ratio"], before["cost_us"]) == (0, 0.0, None)
+    assert (before["requests"], before["hit_ratio"]) == (0, 0.0)
     for n, prompt in enumerate((text("one", 8192), text("one", 8192), text("two", 8192))):
         served(picker, prompt, now=float(n))
     told = await explained(picker, explaining, requests=3)
@@ -56,7 +56,6 @@ async def test_shares_of_the_causes_add_up_and_the_cost_of_the_account_is_stated
     assert sum(cause["share_of_prompt"] for cause in told["causes"]) == pytest.approx(
         1 - told["hit_ratio"], abs=0.01
     )
-    assert told["cost_us"] > 0
     assert told["chunks_followed"] == "1 in 1"
 
 

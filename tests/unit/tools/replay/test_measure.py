@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.tools.replay.measure import quantile, tpot_s, ttft_s
+from epp.tools.replay.trace import quantile, tpot_s, ttft_s
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 
