@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.demo.address import Place, running
-from bench.load import trace
 from bench.load.probe import LoadError, probe
 from bench.load.report import text
 from bench.load.run import SCENARIOS, Plan, run
@@ -31,8 +30,6 @@ _FURTHER = {
     "--prefix-tokens": "approximate length of each shared beginning, in tokens",
     "--answer-tokens": "length of each answer, in tokens",
     "--silence": "count a request as failed after X seconds without a byte",
-    "--trace-speed": "replay the trace X times as fast",
-    "--trace-scale": "multiply all sizes of the trace by X",
 }
 """Options that are passed to the locust files. They are listed here, because otherwise the value of such an
 option would be read as the scenario.
@@ -49,9 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the load to send (default conversation)",
     )
     parser.add_argument("--host", default="", help="address of the gateway, http://NAME:PORT")
-    parser.add_argument(
-        "--users", type=_positive, default=24, help="number of users of a closed loop (default 24)"
-    )
+    parser.add_argument("--users", type=_positive, default=24, help="number of users (default 24)")
     parser.add_argument(
         "--spawn-rate", type=float, default=8.0, help="number of users that start in each second (default 8)"
     )
@@ -59,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--time",
         type=_positive,
         default=0,
-        help=f"length of the run in seconds (default {_DEFAULT_TIME_S}; a replay runs to its end)",
+        help=f"length of the run in seconds (default {_DEFAULT_TIME_S})",
     )
     parser.add_argument(
         "--requests", type=_positive, default=0, help="end after this many requests, instead of after a time"
@@ -70,12 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, help="directory of the reports (default: a new one under out/load)"
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of all prompts and of a made-up trace (default 1)"
-    )
-    parser.add_argument(
-        "--trace", type=Path, help="with replay: the trace file (default: a trace made from the seed)"
-    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of all prompts (default 1)")
     load = parser.add_argument_group("options of the load; the locust files have the defaults")
     for option, meaning in _FURTHER.items():
         load.add_argument(option, metavar="X", help=meaning)
@@ -101,14 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             further += [option, value]
     try:
         return _load(args, further)
-    except (LoadError, trace.TraceError) as error:
+    except LoadError as error:
         print(f"\nThe load cannot run: {error}", file=sys.stderr)
         return 3
 
 
 def _load(args: argparse.Namespace, further: Sequence[str]) -> int:
     plan = _plan(args, further, host=args.host or _demo().gateway)
-    how_long = f"{plan.time_s} s" if plan.time_s else "until the whole trace is sent"
+    how_long = f"{plan.time_s} s" if plan.time_s else f"{args.requests} requests"
     print(
         f"{plan.scenario} against {plan.host}, {how_long}; follow it with: tail -f {plan.log_file}",
         flush=True,
@@ -126,17 +116,13 @@ def _plan(args: argparse.Namespace, further: Sequence[str], *, host: str) -> Pla
     options = ["--seed", str(args.seed), *further]
     if args.requests:
         options += ["--requests", str(args.requests)]
-    if args.trace:
-        trace.read(args.trace)  # a bad file is reported here, not in a log
-        options += ["--trace", str(args.trace.resolve())]
-    by_time = not args.requests and scenario != "replay"
     directory = args.out or Path("out/load") / time.strftime(f"{scenario}-%Y%m%d-%H%M%S")
     return Plan(
         scenario=scenario,
         host=host,
         users=args.users,
         spawn_per_s=args.spawn_rate,
-        time_s=args.time or (_DEFAULT_TIME_S if by_time else 0),
+        time_s=args.time or (0 if args.requests else _DEFAULT_TIME_S),
         processes=args.processes,
         label=scenario,
         salt="",

@@ -16,7 +16,7 @@ from geventhttpclient.response import HTTPParseError, HTTPResponse
 from bench.load.sse import AnswerError
 
 _CONNECTIONS: Final = 100_000
-"""An open loop must never wait for a connection, because this would close the loop."""
+"""No user waits for a connection of another."""
 _CONNECT_WITHIN_S: Final = 10.0
 _READ_BYTES: Final = 65_536
 

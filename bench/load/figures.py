@@ -20,9 +20,7 @@ _EXAMPLES: Final = 3
 
 @dataclass(slots=True)
 class Figures:
-    """The figures of one scenario in one run. Times of closed loops count from the sending, and those of open
-    loops from the due moment.
-    """
+    """The figures of one scenario in one run."""
 
     asked: int = 0
     answered: int = 0

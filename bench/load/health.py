@@ -1,10 +1,9 @@
-"""Judges whether the generator itself was the bottleneck, from CPU times, late wake-ups and late requests.
+"""Judges whether the generator itself was the bottleneck, from CPU times and late wake-ups.
 Pure.
 
-A time in a load test's report is the server's time only if the generator could measure it. Three things show
-that it could not: its process had no CPU time left (a Python process can use only one core), its event loop
-woke up late, or requests with due moments were sent late. `recorder` passes in the times. The report and the
-console show `verdict`.
+A time in a load test's report is the server's time only if the generator could measure it. Two things show
+that it could not: its process had no CPU time left (a Python process can use only one core), or its event
+loop woke up late. The report and the console show `verdict`.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ class Health:
     """Seconds in which the process was ready to run and another program had the core."""
     wall_s: float = 0.0
     lag_s: Samples = field(default_factory=Samples)
-    lateness_s: Samples = field(default_factory=Samples)
-    """Seconds from a request's due moment to its sending, for open loops only."""
 
     def note_window(self, *, wall_s: float, cpu_s: float, waited_s: float) -> None:
         """Add the times of about one second of the process's life."""
@@ -59,9 +56,6 @@ class Health:
                 return
         self.lag_s.add(0.0)
 
-    def note_sent(self, *, due_at: float, sent_at: float) -> None:
-        self.lateness_s.add(max(0.0, sent_at - due_at))
-
     def merge(self, other: Health) -> None:
         self.windows += other.windows
         self.full_windows += other.full_windows
@@ -69,7 +63,6 @@ class Health:
         self.waited_s += other.waited_s
         self.wall_s += other.wall_s
         self.lag_s.merge(other.lag_s)
-        self.lateness_s.merge(other.lateness_s)
 
     def verdict(self, *, median_ttft_s: float) -> list[str]:
         """Return the reasons why the figures are not the server's alone. The list is empty if the generator
@@ -88,11 +81,6 @@ class Health:
                 f"its event loop woke up late (p99 {_ms(self.lag_s.quantile(0.99))}, most {_ms(self.lag_s.most)}): "
                 f"measured times may be too long by as much; {self._whose_fault()}"
             )
-        if self.lateness_s.quantile(0.99) > tolerance_s:
-            found.append(
-                f"it sent requests after their due moments (p99 {_ms(self.lateness_s.quantile(0.99))}, "
-                f"most {_ms(self.lateness_s.most)}): this delay is in every figure, and is not the server's"
-            )
         return found
 
     def _whose_fault(self) -> str:
@@ -108,14 +96,10 @@ class Health:
         """Return one line of figures."""
         if not self.wall_s:
             return "not watched: the run was too short"
-        parts = [
-            f"CPU {self.cpu_s / self.wall_s:.0%} of a core",
-            f"waited for a core {self.waited_s / self.wall_s:.0%} of the time",
-            f"loop late p99 {_ms(self.lag_s.quantile(0.99))}",
-        ]
-        if self.lateness_s.count:
-            parts.append(f"sent late p99 {_ms(self.lateness_s.quantile(0.99))}")
-        return ", ".join(parts)
+        return (
+            f"CPU {self.cpu_s / self.wall_s:.0%} of a core, waited for a core "
+            f"{self.waited_s / self.wall_s:.0%} of the time, loop late p99 {_ms(self.lag_s.quantile(0.99))}"
+        )
 
     def document(self) -> dict[str, Any]:
         return {
@@ -125,7 +109,6 @@ class Health:
             "waited_s": self.waited_s,
             "wall_s": self.wall_s,
             "lag_s": self.lag_s.document(),
-            "lateness_s": self.lateness_s.document(),
         }
 
     @classmethod
@@ -137,13 +120,11 @@ class Health:
             waited_s=document["waited_s"],
             wall_s=document["wall_s"],
             lag_s=Samples.of(document["lag_s"]),
-            lateness_s=Samples.of(document["lateness_s"]),
         )
 
     def check_integrity(self) -> None:
         assert 0 <= self.full_windows <= self.windows
         self.lag_s.check_integrity()
-        self.lateness_s.check_integrity()
 
 
 def _ms(seconds: float) -> str:

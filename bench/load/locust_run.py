@@ -86,20 +86,13 @@ class LoadRun:
         """End the run when the test has ended. The process may run another test."""
         self._watching = False
 
-    def ask(
-        self, name: str, body: dict[str, Any], *, due_at: float | None = None, headers: str = ""
-    ) -> Answer | None:
+    def ask(self, name: str, body: dict[str, Any], *, headers: str = "") -> Answer | None:
         """Send and record one request. Return None if it failed. Raise StopUser if the run is over."""
         self._spend()
-        if (
-            not self.recorder.figures.asked
-        ):  # watched only from now on, since reading a trace blocks the loop but delays no request
+        if not self.recorder.figures.asked:
             gevent.spawn(self._watch)
         began_at = time.monotonic()
         self.recorder.ask()
-        if due_at is not None:
-            self.recorder.sent(name, due_at=due_at, sent_at=began_at)
-            began_at = due_at
         self._in_flight += 1
         assert self.client is not None
         try:
@@ -264,16 +257,6 @@ def _add_options(parser: LocustArgumentParser) -> None:
     )
     group.add_argument("--label", default="load", help="name of this run in the report")
     group.add_argument("--figures", default="", help="file for the run's figures (JSON)")
-    group.add_argument("--trace", default="", help="trace to replay (default: a trace made from the seed)")
-    group.add_argument(
-        "--trace-speed", type=float, default=1.0, help="replay the trace this many times as fast (default 1)"
-    )
-    group.add_argument(
-        "--trace-scale",
-        type=float,
-        default=1.0,
-        help="multiply all sizes of the trace by this number (default 1)",
-    )
 
 
 @events.init.add_listener

@@ -61,16 +61,6 @@ def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: s
     return {**body, "cache_salt": salt} if salt else body
 
 
-def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
-    """Return the text of one block of a trace. For the prompt's short last block, return the beginning of
-    this text.
-    """
-    whole = shared_text(f"{seed} block {block}", whole_tokens)
-    if tokens >= whole_tokens:
-        return whole
-    return " ".join(whole.split(" ")[: max(1, round(tokens / _TOKENS_PER_WORD))])
-
-
 def zipf(rng: random.Random, kinds: int) -> int:
     """Return one of this many numbers. The first number is the most frequent."""
     return rng.choices(range(kinds), [1 / (rank + 1) for rank in range(kinds)])[0]

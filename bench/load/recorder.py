@@ -39,7 +39,7 @@ class Recorder:
         self.figures.first_at = min(self.figures.first_at, time.monotonic())
 
     def answer(self, name: str, answer: Answer, *, began_at: float, ended_at: float, size_bytes: int) -> None:
-        """Record a whole answer. `began_at` is the time when the request was sent or due."""
+        """Record a whole answer. `began_at` is the time when the request was sent."""
         figures = self.figures
         figures.answered += 1
         figures.last_at = max(figures.last_at, time.monotonic())
@@ -82,11 +82,6 @@ class Recorder:
             exception=AnswerError(error.kind),
             context={},
         )
-
-    def sent(self, name: str, *, due_at: float, sent_at: float) -> None:
-        """Record a sent request of an open loop."""
-        self.figures.health.note_sent(due_at=due_at, sent_at=sent_at)
-        self._row("SENT-LATE", name, max(0.0, sent_at - due_at) * 1000, tokens=0)
 
     def _row(self, row: str, name: str, value: float, *, tokens: int) -> None:
         # locust's annotation says int, but locust keeps fractions and rounds them itself.

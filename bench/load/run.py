@@ -20,11 +20,10 @@ from bench.load.report import generator_lines
 _HERE: Final = Path(__file__).resolve().parent
 _ROOT: Final = _HERE.parents[1]
 SCENARIOS: Final = {
-    "chat": ("locustfile.py", "ChatUser"),
-    "shared": ("locustfile.py", "SharedPrefixUser"),
-    "conversation": ("locustfile.py", "ConversationUser"),
-    "lora": ("locustfile.py", "LoraUser"),
-    "replay": ("replay_locustfile.py", "ReplayUser"),
+    "chat": "ChatUser",
+    "shared": "SharedPrefixUser",
+    "conversation": "ConversationUser",
+    "lora": "LoraUser",
 }
 _STOP_WITHIN_S: Final = 60
 """The time that unfinished answers get at the end."""
@@ -33,7 +32,7 @@ _TAIL_LINES: Final = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run. If `time_s` is 0, it lasts until `requests` or the trace are finished."""
+    """One run. If `time_s` is 0, it lasts until `requests` are answered."""
 
     scenario: str
     host: str
@@ -48,16 +47,13 @@ class Plan:
     """Further options of the locust file or of locust itself."""
 
     def command(self) -> list[str]:
-        file, name = SCENARIOS[self.scenario]
-        open_loop = self.scenario == "replay"
-        users = self.processes if open_loop else self.users
         command = [
             sys.executable,
             "-m",
             "locust",
             "-f",
-            str(_HERE / file),
-            name,
+            str(_HERE / "locustfile.py"),
+            SCENARIOS[self.scenario],
             "--headless",
             "--only-summary",
         ]
@@ -65,9 +61,9 @@ class Plan:
             "--host",
             self.host,
             "-u",
-            str(users),
+            str(self.users),
             "-r",
-            str(users if open_loop else self.spawn_per_s),
+            str(self.spawn_per_s),
         ]
         command += ["-t", f"{self.time_s}s"] if self.time_s else []
         command += ["-s", str(_STOP_WITHIN_S), "--generators", str(self.processes)]

@@ -19,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from bench.load.health import LOOK_S, Health
+from bench.load.samples import Samples
 from bench.load.sse import AnswerError, read_answer
 from bench.routing.live.words import prompt_of
 from epp.config.policy import DEFAULT_POLICY
@@ -48,7 +48,8 @@ class Sent:
 
     records: list[Record] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    health: Health = field(default_factory=Health)
+    lag_s: Samples = field(default_factory=Samples)
+    """How late requests were sent."""
     prompt_bytes: int = 0
     """Bytes of the prompts that were answered."""
     prompt_tokens: int = 0
@@ -91,10 +92,8 @@ class Generator:
             self._plan(when, request)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(horizon_s), asyncio.TaskGroup() as group:
-                watching = group.create_task(self._watch())
                 while self._due or self._open:
                     await self._next(group)
-                watching.cancel()
         self.sent.ended_s = self._clock()
         return self.sent
 
@@ -121,7 +120,7 @@ class Generator:
         self.sent.records.append(record)
         prompt = prompt_of(request.segments, answers=self._answers)
         body = _ENCODE(completion(self._model, prompt, answer_tokens=request.answer.num_tokens))
-        self.sent.health.note_sent(due_at=due_s, sent_at=self._clock())
+        self.sent.lag_s.add(max(0.0, self._clock() - due_s))
         try:
             await self._exchange(request, record, body)
             self.sent.prompt_bytes += len(prompt.encode())
@@ -155,13 +154,6 @@ class Generator:
         record.first_token_s, record.ended_s = answer.first_token_at, answer.last_token_at
         record.num_cached_tokens = answer.cached_tokens
         self._answers[request.answer.segment_id] = answer.text
-
-    async def _watch(self) -> None:
-        """Measure how late this process wakes up."""
-        while True:
-            due_s = self._clock() + LOOK_S
-            await asyncio.sleep(LOOK_S)
-            self.sent.health.note_wake(late_s=max(0.0, self._clock() - due_s))
 
 
 def completion(model: str, prompt: str, *, answer_tokens: int) -> dict[str, Any]:

@@ -132,7 +132,7 @@ async def one_run(
         true_cache_tokens=setting.cache_tokens,
         true_bytes_per_token=sent.prompt_bytes / max(1, sent.prompt_tokens),
         believed=believed,
-        sent_late_p99_s=sent.health.lateness_s.quantile(0.99),
+        sent_late_p99_s=sent.lag_s.quantile(0.99),
         failures=list(sent.failures),
     )
 

@@ -1,4 +1,4 @@
-"""The load generator: how it reads answers and traces, when it sends, and what it reports."""
+"""The load generator: how it reads answers, and what it reports."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from pathlib import Path
 import pytest
 
 from bench.demo.address import Place, announced, running
-from bench.load import trace
 from bench.load.figures import Figures, RunRecord, together
 from bench.load.health import LOOK_S, Health
 from bench.load.report import text
 from bench.load.samples import Samples
-from bench.load.schedule import Schedule
 from bench.load.sse import AnswerError, read_answer
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":90,"completion_tokens":9}}\n\n'
 DONE = b"data: [DONE]\n\n"
-MOONCAKE = """\
-{"timestamp": 3000, "input_length": 1100, "output_length": 7, "hash_ids": [5, 6, 7]}
-{"timestamp": 1000, "input_length": 512, "output_length": 0, "hash_ids": [5]}
-"""
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -43,31 +37,6 @@ def test_an_incomplete_answer_is_an_error_with_its_class(body: bytes, kind: str)
     with pytest.raises(AnswerError) as caught:
         read_answer([(1.0, body)])
     assert caught.value.kind == kind
-
-
-def test_requests_due_while_the_generator_slept_have_their_own_lateness() -> None:
-    made = [trace.Call(at_s=0.1 * n, blocks=(n,), prompt_tokens=1, output_tokens=1) for n in range(20)]
-    schedule, health = Schedule(made, started_at=0.0), Health()
-    for now in (0.0, 1.0):
-        for due in schedule.take(now=now):
-            health.note_sent(due_at=due.due_at, sent_at=now)
-    assert health.lateness_s.count == 11
-    assert health.lateness_s.most == pytest.approx(0.9)
-    schedule.check_integrity()
-
-
-def test_both_formats_of_traces_are_read_and_a_fault_names_its_line() -> None:
-    first, second = trace.parse(MOONCAKE, name="x")
-    assert (first.at_s, first.blocks, second.at_s, second.blocks) == (0.0, (5,), 2.0, (5, 6, 7))
-    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,1000,44\n"
-    [only] = trace.parse(azure, name="x")
-    assert (len(only.blocks), only.output_tokens) == (2, 44)
-    with pytest.raises(trace.TraceError, match="line 1: not an object with timestamp"):
-        trace.parse('{"timestamp": 0}', name="x")
-
-
-def test_a_made_up_trace_is_the_same_for_a_seed() -> None:
-    assert trace.generated(200, seed=7) == trace.generated(200, seed=7) != trace.generated(200, seed=8)
 
 
 def test_quantiles_are_within_half_a_percent_and_add_up() -> None:

@@ -27,7 +27,7 @@ def copied(to: Path) -> None:
 def test_the_images_files_run_and_import_nothing_else_of_this_repository(tmp_path: Path) -> None:
     copied(tmp_path)
     code = (
-        "import sys, bench.load.__main__, tests.harness.ports, bench.load.locustfile, bench.load.replay_locustfile;"
+        "import sys, bench.load.__main__, tests.harness.ports, bench.load.locustfile;"
         "print(*sorted({name.split('.')[0] for name in sys.modules}));"
         "print(*sorted(m for m in sys.modules if m.startswith(('bench.', 'tests.'))))"
     )
