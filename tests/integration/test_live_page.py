@@ -101,11 +101,3 @@ async def test_the_page_says_that_the_picker_is_gone(chrome: Browser) -> None:
         await chrome.until(LOADED)
     await chrome.until("!document.getElementById('stale').hidden")
     assert "does not answer" in await chrome.seen("#stale")
-
-
-async def test_the_state_is_made_once_for_all_viewers() -> None:
-    async with live_page(4) as scene:
-        own, packed = scene.board.own(), await scene.board.packed()
-        for _ in range(10):
-            assert await scene.board.packed() is packed
-            assert scene.board.own() is own

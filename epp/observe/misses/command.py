@@ -7,7 +7,7 @@ import urllib.request
 from typing import Any, Final
 
 from epp.base.errors import ConfigError
-from epp.request import bounded_json
+from epp.request.jsontext import decode
 
 _WITHIN_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
@@ -29,7 +29,7 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
 
 def parsed(answer: bytes) -> dict[str, Any]:
     """Decode the answer. Raises ValueError if it is not a picker's account."""
-    found: dict[str, Any] = bounded_json.decode(answer)
+    found: dict[str, Any] = decode(answer)
     try:
         table(found)
     except (TypeError, LookupError, AttributeError) as error:

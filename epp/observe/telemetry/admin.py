@@ -151,7 +151,7 @@ class AdminServer:
         )
 
     async def _live(self, _: web.Request) -> web.Response:
-        answer = _answer(await self._board.packed())
+        answer = _answer(self._board.packed())
         answer.headers["Content-Encoding"] = "gzip"
         return answer
 

@@ -65,9 +65,8 @@ class Board:
         self._problems = problems
         self._clock = clock
         self._history: deque[dict[str, _Counters]] = deque(maxlen=_SAMPLES)
-        self._own: tuple[float, dict[str, Any]] | None = None
-        self._packed: tuple[dict[str, Any], bytes] | None = None
-        self._packing: asyncio.Lock | None = None
+        self._packed: tuple[float, bytes] | None = None
+        """The page, and until when it is fresh."""
 
     async def run(self) -> None:
         while True:
@@ -77,24 +76,15 @@ class Board:
     def sample(self) -> None:
         self._history.append({e.name: _counters(e) for e in self._state().endpoints})
 
-    def own(self) -> dict[str, Any]:
-        """Return the content of the page."""
+    def packed(self) -> bytes:
+        """Return the content of the page, gzipped. Made once for all browsers within some seconds."""
         now = self._clock()
-        if self._own is None or now - self._own[0] >= self._own[1]["refresh_s"]:
-            self._own = (now, self._made())
-        return self._own[1]
-
-    async def packed(self) -> bytes:
-        """Return the content, gzipped. Made once for all browsers that ask at about the same time."""
-        self._packing = self._packing or asyncio.Lock()
-        async with self._packing:
+        if self._packed is None or now >= self._packed[0]:
             own = self.own()
-            if self._packed is None or self._packed[0] is not own:
-                packed = await asyncio.to_thread(gzip.compress, _ENCODER.encode(own), 1, mtime=0)
-                self._packed = (own, packed)
+            self._packed = now + own["refresh_s"], gzip.compress(_ENCODER.encode(own), 1, mtime=0)
         return self._packed[1]
 
-    def _made(self) -> dict[str, Any]:
+    def own(self) -> dict[str, Any]:
         status = self._state()
         oldest = self._history[0] if self._history else {}
         return {

@@ -42,13 +42,9 @@ class MetricGroup(Generic[S]):
 class Exposition(Collector, Generic[S]):
     """All groups, read from `shown` each time that Prometheus asks."""
 
-    def __init__(
-        self, groups: Iterable[MetricGroup[S]], shown: Callable[[], S], *, created_unix_s: float
-    ) -> None:
-        """created_unix_s: when histograms and counters began to count."""
+    def __init__(self, groups: Iterable[MetricGroup[S]], shown: Callable[[], S]) -> None:
         self._groups = [(group, tuple(group.metrics())) for group in groups]
         self._shown = shown
-        self._created = created_unix_s
 
     def describe(self) -> Iterable[Family]:
         """Without this method, registering would ask for a state that does not exist yet."""
@@ -67,13 +63,11 @@ class Exposition(Collector, Generic[S]):
                 histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
                 for labels, value in values:
                     histogram.add_metric(labels, _buckets(value), value.total)
-                    tags = dict(zip(metric.labels, labels, strict=True))
-                    histogram.add_sample(f"{metric.name}_created", tags, self._created)
                 return histogram
             case "counter":
                 counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
                 for labels, value in _samples(values):
-                    counter.add_metric(labels, value, created=self._created)
+                    counter.add_metric(labels, value)
                 return counter
             case "gauge":
                 gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -62,7 +62,7 @@ class Metrics:
         self._servers: defaultdict[EndpointName, ServerCounts] = defaultdict(ServerCounts)
         self._process = ProcessCounts()
         self.registry = CollectorRegistry()
-        self.registry.register(Exposition(GROUPS, self._shown, created_unix_s=unix_clock()))
+        self.registry.register(Exposition(GROUPS, self._shown))
         ProcessCollector(registry=self.registry)
 
     def on_event(self, event: PickerEvent) -> None:

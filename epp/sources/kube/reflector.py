@@ -22,7 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from epp.request.bounded_json import CostlyJsonError, check_cost
+from epp.request.jsontext import CostlyJsonError, check_cost
 from epp.sources.keep import Pauses
 from epp.sources.kube.api import ApiError, Query, read
 from epp.sources.kube.objects import Failure, ObjectMeta

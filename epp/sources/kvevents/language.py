@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
 from epp.base.errors import ConfigError
-from epp.request.bounded_json import check_cost
+from epp.request.jsontext import check_cost
 from epp.sources.kvevents.mapping import Tokens
 from epp.sources.kvevents.template_input import UnmappedError
 

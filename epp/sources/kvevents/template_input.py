@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from epp.request.bounded_json import decode
 from epp.request.canonical import BODY, FIELD, OPAQUE, PART, SECTION
+from epp.request.jsontext import decode
 
 _TOOLS: Final = FIELD + b"tools"
 _CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_call"}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.request.bounded_json import CostlyJsonError, check_cost, decode
+from epp.request.jsontext import CostlyJsonError, check_cost, decode
 
 
 @pytest.mark.parametrize(

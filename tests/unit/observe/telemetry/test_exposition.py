@@ -53,7 +53,7 @@ def samples(registry: CollectorRegistry) -> list[Sample]:
 def page_of(counted: Counted) -> CollectorRegistry:
     registry = CollectorRegistry()
     group: MetricGroup[Counted] = MetricGroup("Counted", Counted, lambda shown: [((), shown)])
-    registry.register(Exposition([group], lambda: counted, created_unix_s=1234.0))
+    registry.register(Exposition([group], lambda: counted))
     return registry
 
 
@@ -62,7 +62,7 @@ def page_of_servers(servers: Mapping[str, Server]) -> CollectorRegistry:
     group: MetricGroup[Mapping[str, Server]] = MetricGroup(
         "Servers", Server, lambda shown: [((name,), server) for name, server in shown.items()], ("server",)
     )
-    registry.register(Exposition([group], lambda: servers, created_unix_s=0.0))
+    registry.register(Exposition([group], lambda: servers))
     return registry
 
 
@@ -83,12 +83,6 @@ def test_the_page_equals_that_of_the_prometheus_library(
     counted.now += now
     their_gauge.inc(now)
     assert samples(page_of(counted)) == samples(theirs)
-
-
-def test_the_page_says_since_when_it_counts() -> None:
-    registry = page_of(Counted())
-    assert registry.get_sample_value("t_things_created") == 1234.0
-    assert registry.get_sample_value("t_seconds_created") == 1234.0
 
 
 def test_none_gives_no_series_and_no_objects_give_no_family() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import EndpointName
-from epp.observe.tracing.attributes import attributes_of, attributes_of_refusal, error_of
+from epp.observe.tracing.tracer import attributes_of, attributes_of_refusal, error_of
 from tests.unit.observe.telemetry.records import HERE, THERE, decision
 
 REFUSAL = NoEndpointError("nobody", reason="no_endpoint")
