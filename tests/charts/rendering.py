@@ -238,6 +238,19 @@ def of_kind(objects: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
     return found
 
 
+def pod_of(objects: Sequence[Manifest], name: str = "gateway-prefix-gateway") -> Manifest:
+    """Return the spec of the pods of this Deployment."""
+    spec: Manifest = of_kind(objects, "Deployment", name)["spec"]["template"]["spec"]
+    return spec
+
+
+def behind(provider: str = "", *, route: bool = False, **gateway: Any) -> dict[str, Any]:
+    """Return the values of a picker behind a Gateway. `gateway` are more fields of the section."""
+    routed = {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}} if route else {}
+    named = {"provider": provider} if provider else {}
+    return {"shape": "gateway", "gateway": {**named, **routed, **gateway}}
+
+
 def pod_specs(objects: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
     """Return the name and the spec of every pod that the objects would make."""
     for each in objects:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet, value_set
+from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.processes import wait_until
@@ -96,28 +96,6 @@ def test_the_api_server_accepts_every_object(
     accepted = plane.kubectl(*strictly, stdin=rendered)
     assert len(accepted.splitlines()) == count
     assert "warning" not in accepted.lower()
-
-
-@pytest.mark.parametrize(
-    "wanted", [value_set("gateway-default"), value_set("servers-vllm")], ids=lambda each: each.name
-)
-def test_helm_would_install_the_chart(
-    cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, tmp_path: Path
-) -> None:
-    values = values_file(tmp_path, wanted.values)
-    text = cluster_with_addons.helm(
-        *(
-            "install",
-            wanted.release,
-            wanted.chart,
-            "--namespace",
-            namespace,
-            "--values",
-            values,
-            "--dry-run=server",
-        )
-    )
-    assert "NOTES:" in text
 
 
 async def test_an_upgrade_applies_the_new_values_and_a_rollback_takes_them_back(

@@ -1,5 +1,5 @@
 """Each number among the values, at its least, at its most and with a half: the API server accepts the objects
-by the real schemas of all providers, and the picker accepts its configuration.
+by the real schemas of all providers, and the policy by that of its CRD. The picker accepts its configuration.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import msgspec
 import pytest
 import yaml
 
+from epp.config.policy import load_policy
 from epp.config.settings import Config
 from tests.charts.rendering import GATEWAY, VALUE_SETS, ValueSet
 from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.simulated_pool import install_policy_crd
 from tests.reference.schema import definitions
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -59,8 +61,7 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 def values_at(wanted: ValueSet, bound: str) -> dict[str, Any]:
     schema = json.loads((wanted.chart / "values.schema.json").read_text())
-    for described_elsewhere in ("policy", "config", "profile"):
-        schema["properties"].pop(described_elsewhere, None)
+    schema["properties"].pop("config", None)
     at = numbers(schema, bound)
     if wanted.chart == GATEWAY:
         at["config"] = {"envoy": numbers(definitions(Config)["Envoy"], bound)}
@@ -75,12 +76,17 @@ def test_numbers_at_their_bounds_are_accepted(
     cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, bound: str, tmp_path: Path
 ) -> None:
     plane, file = cluster_with_addons, tmp_path / "values.yaml"
+    install_policy_crd(plane)
     file.write_text(yaml.safe_dump(values_at(wanted, bound)))
     command = ("template", wanted.release, wanted.chart, "--namespace", namespace, "--values", file)
     rendered = plane.helm(*command)
     assert not re.search(r"\de[+]\d", rendered), "a number is written with an exponent"
     strictly = ("apply", "--dry-run=server", "--validate=strict", "--namespace", namespace, "-f", "-")
     assert "warning" not in plane.kubectl(*strictly, stdin=rendered).lower()
-    for each in yaml.safe_load_all(rendered):
-        if each and "config.yaml" in each.get("data", {}):
-            msgspec.yaml.decode(each["data"]["config.yaml"], type=Config)
+    files = {k: v for each in yaml.safe_load_all(rendered) if each for k, v in each.get("data", {}).items()}
+    if "config.yaml" in files:
+        msgspec.yaml.decode(files["config.yaml"], type=Config)
+        load_policy(files["policy.yaml"], source="policy.yaml")
+        policy = yaml.safe_load(files["policy.yaml"])
+        policy["spec"]["targetRef"] = {"name": "p"}
+        plane.kubectl(*strictly, stdin=json.dumps(policy))

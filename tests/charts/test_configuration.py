@@ -30,7 +30,9 @@ from tests.charts.rendering import (
     HelmError,
     Manifest,
     ValueSet,
+    behind,
     of_kind,
+    pod_of,
     value_set,
 )
 
@@ -189,14 +191,8 @@ def test_a_route_removes_headers_that_servers_obey(
     would remove the headers that the picker has set.
     """
     for provider in ("nginx", "istio", "agentgateway", "ai-gateway", "gke", ""):
-        values = {
-            "shape": "gateway",
-            "gateway": {
-                "provider": provider,
-                "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
-            },
-        }
-        (rule,) = of_kind(helm.render(GATEWAY, values), "HTTPRoute")["spec"]["rules"]
+        objects = helm.render(GATEWAY, behind(provider, route=True))
+        (rule,) = of_kind(objects, "HTTPRoute")["spec"]["rules"]
         removed = [f["requestHeaderModifier"]["remove"] for f in rule.get("filters", ())]
         assert removed == ([[*SERVER_HEADERS]] if provider == "nginx" else []), provider
 
@@ -222,7 +218,7 @@ def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tm
     assert config.tracing
     assert config.envoy.tracing is not None
     assert (config.envoy.tracing.collector, config.envoy.tracing.sample_percent) == ("otel:4317", 1)
-    pod = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    pod = pod_of(objects)
     (picker,) = [each for each in pod["initContainers"] if each["name"] == "picker"]
     told = {each["name"]: each.get("value") for each in picker["env"]}
     assert told == {

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -98,11 +97,6 @@ def test_commands_from_nothing_to_the_first_token_are_as_many_as_page_says() -> 
     assert ["One", "Two", "Three", "Four", "Five", "Six", "Seven"][len(commands) - 1] == said
 
 
-def test_pages_and_files_that_are_named_exist() -> None:
-    for path in re.findall(r"\b((?:docs|deploy|tests)/[\w./-]+\w)", PAGE):
-        assert (REPOSITORY / path).exists(), path
-
-
 def test_values_that_are_named_exist() -> None:
     values = "".join((chart / "values.yaml").read_text() for chart in (GATEWAY, MODEL_SERVER))
     for name in re.findall(
@@ -116,7 +110,3 @@ def test_the_page_names_the_alerts_as_they_are() -> None:
     alerts = (GATEWAY / "files" / "alerts.yaml").read_text()
     for name in re.findall(r"\bPrefixGateway[A-Z]\w+", PAGE):
         assert f"alert: {name}\n" in alerts, name
-
-
-def test_the_readme_links_to_the_page() -> None:
-    assert "docs/kubernetes.md" in Path(REPOSITORY / "README.md").read_text()

@@ -6,27 +6,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from epp.config.policy import load_policy
 from epp.serve.preflight import contradictions
-from tests.charts.rendering import GATEWAY, Helm, of_kind
+from tests.charts.rendering import GATEWAY, Helm, behind, of_kind
 from tests.charts.test_configuration import config_of
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
-ROUTE: Final = {"enabled": True, "parentRefs": [{"name": "a-gateway"}]}
 
-
-def behind(provider: str, **config: Any) -> dict[str, Any]:
-    return {
-        "shape": "gateway",
-        "gateway": {"provider": provider, "httpRoute": ROUTE},
-        "config": {"envoy": config},
-    }
+def waiting(provider: str, **envoy: Any) -> dict[str, Any]:
+    return behind(provider, route=True) | {"config": {"envoy": envoy}}
 
 
 @pytest.mark.parametrize(
@@ -34,15 +28,15 @@ def behind(provider: str, **config: Any) -> dict[str, Any]:
     [
         ({}, ""),
         ({"config": {"envoy": {"maxMessageTimeoutSeconds": 5}}}, "with envoy a request .* after 4.5 s"),
-        (behind(""), "an unknown gateway .* no request with a buffered body waits"),
-        (behind("", maxMessageTimeoutSeconds=60), ""),
-        (behind("envoy-gateway"), "after 0.9 s, nine tenths of envoy.messageTimeoutSeconds"),
-        (behind("envoy-gateway", messageTimeoutSeconds=40), ""),
-        (behind("istio"), ""),
-        (behind("ai-gateway"), ""),
-        (behind("agentgateway"), ""),
-        (behind("gke"), ""),
-        (behind("nginx"), "nginx does not wait for the body"),
+        (waiting(""), "an unknown gateway .* no request with a buffered body waits"),
+        (waiting("", maxMessageTimeoutSeconds=60), ""),
+        (waiting("envoy-gateway"), "after 0.9 s, nine tenths of envoy.messageTimeoutSeconds"),
+        (waiting("envoy-gateway", messageTimeoutSeconds=40), ""),
+        (waiting("istio"), ""),
+        (waiting("ai-gateway"), ""),
+        (waiting("agentgateway"), ""),
+        (waiting("gke"), ""),
+        (waiting("nginx"), "nginx does not wait for the body"),
     ],
 )
 def test_a_wait_that_is_longer_than_the_gateway_allows_is_named(

@@ -19,6 +19,7 @@ from tests.charts.rendering import (
     HelmError,
     containers,
     of_kind,
+    pod_of,
     pod_specs,
 )
 
@@ -159,7 +160,7 @@ def test_cert_manager_makes_the_certificate_that_the_pods_mount(helm: Helm) -> N
     objects = helm.render(GATEWAY, values)
     certificate = of_kind(objects, "Certificate")["spec"]
     assert (certificate["issuerRef"], certificate["dnsNames"]) == (ISSUER, ["llm.example.com"])
-    deployment = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    deployment = pod_of(objects)
     (volume,) = [v for v in deployment["volumes"] if v["name"] == "tls"]
     assert volume["secret"]["secretName"] == certificate["secretName"]
     assert of_kind(objects, "Service", "gateway-prefix-gateway")["spec"]["ports"][0]["port"] == 443
@@ -195,9 +196,7 @@ def test_envoy_gets_variables_and_volumes_of_the_operators(helm: Helm) -> None:
             "volumeMounts": [{"name": "keys", "mountPath": "/keys", "readOnly": True}],
         }
     }
-    pod = of_kind(helm.render(GATEWAY, values), "Deployment", "gateway-prefix-gateway")["spec"]["template"][
-        "spec"
-    ]
+    pod = pod_of(helm.render(GATEWAY, values))
     (envoy,) = pod["containers"]
     assert envoy["env"] == values["envoy"]["extraEnv"]
     assert values["envoy"]["volumeMounts"][0] in envoy["volumeMounts"]

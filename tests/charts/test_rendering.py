@@ -17,6 +17,7 @@ from tests.charts.rendering import (
     ValueSet,
     containers,
     of_kind,
+    pod_of,
     pod_specs,
     value_set,
 )
@@ -111,7 +112,7 @@ def test_ports_and_volumes_that_are_named_exist(helm: Helm, wanted: ValueSet) ->
 
 def test_the_picker_outlives_envoy_and_both_the_longest_answer(helm: Helm) -> None:
     objects = helm.render(GATEWAY, {"longestAnswerSeconds": 1200, "drain": {"settleSeconds": 10}})
-    spec = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["spec"]
+    spec = pod_of(objects)
     (envoy,) = spec["containers"]
     config_maker, picker = spec["initContainers"]
     assert envoy["lifecycle"]["preStop"]["exec"]["command"][-2:] == ["10", "1210"]

@@ -54,11 +54,6 @@ class Installed:
     async def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
         return await asyncio.to_thread(self.plane.kubectl, "-n", self.namespace, *arguments, stdin=stdin)
 
-    async def refused(self, document: Mapping[str, Any]) -> str:
-        """Return the reason why the API server refuses a document."""
-        arguments = ("-n", self.namespace, "apply", "-f", "-")
-        return await asyncio.to_thread(self.plane.kubectl_fails, *arguments, stdin=json.dumps(document))
-
     async def apply(self, document: Mapping[str, Any]) -> None:
         await self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
@@ -77,6 +72,11 @@ class Installed:
     async def rolled_out(self, deployment: str) -> None:
         timeout = f"--timeout={DEADLINE_S:.0f}s"
         await self.kubectl("rollout", "status", f"deployment/{deployment}", timeout)
+
+    async def url(self) -> str:
+        """Return the address of the gateway's Service."""
+        service = await self.get("service", GATEWAY)
+        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
 
     async def pods(self, release: str, *, component: str = "") -> list[dict[str, Any]]:
         """Return the pods of a release, or of one part of it, without pods that are terminating."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.cluster.installed import CHARTS, GATEWAY, IMAGES, MODEL, Installed
+from tests.cluster.installed import CHARTS, IMAGES, MODEL, Installed
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.images import built_image
 from tests.harness.kubelet.running import RunningNode, running_node
@@ -80,8 +80,7 @@ async def test_the_images_carry_requests_by_prefix(
 
 
 async def completions_url(site: Installed) -> str:
-    service = await site.get("service", GATEWAY)
-    return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}/v1/completions"
+    return f"{await site.url()}/v1/completions"
 
 
 async def answers(site: Installed, node: RunningNode) -> Counter[int]:

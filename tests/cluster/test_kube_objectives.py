@@ -1,7 +1,7 @@
-"""InferenceObjectives of both API groups on a real API server: they decide which of two waiting requests goes
-first, and changes apply at once. The policy says that the only server of the pool computes one token a
-second, so one prompt keeps the server busy. The server's metrics page shows no running request, so the
-server seems free.
+"""llm-d's objects on a real API server. InferenceObjectives of both API groups decide which of two waiting
+requests goes first, and InferenceModelRewrites which model answers. Changes apply at once. The policy says
+that the only server of the pool computes one token a second, so one prompt keeps the server busy.
+The server's metrics page shows no running request, so the server seems free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import grpc
 import pytest
-import yaml
 
 from epp.tools.conformance.dataplane import DUPLEX, StreamExchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
@@ -29,18 +28,6 @@ pytestmark = [pytest.mark.cluster]
 NEW: Final = "llm-d.ai"
 OLD: Final = "inference.networking.x-k8s.io"
 HEADERS: Final = {NEW: "x-llm-d-inference-objective", OLD: "x-gateway-inference-objective"}
-_SPEC: Final = {
-    "type": "object",
-    "required": ["poolRef"],
-    "properties": {
-        "priority": {"type": "integer", "format": "int64"},
-        "poolRef": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {name: {"type": "string"} for name in ("group", "kind", "name")},
-        },
-    },
-}
 POLICY: Final[dict[str, Any]] = {
     "cost": {"prefillTokensPerSecond": 1},
     "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
@@ -48,43 +35,33 @@ POLICY: Final[dict[str, Any]] = {
 }
 
 
-def plural(group: str) -> str:
-    return f"inferenceobjectives.{group}"
+def plural(group: str, kind: str = "InferenceObjective") -> str:
+    return f"{kind.lower()}s.{group}"
 
 
-def crd(group: str) -> dict[str, Any]:
-    """The fields of the objects that users write, and a status."""
-    schema = {
-        "type": "object",
-        "properties": {
-            "spec": _SPEC,
-            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-        },
-    }
-    names = {"kind": "InferenceObjective", "listKind": "InferenceObjectiveList"}
-    return {
+def install_crd(plane: ControlPlane, group: str, kind: str = "InferenceObjective") -> None:
+    """Install a CRD that takes any fields, with a status."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": anything, "status": anything}}
+    version = {"name": "v1alpha2", "served": True, "storage": True, "subresources": {"status": {}}}
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": f"{kind.lower()}s", "singular": kind.lower()}
+    crd = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         # The API server guards names under k8s.io: a CRD there must name the approval of its API.
         "metadata": {
-            "name": plural(group),
+            "name": plural(group, kind),
             "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
         },
         "spec": {
             "group": group,
             "scope": "Namespaced",
-            "names": {**names, "plural": "inferenceobjectives", "singular": "inferenceobjective"},
-            "versions": [
-                {
-                    "name": "v1alpha2",
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
-                    "subresources": {"status": {}},
-                }
-            ],
+            "names": names,
+            "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
         },
     }
+    plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural(group, kind)}")
 
 
 class SiteGateway:
@@ -192,8 +169,7 @@ class SiteGateway:
 @asynccontextmanager
 async def site_gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIterator[SiteGateway]:
     for group in HEADERS:
-        plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(crd(group)))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{plural(group)}")
+        install_crd(plane, group)
     kubernetes = {"objectives": [NEW, OLD]}
     async with (
         running_site(plane, namespace, folder, servers=1, kubernetes=kubernetes) as site,
@@ -231,3 +207,49 @@ async def test_priority_of_an_objective_decides_at_once_which_request_goes_first
         await asked.set_objective(None)
         await asked.wait_priority(7)
         assert await asked.first_of(named_first=False) == "named"
+
+
+async def test_rewrites_are_followed_as_they_come_change_and_go(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    kind = "InferenceModelRewrite"
+    install_crd(cluster, NEW, kind)
+    where = ("-n", namespace, plural(NEW, kind), "r")
+    kubernetes = {"rewrites": [NEW]}
+    async with running_site(cluster, namespace, tmp_path, servers=1, kubernetes=kubernetes) as site:
+        site.servers.models[site.servers.host(0)] = ["llama"]
+        await site.pool.add(site.hosts(1))
+        await site.wait_addresses(f"{site.servers.host(0)}:{site.servers.port}")
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/picker.sock") as channel:
+
+            async def answered(model: str) -> int:
+                async with exchange(channel, mode=DUPLEX) as one:
+                    await one.send(json.dumps({"model": model, "prompt": "x"}).encode())
+                    return one.immediate.status if one.immediate else 200
+
+            async def becomes(status: int) -> None:
+                async def so() -> bool:
+                    return await answered("gpt") == status
+
+                await wait_until(so, what=f"a request for gpt gets {status}")
+
+            await becomes(404)
+            for target, accepted in (("llama", "True"), ("away", "False"), ("llama", "True")):
+                spec = {
+                    "poolRef": {"name": POOL},
+                    "rules": [
+                        {"matches": [{"model": {"value": "gpt"}}], "targets": [{"modelRewrite": target}]}
+                    ],
+                }
+                document = {
+                    "apiVersion": f"{NEW}/v1alpha2",
+                    "kind": kind,
+                    "metadata": {"name": "r"},
+                    "spec": spec,
+                }
+                cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(document))
+                await becomes(200 if target == "llama" else 404)
+                condition = f"--for=condition=Accepted={accepted}"
+                await asyncio.to_thread(cluster.kubectl, "wait", condition, "--timeout=60s", *where)
+            cluster.kubectl("delete", *where)
+            await becomes(404)

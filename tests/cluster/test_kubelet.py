@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -11,31 +10,18 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 
-from tests.cluster.pods import TOOLS, Pods, container_status, eventually, is_ready, pod, python, shell
+from tests.cluster.pods import TOOLS, Pods, container_status, eventually, is_ready, pod, shell
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.environment import ClusterTools
 from tests.harness.kubelet.running import RunningNode, running_node
-from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = pytest.mark.cluster
 
 REPOSITORY = Path(__file__).parents[2]
-HTTP_SERVER = """
-import http.server, os
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        known = self.path == "/" or os.path.exists("/shared" + self.path)
-        self.send_response(200 if known else 503); self.end_headers(); self.wfile.write(os.environ["POD"].encode())
-    def log_message(self, *arguments): pass
-http.server.ThreadingHTTPServer(("", 80), Handler).serve_forever()
-"""
-POD_NAME = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 
 
 @pytest.fixture(scope="module")
@@ -47,82 +33,6 @@ def node(cluster: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture
 def pods(cluster: ControlPlane, namespace: str, node: RunningNode) -> Pods:
     return Pods(cluster, namespace)
-
-
-def serving_container(name: str, **fields: Any) -> dict[str, Any]:
-    return python(
-        "main", HTTP_SERVER, env=[POD_NAME], ports=[{"name": "http", "containerPort": 80}], **fields
-    )
-
-
-async def fetched(node: RunningNode, url: str) -> tuple[int, str]:
-    connector = node.connector(force_close=True)
-    async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as response:
-        return response.status, await response.text()
-
-
-def gated(name: str) -> dict[str, Any]:
-    """Return a pod that serves. It is ready as long as a file is in its volume `shared`."""
-    probe = {"httpGet": {"path": "/open", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1}
-    mount = [{"name": "shared", "mountPath": "/shared"}]
-    return pod(
-        name,
-        [serving_container(name, readinessProbe=probe, volumeMounts=mount)],
-        labels={"app": "web"},
-        volumes=[{"name": "shared", "emptyDir": {}}],
-    )
-
-
-def web_service(*, to: str | int) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "web"},
-        "spec": {"selector": {"app": "web"}, "ports": [{"port": 8080, "targetPort": to}]},
-    }
-
-
-async def test_a_service_leads_to_the_pods_that_pass_their_readiness_probe(
-    pods: Pods, node: RunningNode
-) -> None:
-    """Two pods listen on the same port of their own addresses. A file in each pod decides whether it is
-    ready.
-    """
-    pods.apply(gated("first"), gated("second"), web_service(to="http"))
-    ip = pods.plane.get("service", "web", "-n", pods.namespace)["spec"]["clusterIP"]
-    for name in ("first", "second"):
-        pods.wait(name, lambda p: "running" in container_status(p, "main")["state"], what=f"{name} runs")
-    assert not any(is_ready(pods.get(name)) for name in ("first", "second"))
-    with pytest.raises(aiohttp.ClientError):
-        await fetched(node, f"http://{ip}:8080/")
-
-    gates = {
-        name: node.folder / "pods" / pods.get(name)["metadata"]["uid"] / "volumes" / "shared" / "open"
-        for name in ("first", "second")
-    }
-    gates["first"].touch()
-    await asyncio.to_thread(pods.wait_ready, "first")
-
-    async def answering() -> set[str]:
-        seen = set()
-        for _ in range(20):
-            try:
-                seen.add((await fetched(node, f"http://{ip}:8080/"))[1])
-            except aiohttp.ClientError:
-                seen.add("refused")
-        return seen
-
-    async def until(wanted: set[str]) -> None:
-        async def reached() -> bool:
-            return await answering() == wanted
-
-        await wait_until(reached, what=f"the Service leads to {wanted}", timeout_s=120)
-
-    await until({"first"})
-    gates["second"].touch()
-    await until({"first", "second"})
-    gates["first"].unlink()
-    await until({"second"})
 
 
 def test_a_failed_liveness_probe_restarts_the_container_after_startup(pods: Pods, node: RunningNode) -> None:

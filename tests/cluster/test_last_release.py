@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.cluster.installed import CHARTS, DEADLINE_S, GATEWAY, IMAGES, MODEL, Installed
+from tests.cluster.installed import CHARTS, DEADLINE_S, IMAGES, MODEL, Installed
 from tests.cluster.steady_load import Phase, SteadyLoad, steady_load
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
@@ -91,8 +91,7 @@ async def test_to_this_release_and_back_loses_no_request_policy_or_hits(
         await install(site, old_charts / "prefix-gateway", older)
         await site.apply(await site.policy("routing", **SPEC))
         spec = await stored_policy(site)
-        service = await site.get("service", GATEWAY)
-        url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        url = await site.url()
         connector = node.connector(force_close=True, limit=0)
         async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="warming") as load:
             try:

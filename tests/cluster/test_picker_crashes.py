@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
+from tests.cluster.installed import DEADLINE_S, IMAGES, MODEL, SERVERS, Installed
 from tests.cluster.pods import container_status, is_ready
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.running import RunningNode, running_node
@@ -53,8 +53,7 @@ async def test_a_crashing_picker_takes_no_pod_out_of_the_service(
         await asyncio.gather(simulated, alone)
         (pod,) = await site.pods("gateway", component="gateway")
         name = pod["metadata"]["name"]
-        service = await site.get("service", GATEWAY)
-        url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        url = await site.url()
         asking = asyncio.create_task(ask_until_cancelled(node, url, statuses := Counter[int]()))
         try:
             for _ in range(CRASHES):

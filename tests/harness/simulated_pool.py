@@ -82,10 +82,6 @@ class Servers:
     def __init__(self, port: int) -> None:
         self.port = port
         self.models: dict[str, Sequence[str]] = {}
-        self.queries = 0.0
-        self.hits = 0.0
-        self.growth = (0.0, 0.0)
-        """The numbers that each read of a page adds to queries and hits."""
         self.running = 0
         """The number of running requests that each page reports."""
         self.looks = 0
@@ -102,14 +98,12 @@ class Servers:
 
     async def page(self, _: web.Request) -> web.Response:
         self.looks += 1
-        self.queries += self.growth[0]
-        self.hits += self.growth[1]
         lines = {
             "vllm:num_requests_running": self.running,
             "vllm:num_requests_waiting": 0,
             "vllm:kv_cache_usage_perc": 0,
-            "vllm:prefix_cache_queries_total": self.queries,
-            "vllm:prefix_cache_hits_total": self.hits,
+            "vllm:prefix_cache_queries_total": 0,
+            "vllm:prefix_cache_hits_total": 0,
         }
         return web.Response(text="".join(f'{name}{{engine="0"}} {value}\n' for name, value in lines.items()))
 
@@ -138,7 +132,6 @@ class SimulatedPool:
         self.namespace = namespace
         self._core = f"/api/v1/namespaces/{namespace}"
         self._pools = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
-        self._restarts: dict[str, int] = {}
 
     async def create(
         self, *, ports: Iterable[int], labels: Mapping[str, str] | None = None, name: str = POOL
@@ -165,25 +158,14 @@ class SimulatedPool:
 
     async def add(self, hosts: Mapping[str, str], *, labels: Mapping[str, str] | None = None) -> None:
         """Add pods by name, Ready at their addresses."""
-        await self.make(hosts, labels=labels)
-        await self.report(hosts)
-
-    async def make(self, names: Iterable[str], *, labels: Mapping[str, str] | None = None) -> None:
-        """Make pods that nobody has reported on yet."""
         await _each(
-            names, lambda name: self.api.request("POST", f"{self._core}/pods", body=self._pod(name, labels))
+            hosts, lambda name: self.api.request("POST", f"{self._core}/pods", body=self._pod(name, labels))
         )
+        await self.report(hosts)
 
     async def report(self, hosts: Mapping[str, str], *, ready: bool = True) -> None:
         """Report the status that a kubelet reports of running pods."""
         await _each(hosts, lambda name: self._report(name, hosts[name], ready=ready))
-
-    async def restart(self, name: str, host: str) -> None:
-        """Report that the pod's container has ended and runs again. The pod was Ready in every status that
-        anybody saw.
-        """
-        self._restarts[name] = self._restarts.get(name, 0) + 1
-        await self._report(name, host, ready=True)
 
     async def remove(self, names: Iterable[str]) -> None:
         query = (("gracePeriodSeconds", "0"),)
@@ -197,7 +179,6 @@ class SimulatedPool:
             "metadata": {
                 "name": name,
                 "labels": {"app": "vllm", **(labels or {})},
-                "annotations": {"note": "x" * 2000},
             },
             "spec": {
                 "schedulerName": "the-test",
@@ -206,28 +187,21 @@ class SimulatedPool:
                     {
                         "name": "vllm",
                         "image": "vllm",
-                        "args": [
-                            "serve",
-                            "--enable-prefix-caching",
-                            *(f"--option-{n}=value" for n in range(20)),
-                        ],
-                        "env": [{"name": f"SETTING_{n}", "value": "some value"} for n in range(20)],
                     }
                 ],
             },
         }
 
     async def _report(self, name: str, host: str, *, ready: bool) -> None:
-        restarts = self._restarts.get(name, 0)
         now = "True" if ready else "False"
         container = {
             "name": "vllm",
             "image": "vllm",
             "imageID": "vllm@sha256:0",
-            "containerID": f"containerd://{name}-{restarts}",
+            "containerID": f"containerd://{name}",
             "ready": ready,
             "started": True,
-            "restartCount": restarts,
+            "restartCount": 0,
             "state": {"running": {"startedAt": _CREATED}},
         }
         status = {

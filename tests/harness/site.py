@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,22 +116,15 @@ async def running_site(
     servers: int = 8,
     pods: int = 0,
     pool: bool = True,
-    pools: Sequence[str] = (),
     **fields: Any,
 ) -> AsyncIterator[Site]:
     """Run a site. `servers` is a number of addresses for pods. `pods` are Ready from the start.
     `fields` belong to the configuration.
-
-    `pools` are several pools in place of one. Each pod then has its pool's label `pool`.
     """
     install_policy_crd(plane)
-    account = picker_account(plane, namespace, pools=pools or (POOL,))
-    if pools:
-        fields["kubernetes"] = {"pool": "", "pools": [*pools], **fields.get("kubernetes", {})}
+    account = picker_account(plane, namespace)
     async with running_servers(servers) as running, simulated_pool(plane, namespace) as simulated:
-        for name in pools:
-            await simulated.create(name=name, ports=[running.port], labels={"pool": name})
-        if pool and not pools:
+        if pool:
             await simulated.create(ports=[running.port])
         await simulated.add({f"pod-{n:04}": running.host(n) for n in range(pods)})
         config = site_config(folder, account, **fields)
