@@ -23,19 +23,18 @@ from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
 from epp.sources.kube import claims, policy_status
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.claims import Claims, Key
 from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
 from epp.sources.kube.objectives import judge as judge_objectives
 from epp.sources.kube.objectives import merged, objectives_of
 from epp.sources.kube.objects import PATH, ModelRewrite, Objective, PolicyObject
-from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies
+from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import ListSource, Reflector, Sink, T
 from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.sources.kube.rewrites import all_rewrites, model_rewrites
 from epp.sources.kube.rewrites import judge as judge_rewrites
-from epp.sources.kube.writing import StatusWrite, StatusWriter
+from epp.sources.kube.writing import StatusWriter
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0
@@ -192,38 +191,28 @@ class Cluster:
         """Write the statuses that differ. The looks of several replicas are at random times, so mostly the
         first replica writes, and the others see what it wrote.
         """
-        writer, policies, others = StatusWriter(api), Unclaimed(), (Unclaimed(), Unclaimed())
+        writer, unclaimed = StatusWriter(api), Unclaimed()
         while True:
             await asyncio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
             if not pools.settled or self._dirty.is_set():
                 continue  # nothing is written before everything is known
-            now = time.monotonic()
+            now, namespace, time_text = time.monotonic(), self._namespace, _time()
+            judged = itertools.chain(
+                judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served()),
+                judge_objectives(self._objectives, existing=pools.existing),
+            )
             due = itertools.chain(
                 policy_status.due(
                     self._outcome,
                     self._policies,
-                    unclaimed=policies,
-                    namespace=self._namespace,
-                    time_text=_time,
+                    unclaimed=unclaimed,
+                    namespace=namespace,
+                    time_text=time_text,
                     now=now,
                 ),
-                self._due_claims(pools, others, now=now),
+                claims.due(judged, namespace=namespace, time_text=time_text),
             )
             await writer.look(due, now=now)
-
-    def _due_claims(
-        self, pools: Pools, unclaimed: Sequence[Unclaimed], *, now: float
-    ) -> Iterator[StatusWrite]:
-        rewrites = judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served())
-        objectives = judge_objectives(self._objectives, existing=pools.existing)
-        judged: Sequence[tuple[Sequence[Claims[Any]], Mapping[Key, PolicyResult]]] = (
-            (self._rewrites, rewrites),
-            (self._objectives, objectives),
-        )
-        for (found, results), waiting in zip(judged, unclaimed, strict=True):
-            yield from claims.due(
-                found, results, unclaimed=waiting, namespace=self._namespace, time_text=_time, now=now
-            )
 
 
 def _time() -> str:

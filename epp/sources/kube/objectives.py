@@ -6,11 +6,11 @@ the groups in that order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from epp.config.kubernetes import LlmdGroup
-from epp.sources.kube.claims import ACCEPTED, NO_POOL, Claims, Key
+from epp.sources.kube.claims import ACCEPTED, NO_POOL, Claims, Judged
 from epp.sources.kube.policies import PolicyResult
 
 PATHS: Final[Mapping[str, str]] = {
@@ -33,11 +33,10 @@ def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
     return {claim.name: claim.content for each in reversed(newer_first) for claim in each.claims()}
 
 
-def judge(newer_first: Sequence[Objectives], *, existing: Collection[str]) -> Mapping[Key, PolicyResult]:
-    """Return the result for each objective of the picker's pools. existing: the pools that exist."""
+def judge(newer_first: Sequence[Objectives], *, existing: Collection[str]) -> Iterator[Judged]:
+    """Yield the result for each objective of the picker's pools. existing: the pools that exist."""
     owners: dict[str, str] = {}
-    results = {}
-    for claim in (claim for each in newer_first for claim in each.claims()):
+    for objectives, claim in ((each, claim) for each in newer_first for claim in each.claims()):
         owner = owners.setdefault(claim.name, claim.group)
         if owner != claim.group:
             result = PolicyResult(False, "Conflicted", f"{owner} has an objective of this name, which counts")
@@ -45,8 +44,7 @@ def judge(newer_first: Sequence[Objectives], *, existing: Collection[str]) -> Ma
             result = NO_POOL
         else:
             result = PolicyResult(True, ACCEPTED, f"requests that name it have priority {claim.content}")
-        results[claim.group, claim.name] = result
-    return results
+        yield objectives, claim, result
 
 
 def _priority(found: Any, _faults: list[str]) -> int:

@@ -6,8 +6,8 @@ the time when its `status` last changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -18,8 +18,6 @@ from epp.sources.kube.writing import StatusWrite
 
 _MESSAGE_CHARS: Final = 1024
 
-T = TypeVar("T")
-
 
 def due(
     outcome: ResolvedPolicies,
@@ -27,7 +25,7 @@ def due(
     *,
     unclaimed: Unclaimed,
     namespace: str,
-    time_text: Callable[[], str],
+    time_text: str,
     now: float,
 ) -> Iterator[StatusWrite]:
     """Yield the statuses to write: first those of policies that route, are in dry run or have a fault; then
@@ -45,7 +43,7 @@ def due(
         if (found := policies.found(name)) is not None
     ]
     for verdict, found in sorted(judged, key=lambda each: _turn(*each)):
-        wanted = desired(verdict, before=found.status, time_text=time_text())
+        wanted = desired(verdict, before=found.status, time_text=time_text)
         if _written_back(wanted) != _written_back(found.status):
             yield write(found, wanted, verdict)
     waiting = {
@@ -54,7 +52,7 @@ def due(
         if each.status.observed_generation < each.metadata.generation
     }
     for found in unclaimed.due(waiting, now=now):
-        yield write(found, nobodys(found, time_text=time_text()), found.metadata.generation)
+        yield write(found, nobodys(found, time_text=time_text), found.metadata.generation)
 
 
 def _turn(verdict: Verdict, found: PolicyObject) -> int:
@@ -138,17 +136,17 @@ def _replacing(old: Any, new: Any) -> Any:
 
 
 class Unclaimed:
-    """Finds objects for other pools that no picker judges within `_PATIENCE_S`."""
+    """Finds policies for other pools that no picker judges within `_PATIENCE_S`."""
 
     _PATIENCE_S: Final = 3.0
     """A picker that serves the pool is faster. One that comes later replaces what is written here."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
-        """By uid and generation: when the object was first seen without a judgement."""
+        """By uid and generation: when the policy was first seen without a judgement."""
 
-    def due(self, waiting: Mapping[tuple[str, int], T], *, now: float) -> list[T]:
-        """Return the objects that have waited long enough. waiting: the objects without a judgement, by uid
+    def due(self, waiting: Mapping[tuple[str, int], PolicyObject], *, now: float) -> list[PolicyObject]:
+        """Return the policies that have waited long enough. waiting: the policies without a judgement, by uid
         and generation.
         """
         self._since = {key: self._since.get(key, now) for key in waiting}

@@ -13,7 +13,7 @@ are used anyway.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Final, get_args
@@ -21,7 +21,7 @@ from typing import Final, get_args
 from epp.config.kubernetes import LlmdGroup
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
-from epp.sources.kube.claims import ACCEPTED, NO_POOL, Claim, Claims, Key
+from epp.sources.kube.claims import ACCEPTED, NO_POOL, Claim, Claims, Judged
 from epp.sources.kube.objects import ModelRewrite, RewriteRule
 from epp.sources.kube.policies import PolicyResult
 
@@ -113,21 +113,19 @@ def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[RewriteT
 
 def judge(
     newer_first: Sequence[ModelRewrites], *, existing: Collection[str], served: frozenset[str] | None
-) -> Mapping[Key, PolicyResult]:
-    """Return the result for each object of the picker's pools.
+) -> Iterator[Judged]:
+    """Yield the result for each object of the picker's pools.
 
     existing: the pools that exist. served: every model that a server lists. None: the lists are not known.
     """
     owners: dict[str, RewriteClaim] = {}
-    results = {}
     for rewrites in newer_first:
         for claim in rewrites.claims():
-            taken = _taken(claim, owners)
-            results[claim.group, claim.name] = _result(claim, taken, pool_exists=claim.pool in existing)
+            result = _result(claim, _taken(claim, owners), pool_exists=claim.pool in existing)
             missing = {t.model for rule in claim.content for t in rule.targets} - (served or set())
-            if served is not None and missing and results[claim.group, claim.name].so:
-                results[claim.group, claim.name] = PolicyResult(False, "ModelNotServed", _unserved(missing))
-    return results
+            if served is not None and missing and result.so:
+                result = PolicyResult(False, "ModelNotServed", _unserved(missing))
+            yield rewrites, claim, result
 
 
 def _taken(claim: RewriteClaim, owners: dict[str, RewriteClaim]) -> Mapping[str, RewriteClaim]:

@@ -8,7 +8,6 @@ import pytest
 from epp.sources.kube.claims import due
 from epp.sources.kube.objectives import PATHS, Objectives, judge, merged, objectives_of
 from epp.sources.kube.objects import Objective
-from epp.sources.kube.policy_status import Unclaimed
 from tests.harness.role import rules
 
 NEWER, OLDER = "llm-d.ai", "inference.networking.x-k8s.io"
@@ -50,7 +49,9 @@ def test_the_newer_group_wins_if_both_have_a_name() -> None:
     newer = objectives(objective("both", 1))
     older = objectives(objective("both", 2), objective("old", 3), group=OLDER)
     assert merged([newer, older]) == {"both": 1, "old": 3}
-    results = judge([newer, older], existing=["vllm"])
+    results = {
+        (claim.group, claim.name): result for _, claim, result in judge([newer, older], existing=["vllm"])
+    }
     assert results[OLDER, "both"].reason == "Conflicted"
     assert results[NEWER, "both"].so
     assert results[OLDER, "old"].so
@@ -58,23 +59,14 @@ def test_the_newer_group_wins_if_both_have_a_name() -> None:
 
 def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None:
     found = objectives(objective("high", 7), objective("strange", 5, pool="other"))
-    waiting = Unclaimed()
 
-    def said(now: float, *existing: str) -> dict[str, str]:
-        writes = due(
-            [found],
-            judge([found], existing=existing),
-            unclaimed=waiting,
-            namespace="ns",
-            time_text=lambda: "T",
-            now=now,
-        )
+    def said(*existing: str) -> dict[str, str]:
+        writes = due(judge([found], existing=existing), namespace="ns", time_text="T")
         words = {each.path.rpartition("/")[2]: each.patch["status"]["conditions"][0] for each in writes}
         return {name: f"{word['status']} {word['reason']}: {word['message']}" for name, word in words.items()}
 
-    assert said(0.0, "vllm") == {"high": "True Accepted: requests that name it have priority 7"}
-    assert said(1.0)["high"].startswith("False TargetNotFound")
-    assert said(5.0, "vllm")["strange"].startswith("Unknown TargetNotFound: no picker has judged")
+    assert said("vllm") == {"high": "True Accepted: requests that name it have priority 7"}
+    assert said()["high"].startswith("False TargetNotFound")
 
 
 def test_the_number_of_objectives_is_bounded() -> None:

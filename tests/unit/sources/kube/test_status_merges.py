@@ -90,7 +90,7 @@ class Merging(Api):
                 self._policies,
                 unclaimed=self._unclaimed,
                 namespace="ns",
-                time_text=lambda: "T",
+                time_text="T",
                 now=self._now,
             )
             await self._writer.look(writes, now=self._now)

@@ -38,22 +38,17 @@ class Replica:
     def __init__(self, *found: Any, rewrites: ModelRewrites | None = None) -> None:
         self.policies = PolicySet(pools=["vllm"])
         self._rewrites = [rewrites] if rewrites is not None else []
-        self._unclaimed = Unclaimed(), Unclaimed()
+        self._unclaimed = Unclaimed()
         for each in found:
             self.policies.put(each)
 
     def due(self, now: float) -> list[StatusWrite]:
         outcome = self.policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
-        words: Any = {"namespace": "ns", "time_text": lambda: "T", "now": now}
-        of_policies, of_rewrites = self._unclaimed
+        words: Any = {"namespace": "ns", "time_text": "T"}
+        judged = judge(self._rewrites, existing=["vllm"], served=None)
         return [
-            *policy_status.due(outcome, self.policies, unclaimed=of_policies, **words),
-            *claims.due(
-                self._rewrites,
-                judge(self._rewrites, existing=["vllm"], served=None),
-                unclaimed=of_rewrites,
-                **words,
-            ),
+            *policy_status.due(outcome, self.policies, unclaimed=self._unclaimed, now=now, **words),
+            *claims.due(judged, **words),
         ]
 
 
@@ -109,24 +104,14 @@ async def test_new_and_refused_policies_are_written_first() -> None:
     assert len(await look(StatusServer(), replica, 1.0, 2.0, 3.0)) == 42, "the others follow"
 
 
-async def test_an_object_for_a_pool_without_a_picker_is_marked() -> None:
-    judged = said("Accepted", "True", "Accepted", observed_generation=1)
+async def test_a_policy_for_a_pool_without_a_picker_is_marked() -> None:
     replica = Replica(
         policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 1}),
         policy("theirs", target="elsewhere", status={"observedGeneration": 1}),
-        rewrites=rewrites_of(
-            rewrite("typo", rule("gpt"), pool="vlm", conditions=(said("Accepted", "Unknown", "Pending"),)),
-            rewrite("theirs", rule("gpt"), pool="other", conditions=(judged,)),
-        ),
     )
     server = StatusServer()
     assert await look(server, replica, 1.0, 3.0) == [], "a picker that serves the pool is faster"
-    assert await look(server, replica, 4.5) == [
-        "PATCH prefixroutingpolicies/moved/status",
-        "PATCH inferencemodelrewrites/typo/status",
-    ]
-    of_policy, of_rewrite = (body["status"]["conditions"][0] for _, body in server.wrote)
-    assert (of_policy["status"], of_policy["reason"]) == ("False", "TargetNotFound")
-    assert (of_rewrite["status"], of_rewrite["reason"]) == ("Unknown", "TargetNotFound")
-    assert "elsewhere" in of_policy["message"]
-    assert "for InferencePool vlm" in of_rewrite["message"]
+    assert await look(server, replica, 4.5) == ["PATCH prefixroutingpolicies/moved/status"]
+    (condition, _) = server.wrote[0][1]["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "TargetNotFound")
+    assert "elsewhere" in condition["message"]
