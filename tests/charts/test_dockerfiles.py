@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
@@ -14,7 +13,7 @@ import pytest
 
 from tests.charts.rendering import GATEWAY, MODEL_SERVER, REPOSITORY
 from tests.image_env import dockerfiles
-from tests.image_env.dockerfiles import FOLDER, read, sources
+from tests.image_env.dockerfiles import FOLDER, read
 
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 OPTIONAL = {
@@ -75,22 +74,6 @@ def test_packages_come_from_hashes_that_the_tests_run_with(path: Path) -> None:
             assert pin in dev, f"{pin}: run `make lock`"
     for command in installs:
         assert "--require-hashes" in command or "--no-deps --no-build-isolation" in command
-
-
-@EACH
-def test_copied_files_are_tracked_and_not_ignored(path: Path) -> None:
-    for stage in read(path):
-        for files, _ in sources(stage):
-            for file in files:
-                found = subprocess.run(
-                    ["git", "ls-files", "--cached", "--others", "--exclude-standard", file],
-                    cwd=REPOSITORY,
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                assert found, f"{path.name}: {file} does not exist"
-                assert not dockerfiles.ignored(file), f"{path.name}: {file} is hidden by .dockerignore"
 
 
 def test_the_ignore_file_hides_large_and_private_files() -> None:

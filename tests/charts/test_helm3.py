@@ -5,12 +5,11 @@ upgrades do not touch what others own.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, Helm, ValueSet
+from tests.charts.rendering import VALUE_SETS, Helm, ValueSet
 from tests.cluster_env import environment
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -38,8 +37,3 @@ def test_both_helms_make_the_same_objects(helm: Helm, helm3: Helm, wanted: Value
         for text in (each.text(wanted.chart, wanted.values, release=wanted.release) for each in (helm, helm3))
     ]
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=["gateway", "server"])
-def test_helm3_lints_them(helm3: Helm, chart: Path) -> None:
-    helm3.run("lint", "--strict", chart)

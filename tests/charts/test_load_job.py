@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.charts.rendering import GATEWAY, REPOSITORY, Helm, HelmError, containers, of_kind
+from tests.charts.rendering import GATEWAY, REPOSITORY, Helm, containers, of_kind
 from tests.harness.ports import free_port
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -61,17 +61,3 @@ def test_the_generator_accepts_the_jobs_arguments(helm: Helm) -> None:
         check=False,
     )
     assert (ended.returncode, f"Nothing answers at {host}" in ended.stderr) == (3, True), ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"loadTest": {"enabled": True}}, "make images push REGISTRY"),
-        ({"shape": "gateway", "loadTest": ON}, "write its address here"),
-        ({"loadTest": {**ON, "scenario": "storm"}}, "/loadTest/scenario"),
-    ],
-)
-def test_a_job_that_cannot_run_is_refused_with_advice(helm: Helm, values: dict[str, Any], said: str) -> None:
-    with pytest.raises(HelmError) as refused:
-        helm.render(GATEWAY, values)
-    assert said in str(refused.value)

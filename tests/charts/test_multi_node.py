@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.charts.rendering import MODEL_SERVER, Helm, HelmError, of_kind, value_set
+from tests.charts.rendering import MODEL_SERVER, Helm, of_kind, value_set
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -98,16 +98,3 @@ def test_an_autoscaler_scales_whole_servers(helm: Helm) -> None:
     target = of_kind(objects, "ScaledObject")["spec"]["scaleTargetRef"]
     assert (target["kind"], target["apiVersion"]) == ("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1")
     assert "replicas" not in of_kind(objects, "LeaderWorkerSet")["spec"]
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"engine": "simulated"}, "engine: vllm"),
-        ({"profile": {"extraArgs": ["--nnodes", "2"]}}, "multiNode itself writes --nnodes"),
-        ({"multiNode": {"enabled": True, "size": 1}}, "size"),
-    ],
-)
-def test_senseless_values_are_refused(helm: Helm, values: dict[str, Any], says: str) -> None:
-    with pytest.raises(HelmError, match=says):
-        helm.render(MODEL_SERVER, {"multiNode": {"enabled": True}, **values})

@@ -54,11 +54,6 @@ def test_an_autoscaler_owns_the_replicas_of_model_servers(helm: Helm) -> None:
         assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": name}
 
 
-def test_an_autoscaler_without_a_metric_is_refused(helm: Helm) -> None:
-    with pytest.raises(HelmError, match=r"autoscaling\.metrics: name at least one"):
-        helm.render(MODEL_SERVER, {"autoscaling": {"enabled": True}})
-
-
 def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: Helm) -> None:
     scaling = {"enabled": True, "maxReplicas": 6, "keda": {"enabled": True, "prometheus": "http://p:9090"}}
     objects = helm.render(MODEL_SERVER, {"autoscaling": scaling})
@@ -77,23 +72,6 @@ def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: H
     assert "epp_pool_saturation" in {spec.name for spec in catalog.METRICS}
     behavior = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
-
-
-def test_keda_needs_to_know_where_prometheus_is(helm: Helm) -> None:
-    with pytest.raises(HelmError, match=r"autoscaling\.keda\.prometheus"):
-        helm.render(MODEL_SERVER, {"autoscaling": {"enabled": True, "keda": {"enabled": True}}})
-
-
-@pytest.mark.parametrize(
-    ("chart", "values"),
-    [(MODEL_SERVER, {}), (GATEWAY, {"autoscaling": {"enabled": False}})],
-    ids=["server", "gateway"],
-)
-def test_a_replica_count_that_is_null_is_not_rendered(helm: Helm, chart: Any, values: dict[str, Any]) -> None:
-    objects = helm.render(chart, {**values, "replicas": None}, release="release")
-    names = ("release-model-server", "release-prefix-gateway")
-    spec = next(o["spec"] for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"] in names)
-    assert "replicas" not in spec
 
 
 def test_pods_say_which_model_they_serve(helm: Helm) -> None:
@@ -129,11 +107,6 @@ def test_common_labels_the_registry_and_extra_objects_reach_every_object(helm: H
         for container in containers(spec):
             assert container["image"].startswith("mirror.example.com/all/"), name
             assert "docker.io" not in container["image"]
-
-
-def test_a_label_that_the_chart_writes_itself_is_refused(helm: Helm) -> None:
-    with pytest.raises(HelmError, match="invalid propertyName"):
-        helm.render(GATEWAY, {"commonLabels": {"app.kubernetes.io/name": "mine"}})
 
 
 def test_a_gateway_or_an_ingress_in_front_of_our_envoy(helm: Helm) -> None:

@@ -21,6 +21,8 @@ def kv_store(args: Sequence[str] = ("--runner", "hf"), **said: Any) -> dict[str,
     return {"engine": "simulated", "simulated": {"args": list(args), "kvStore": {"enabled": True, **said}}}
 
 
+LOAD = {"enabled": True, "image": {"repository": "registry.example/load"}}
+GROUPS = {"multiNode": {"enabled": True}}
 POOLS = {"inferencePools": [{"name": "a", "selector": {"app": "a"}}]}
 CHARTS = pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=lambda chart: chart.name)
 
@@ -141,6 +143,10 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ({"config": {"envoy": {"numRetres": 1}}}, "'numRetres' not allowed"),
         ({"crd": {"install": "auto"}}, "apply deploy/crds once"),
         ({"rbac": {"aggregate": False}}, "apply deploy/crds once"),
+        ({"commonLabels": {"app.kubernetes.io/name": "mine"}}, "invalid propertyName"),
+        ({"loadTest": {"enabled": True}}, "make images push REGISTRY"),
+        ({"shape": "gateway", "loadTest": LOAD}, "write its address here"),
+        ({"loadTest": {**LOAD, "scenario": "storm"}}, "/loadTest/scenario"),
     ],
 )
 def test_the_gateway_refuses_values_and_names_the_field(
@@ -161,6 +167,11 @@ def test_the_gateway_refuses_values_and_names_the_field(
         ({"simulated": {"args": "--num-blocks 4"}}, "/simulated/args"),
         (kv_store(ratio=0), "/simulated/kvStore/ratio"),
         (kv_store(claimName="My Claim"), "/simulated/kvStore/claimName"),
+        ({"autoscaling": {"enabled": True}}, "autoscaling.metrics: name at least one"),
+        ({"autoscaling": {"enabled": True, "keda": {"enabled": True}}}, "autoscaling.keda.prometheus"),
+        (GROUPS | {"engine": "simulated"}, "engine: vllm"),
+        (GROUPS | {"profile": {"extraArgs": ["--nnodes", "2"]}}, "multiNode itself writes --nnodes"),
+        ({"multiNode": {"enabled": True, "size": 1}}, "size"),
         (kv_store() | {"engine": "vllm"}, "profile.kvOffload"),
         (kv_store(args=[]), "write args: [--runner, hf]"),
         (kv_store(args=["--runner", "cost"]), "write args: [--runner, hf]"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
 import yaml
 
 from epp.base.errors import (
@@ -67,14 +68,14 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
 
 
 def _values(config: Config) -> dict[str, Any]:
-    """Return the value of each name in the template. None: it is not set."""
+    """Return the value of each name in the template: the fields of `config.envoy`, and what follows from other
+    settings. None: it is not set.
+    """
     envoy, picker, traced = config.envoy, config.listen, config.envoy.tracing
-    eds_file = sds.absolute(envoy.eds_file)
-    workers = map(_address, picker.addresses(workers=config.workers))
-    secrets = sds.references(config)
+    eds_file, secrets = sds.absolute(envoy.eds_file), sds.references(config)
     client = secrets.get(sds.PICKER_CLIENT)
     return {
-        "access_log": envoy.access_log or None,
+        **msgspec.structs.asdict(envoy),
         "admin": _address(envoy.admin),
         "all_but_websocket": _all_but("websocket"),
         # Envoy cannot compile one expression for all paths.
@@ -86,34 +87,30 @@ def _values(config: Config) -> dict[str, Any]:
             for path in config.closed_paths
         ],
         "client_trust": secrets.get(sds.CLIENT_TRUST),
-        "clients_have_certificates": sds.CLIENT_TRUST in secrets or None,
         "codec": "AUTO" if envoy.http2_cleartext or envoy.tls else "HTTP1",
         "collector": _socket_address(*traced.address) if traced else None,
         "eds_file": eds_file,
         "eds_folder": sds.directory_of(eds_file),
         "error_replies": _error_replies(),
         "extra_http_filters": list(envoy.extra_http_filters),
-        "fail_open": envoy.fail_open,
         "gateway_identity": secrets.get(sds.GATEWAY_IDENTITY),
         "header_timeout": _seconds(envoy.header_timeout_seconds),
-        "heap": envoy.max_heap_bytes or None,
         "heap_refresh": "0.1s" if envoy.max_heap_bytes else None,
         "listen": _address(envoy.listen),
-        "max_body_bytes": envoy.max_body_bytes,
-        "max_connections": envoy.max_connections,
         "max_message_timeout": _seconds(envoy.own_max_message_timeout_s),
         "message_timeout": _seconds(envoy.message_timeout_seconds),
-        "num_retries": envoy.num_retries,
         "picker_client": [client] if client else None,
         "picker_trust": secrets.get(sds.PICKER_TRUST),
         "request_timeout": _seconds(envoy.request_timeout_seconds),
+        "require_client_certificate": sds.CLIENT_TRUST in secrets or None,
         "sampled_of_a_million": round(traced.sample_percent * 10_000) if traced else None,
         "server_headers": [{"remove": header} for header in SERVER_HEADERS],
         "service_name": traced.service_name if traced else None,
         "status": _address(envoy.status) if envoy.status else None,
         "stream_idle_timeout": _seconds(envoy.stream_idle_timeout_seconds),
-        "tls": envoy.tls,
-        "workers": [{"endpoint": {"address": each}} for each in workers],
+        "workers": [
+            {"endpoint": {"address": _address(each)}} for each in picker.addresses(workers=config.workers)
+        ],
     }
 
 
@@ -128,7 +125,7 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
             filled += value if isinstance(value, list) else [] if value is None else [value]
         return filled or None
     if isinstance(node, dict):
-        if "$if" in node and values[node["$if"]] is None:
+        if "$if" in node and not values[node["$if"]]:
             return None
         found = {name: _filled(each, values) for name, each in node.items() if name != "$if"}
         return {name: value for name, value in found.items() if value is not None}
