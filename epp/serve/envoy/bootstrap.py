@@ -68,8 +68,8 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
 
 
 def _values(config: Config) -> dict[str, Any]:
-    """Return the value of each name in the template: the fields of `config.envoy`, and what follows from other
-    settings. None: it is not set.
+    """Return the value of each name in the template: the fields of `config.envoy`, and what follows from
+    other settings. None: it is not set.
     """
     envoy, picker, traced = config.envoy, config.listen, config.envoy.tracing
     eds_file, secrets = sds.absolute(envoy.eds_file), sds.references(config)
