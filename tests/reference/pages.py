@@ -86,6 +86,7 @@ def _page(intro: str, struct: type[Strict], *, usual: str) -> str:
     rows = _rows(struct.__name__, definitions(struct), "")
     named = tuple(f"| `{name}" for name in usual.split())
     first = [row for row in rows if row.startswith(named)]
+    assert all(any(row.startswith(name) for row in first) for name in named), "a name without a field"
     head = ["| field | value | default | meaning |", "| --- | --- | --- | --- |"]
     rest = [
         "",
