@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
 from epp.config.policy import PolicySpec
-from epp.picker.decision import Decision, Outcome, PickRequest
+from epp.picker.decision import Decision, Outcome, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
 from epp.picker.endpoints.fleet import Fleet
@@ -36,7 +36,7 @@ from epp.picker.guesses import Guesses
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Helper, Prefilling
 from epp.picker.scheduling.schedule import Choice
-from epp.picker.scheduling.snapshot import SchedulingRequest, SentPick, Snapshot
+from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 
@@ -57,19 +57,18 @@ def enter(pick: Pick, phase: Phase) -> None:
 
 
 class Considered(NamedTuple):
-    """One request, the state of the servers at one moment, and the choice made from both."""
+    """A question with the choice that answers it at one moment."""
 
-    request: PickRequest
+    question: Question
     prompt: Prompt
     adapter: str
-    snapshot: Snapshot
-    asked: SchedulingRequest
     choice: Choice
 
     @property
     def base_model(self) -> str:
         """The base model of the chosen server."""
-        return self.snapshot.roster.models[self.snapshot.slots[self.choice.places[0]]]
+        seen = self.choice.weighed.seen
+        return seen.roster.models[seen.slots[self.choice.places[0]]]
 
 
 class Commits:
@@ -107,24 +106,18 @@ class Commits:
         """Book and record a choice. decision: the record of this choice. Nothing may have changed since the
         choice was considered.
         """
-        request, prompt, adapter, snapshot, asked, choice = considered
-        state = self._fleet.in_slot(snapshot.slots[choice.places[0]])
+        question, prompt, adapter, choice = considered
+        state = self._fleet.in_slot(choice.weighed.seen.slots[choice.places[0]])
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
         helper = None
         if self._fleet.disaggregated:
             helper = self._prefilling.choose(
-                request.inference,
-                prompt,
-                choice,
-                snapshot,
-                subset=request.subset,
-                adapter=adapter,
-                spec=self._spec,
-                now=now,
+                question, prompt, choice, adapter=adapter, spec=self._spec, now=now
             )
+        prefix = choice.weighed.asked.prefix
         return self.send(
-            state, decision, request=request, prompt=prompt, prefix=asked.prefix, helper=helper, now=now
+            state, decision, question=question, prompt=prompt, prefix=prefix, helper=helper, now=now
         )
 
     def send(
@@ -132,7 +125,7 @@ class Commits:
         state: EndpointState,
         decision: Decision,
         *,
-        request: PickRequest,
+        question: Question,
         prompt: Prompt,
         prefix: int = 0,
         helper: Helper | None = None,
@@ -141,15 +134,15 @@ class Commits:
         """Book the work, and send the event to the listeners. prefix: see `SentPick`.
         helper: the server that computes the prompt. None: the chosen server computes it.
         """
-        sent = SentPick(state.endpoint.name, now, prefix, request.session)
+        sent = SentPick(state.endpoint.name, now, prefix, question.session)
         for rule in self._guesses.rules:
             rule.committed(sent)
         if helper is not None:
             decision.prefill, decision.predicted_s = helper.why, helper.why.predicted_s
-        pick = self._book(state, decision, request=request, prompt=prompt, sent=sent, now=now)
+        pick = self._book(state, decision, question=question, prompt=prompt, sent=sent, now=now)
         if helper is not None:
             self._prefilling.book(pick, helper, now=now)
-        self._listeners.send(Began(now, pick, request))
+        self._listeners.send(Began(now, pick, question))
         if pick.prefill is not None:
             self._listeners.send(PrefillBegan(now, pick.prefill, prompt.chain, decision.adapter))
         return pick
@@ -285,19 +278,18 @@ class Commits:
         state: EndpointState,
         decision: Decision,
         *,
-        request: PickRequest,
+        question: Question,
         prompt: Prompt,
         sent: SentPick,
         now: float,
     ) -> Pick:
         """Book the work on the chosen endpoint."""
-        inference = request.inference
-        decision.asked_model = request.asked_model
+        streams = question.inference.stream
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
         booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._spec.sampling.share, self._fleet.failures
         reads = (state.doubted or failures.marks) and failures.reads(state)
-        sampled = request.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
+        sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
         pick = Pick(
             decision=decision,
             destinations=decision.destinations,
@@ -306,17 +298,17 @@ class Commits:
             set_headers=(),
             state=state,
             booking=booking,
-            streams=inference.stream,
+            streams=streams,
             prompt=prompt,
             guess=guess,
             sent=sent,
             asks=bool(decision.model or prompt.size.text_bytes or decision.unread),
-            path_hash=request.path_hash,
-            body_hash=request.body_hash,
+            path_hash=question.path_hash,
+            body_hash=question.body_hash,
             wait=self._fleet.answers.sent(
                 state,
                 model=decision.model,
-                streams=inference.stream,
+                streams=streams,
                 predicted_s=decision.predicted_s,
                 hang_seconds=self._spec.failures.hang_seconds,
                 now=now,

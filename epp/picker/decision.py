@@ -1,6 +1,6 @@
 """The types of a question to the picker and of the record of its pick.
 
-The caller passes a `PickRequest` and gets a `Pick` (`picker.events`). The `Decision` is the record that
+The caller passes a `Question` and gets a `Pick` (`picker.events`). The `Decision` is the record that
 people see.
 """
 
@@ -18,7 +18,7 @@ SHOWN_CHARS: Final = 256
 """Longest part of a model's name that a decision keeps: clients choose it, and decisions stay in memory."""
 
 
-class PickRequest(Struct, frozen=True, gc=False):
+class Question(Struct, frozen=True, gc=False):
     """One HTTP request that needs an endpoint."""
 
     request_id: str

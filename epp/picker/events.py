@@ -2,7 +2,7 @@
 
 The picker calls each listener with each event at once, in order. Metrics, the record of decisions, other
 pickers (`sharing`) and exact mode (`kvevents`) are listeners. The picker knows none of them. A listener is on
-the path of a request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the
+the path of a request: it notes what it needs and returns. It must not keep `Began.question`, which holds the
 whole prompt, without a bound.
 
 Most events are about a `Pick`: one routed request, whose phase (`phases`) says how far it is. Only `commit`
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from epp.base.errors import PickError
 from epp.base.types import Address, ChunkHash
-from epp.picker.decision import Decision, PickRequest
+from epp.picker.decision import Decision, Question
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.picker.phases import OVER, Phase
 from epp.picker.prefix_index.guesses import GuessedEntries
@@ -87,7 +87,7 @@ class Pick(Struct, eq=False, gc=False):
     wait: Wait
     """The wait for its first byte."""
     path_hash: int = 0
-    """See `PickRequest.path_hash`."""
+    """See `Question.path_hash`."""
     body_hash: int = 0
     """A keyed hash of the body, by which `picker.fatal` knows the request. 0: it has none."""
     prefill: PrefillJob | None = None
@@ -123,15 +123,15 @@ class Began(Struct, frozen=True, eq=False, gc=False):
 
     at: float
     request: Pick
-    asked: PickRequest
+    question: Question
 
     def picked_in_s(self, *, timer_s: float) -> float:
         """Return how long the picker took, by the streams' timer, without the time in a queue. 0: this was
         not measured.
         """
-        if self.asked.began_s is None:
+        if self.question.began_s is None:
             return 0.0
-        return max(0.0, timer_s - self.asked.began_s - self.request.decision.waited_s)
+        return max(0.0, timer_s - self.question.began_s - self.request.decision.waited_s)
 
 
 class Moved(Struct, frozen=True, eq=False, gc=False):

@@ -20,7 +20,7 @@ from msgspec import Struct
 from epp.base.errors import FlowRefusedError, PickError
 from epp.config.flow import Flow
 from epp.config.policy import Policy
-from epp.picker.decision import PickRequest, Queued
+from epp.picker.decision import Question, Queued
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.flow.control import Decided
@@ -96,7 +96,7 @@ class Gate:
 
     def offer(
         self,
-        request: PickRequest,
+        request: Question,
         claim: FlowClaim,
         decided: Answer,
         *,
@@ -244,7 +244,7 @@ class Gate:
         forget_models(self._queues, present)
         forget_models(self._reported, present)
 
-    def _priority(self, spec: Flow, claim: FlowClaim, request: PickRequest, queue: ModelQueue) -> int:
+    def _priority(self, spec: Flow, claim: FlowClaim, request: Question, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective
         in the header (by the cluster's list, then by the policy's), the model, the path, the body.
         """

@@ -14,7 +14,7 @@ from typing import Final
 from epp.base.errors import PickError
 from epp.config.flow import Flow
 from epp.picker.commit import Considered
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.control import Decided, FlowControl
 from epp.picker.flow.elsewhere import FlowKey
@@ -37,7 +37,7 @@ class WaitingRequest:
 
     __slots__ = ("decided", "item", "prompt", "queue", "request")
 
-    def __init__(self, request: PickRequest, prompt: Prompt, queue: ModelQueue, decided: Answer) -> None:
+    def __init__(self, request: Question, prompt: Prompt, queue: ModelQueue, decided: Answer) -> None:
         self.request = request
         self.prompt = prompt
         self.queue = queue
@@ -119,15 +119,15 @@ def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
     """Return the forecast for a request. left_s: the time to its deadline. The other servers are considered
     only if the chosen server would miss the deadline.
     """
-    snapshot, choice = considered.snapshot, considered.choice
-    place = choice.places[0]
-    rate, tokens = snapshot.rate.item(place), choice.uncached_tokens.item(place)
-    wait_s, own_s, load_s = snapshot.undone_tokens.item(place) / rate, tokens / rate, choice.load_s
+    weighed, place = considered.choice.weighed, considered.choice.places[0]
+    snapshot, uncached, load_s = weighed.seen, weighed.uncached_tokens, weighed.load_s
+    rate, tokens = snapshot.rate.item(place), uncached.item(place)
+    wait_s, own_s = snapshot.undone_tokens.item(place) / rate, tokens / rate
     if load_s is not None:
         own_s += load_s.item(place)
     soonest_s = wait_s + own_s
     if soonest_s > left_s:
-        each_s = (snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate
+        each_s = (snapshot.undone_tokens + uncached) / snapshot.rate
         soonest_s = float((each_s if load_s is None else each_s + load_s).min())
-    most = considered.request.inference.max_tokens
+    most = considered.question.inference.max_tokens
     return Forecast(wait_s, soonest_s, own_s, int(tokens), inf if most is None else float(most))

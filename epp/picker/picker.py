@@ -19,20 +19,19 @@ from epp.base.types import Address
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
 from epp.picker.commit import Commits, Considered
-from epp.picker.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
+from epp.picker.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, Question, Queued, WouldPick
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Fatal, Hangs, MadeState, Pick, StreamEvent
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
-from epp.picker.hurried import choose_hurriedly
 from epp.picker.kept_state import KeptState
 from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.rules import RULES
-from epp.picker.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
-from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
+from epp.picker.scheduling.schedule import MOST, Choice, Scheduler
+from epp.picker.scheduling.snapshot import SchedulingRequest
 from epp.picker.server_caches import Prompt
 from epp.request.response import ResponseFeedback
 
@@ -119,121 +118,147 @@ class Picker(FleetNews):
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def pick(self, request: PickRequest, *, now: float) -> Pick:
+    def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        if request.hurried:
-            return self._pick_hurriedly(request, now=now)
-        return self.commit(self.consider(request, now=now), now=now)
+        if question.hurried:
+            return self._pick_hurriedly(question, now=now)
+        return self.commit(self.consider(question, now=now), now=now)
 
-    def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
+    def consider(self, question: Question, *, prompt: Prompt | None = None, now: float) -> Considered:
         """Return the choice that `pick` would make now. Nothing is booked.
 
-        prompt: the prompt from an earlier call for the same request. Raises NoEndpointError or
+        prompt: the prompt from an earlier call for the same question. Raises NoEndpointError or
         SaturatedError.
         """
-        inference, fleet, spec = request.inference, self.fleet, self._spec
+        inference, fleet, spec = question.inference, self.fleet, self._spec
         adapter = fleet.adapter(inference.model)
-        slots = fleet.candidates(inference.model, subset=request.subset)
+        slots = fleet.candidates(inference.model, subset=question.subset)
         if prompt is None:
             base_model = fleet.columns.roster.models[slots[0]]
             name = fleet.sharing_name(inference.model, slots[0])
             prompt = self.caches.prompt(
-                inference, base_model=base_model, name=name, body_bytes=request.body_bytes
+                inference, base_model=base_model, name=name, body_bytes=question.body_bytes
             )
         slots = fleet.fitting(slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0))
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         found = self.caches.table.holders(prompt.chain)
-        prefix = prompt.chain[found[0][1] - 1] if found else 0
-        holder = self._holder(request, now=now) if request.names_state else None
+        holder = self._holder(question, now=now) if question.names_state else None
         asked = SchedulingRequest(
             at=now,
             prompt_tokens=prompt.tokens,
             cached_tokens=self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)[snapshot.at],
-            session=request.session,
+            session=question.session,
             beginning=self.caches.beginning(prompt),
             matched=bool(found),
-            prefix=prefix,
+            prefix=prompt.chain[found[0][1] - 1] if found else 0,
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
             holder=snapshot.places_by_slot().get(holder.slot) if holder is not None else None,
-            prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
+            prescribed=snapshot.places_of(question.prescribed) if question.prescribed else None,
         )
         if self.dry_run is not None:
             self.dry_run.follow(self._rng)
-        return Considered(
-            request, prompt, adapter, snapshot, asked, self._scheduler.schedule(asked, snapshot)
-        )
+        return Considered(question, prompt, adapter, self._scheduler.schedule(asked, snapshot))
 
-    def _pick_hurriedly(self, request: PickRequest, *, now: float) -> Pick:
-        inference, most = request.inference, min(self._spec.max_destinations, request.max_destinations)
-        few = choose_hurriedly(request, self.fleet, self._rng, most=most, now=now)
-        prompt = self.caches.prompt(inference, base_model=few[0].model, body_bytes=request.body_bytes)
-        decision = self._decision(
-            request,
-            prompt,
-            self.fleet.adapter(inference.model),
-            [state.slot for state in few],
-            reason="overload",
-            now=now,
+    def _pick_hurriedly(self, question: Question, *, now: float) -> Pick:
+        """Pick without the time to read the prompt: the less loaded of two random endpoints comes first,
+        whatever the rule.
+        """
+        fleet, failures, most = self.fleet, self.fleet.failures, self._most_destinations(question)
+        slots = fleet.candidates(question.inference.model, subset=question.subset)
+        few = [fleet.in_slot(slot) for slot in self._rng.sample(slots, min(max(most, 2), len(slots)))]
+        few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
+        if failures.marks:
+            few.sort(key=lambda state: round(failures.share(state, now=now), 1))
+        prompt = self.caches.prompt(
+            question.inference, base_model=few[0].model, body_bytes=question.body_bytes
         )
-        return self._commits.send(few[0], decision, request=request, prompt=prompt, now=now)
+        adapter, slots = fleet.adapter(question.inference.model), [state.slot for state in few[:most]]
+        decision = self._decision(question, prompt, adapter, slots, reason="overload", now=now)
+        return self._commits.send(few[0], decision, question=question, prompt=prompt, now=now)
 
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
         """Book and record a choice. Nothing may have changed since it was considered."""
         # No code of this module awaits, so the state that was scored is still the state that is booked.
-        request, prompt, adapter, snapshot, asked, choice = considered
-        first, most = choice.places[0], min(self._spec.max_destinations, request.max_destinations)
-        slots = [snapshot.slots[place] for place in choice.places[:most]]
-        lost = request.names_state and choice.reason not in _KNOWS_STATE
-        reason = "no_state" if lost else choice.reason
-        decision = self._decision(request, prompt, adapter, slots, reason=reason, now=now)
-        decision.matched_tokens = int(asked.cached_tokens.item(first))
-        ahead_tokens = snapshot.undone_tokens.item(first) + choice.uncached_tokens.item(first)
-        decision.predicted_s = ahead_tokens / snapshot.rate.item(first)
-        decision.candidates = _candidates(choice, snapshot, asked.cached_tokens, spec=self._spec)
-        if self.dry_run is not None:
-            decision.dry_run = self._would_pick(self.dry_run, considered, now=now)
-        if queued is not DIRECT:
-            decision.waited_s, decision.priority = queued.waited_s, queued.priority
-            decision.tenant = queued.tenant
+        question, prompt, adapter, choice = considered
+        slots = [choice.weighed.seen.slots[place] for place in choice.places]
+        lost = question.names_state and choice.reason not in _KNOWS_STATE
+        decision = self._decision(
+            question,
+            prompt,
+            adapter,
+            slots[: self._most_destinations(question)],
+            reason="no_state" if lost else choice.reason,
+            choice=choice,
+            would_pick=self._would_pick(considered, now=now) if self.dry_run is not None else None,
+            queued=queued,
+            now=now,
+        )
         return self._commits.commit(considered, decision, now=now)
+
+    def _most_destinations(self, question: Question) -> int:
+        return min(self._spec.max_destinations, question.max_destinations)
 
     def _decision(
         self,
-        request: PickRequest,
+        question: Question,
         prompt: Prompt,
         adapter: str,
         slots: Sequence[int],
         *,
         reason: str,
+        choice: Choice | None = None,
+        would_pick: WouldPick | None = None,
+        queued: Queued = DIRECT,
         now: float,
     ) -> Decision:
-        """Return the record of a choice. slots: the destinations, the best first."""
-        inference, roster = request.inference, self.fleet.columns.roster
+        """Return the record of a pick. slots: the destinations, the best first. choice: None if no candidate
+        was scored.
+        """
+        inference, roster = question.inference, self.fleet.columns.roster
+        matched_tokens, predicted_s = 0, 0.0
+        if choice is not None:
+            first, weighed = choice.places[0], choice.weighed
+            matched_tokens = int(weighed.asked.cached_tokens.item(first))
+            ahead_tokens = weighed.seen.undone_tokens.item(first) + weighed.uncached_tokens.item(first)
+            predicted_s = ahead_tokens / weighed.seen.rate.item(first)
         return Decision(
-            request_id=request.request_id,
+            request_id=question.request_id,
             at_unix_s=now + self._unix_offset_s,
             kind=inference.kind,
             model=inference.model[:SHOWN_CHARS],
+            asked_model=question.asked_model,
             adapter=adapter,
             rule=self._spec.rule,
             policy=self.policy.metadata.name,
             prompt_tokens=prompt.tokens,
             prompt_chunks=len(prompt.chain),
+            matched_tokens=matched_tokens,
             reason=reason,
             chosen=roster.names[slots[0]],
             destinations=tuple([roster.addresses[slot] for slot in slots]),
+            candidates=_candidates(choice, spec=self._spec) if choice is not None else (),
+            predicted_s=predicted_s,
             unread=inference.unread,
+            waited_s=queued.waited_s,
+            priority=queued.priority,
+            tenant=queued.tenant,
+            dry_run=would_pick,
         )
 
-    def _would_pick(self, tried: DryRun, considered: Considered, *, now: float) -> WouldPick:
+    def _would_pick(self, considered: Considered, *, now: float) -> WouldPick:
         """Return the choice of the policy in dry run among the same servers."""
-        request, _, adapter, snapshot, asked, choice = considered
+        question, _, adapter, choice = considered
+        tried, asked = self.dry_run, replace(choice.weighed.asked, prescribed=None)
+        assert tried is not None
         as_tried = self.fleet.snapshot(
-            snapshot.slots, model=request.inference.model, adapter=adapter, spec=tried.policy.spec, now=now
+            choice.weighed.seen.slots,
+            model=question.inference.model,
+            adapter=adapter,
+            spec=tried.policy.spec,
+            now=now,
         )
-        asked_too = replace(asked, prescribed=None)
-        return tried.choose(asked_too, as_tried, place=choice.places[0])
+        return tried.choose(asked, as_tried, place=choice.places[0])
 
     def on_response_headers(
         self, pick: Pick, *, status: int, served: Address | None, lost: int = 0, now: float
@@ -283,7 +308,7 @@ class Picker(FleetNews):
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _holder(self, request: PickRequest, *, now: float) -> EndpointState | None:
+    def _holder(self, request: Question, *, now: float) -> EndpointState | None:
         return self.kept_state.holder(self._hash_of(request.names_state), self.fleet, now=now)
 
     def _hash_of(self, name: str) -> int:
@@ -311,13 +336,10 @@ class Picker(FleetNews):
         """The flow control whose headers are read, for itself or for a recording."""
 
 
-def _candidates(
-    choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec
-) -> ShownCandidates:
+def _candidates(choice: Choice, *, spec: PolicySpec) -> ShownCandidates:
     """Return the candidates as people see them. If there are many candidates, only those with the best scores
     are kept.
     """
+    cached_tokens = choice.weighed.asked.cached_tokens
     best = int(cached_tokens.item(cached_tokens.argmax()))
-    if len(snapshot.slots) > MOST:
-        choice, snapshot, cached_tokens = only_ranked(choice, snapshot, cached_tokens)
-    return ShownCandidates(choice, snapshot, cached_tokens, spec, best)
+    return ShownCandidates(choice.only_ranked() if len(cached_tokens) > MOST else choice, spec, best)

@@ -1,29 +1,34 @@
-"""Chooses the prefill server for a prompt that another server answers (P/D), and books the work there until
-the answer begins.
+"""Decides whether the answering endpoint computes a prompt itself, or a prefill endpoint computes it and then
+sends its KV cache (P/D). Books the work there until the answer begins.
 
 The rule chooses the answering server as usual. `commit` calls this module afterwards, and only if some
-endpoint has a role that prefills. All methods are synchronous. Each booking is released exactly once, and one
-event is sent then.
+endpoint has a role that prefills. The expression of the least-cost rule gives both prices, in seconds. The
+price of the prefill endpoint also includes the transfer: the tokens that the answering endpoint lacks, times
+the bytes of a token, divided by the bandwidth. A prefill-only endpoint writes no answers, so a prompt stalls
+no answers there. All methods are synchronous. Each booking is released exactly once, and one event is sent
+then.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-from epp.base.types import PREFILLER, Address, ApiKind, InferenceRequest
+import numpy as np
+
+from epp.base.types import PREFILLER, ApiKind
 from epp.config.policy import PolicySpec
-from epp.picker.decision import Prefill
+from epp.config.routing import Disaggregation
+from epp.picker.decision import Prefill, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.marks import Proof
 from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
 from epp.picker.guesses import Guesses
-from epp.picker.scheduling.disaggregation import ComputedElsewhere, computed_elsewhere
-from epp.picker.scheduling.schedule import Choice
-from epp.picker.scheduling.snapshot import SchedulingRequest, Snapshot
+from epp.picker.scheduling.least_cost import cost_s
+from epp.picker.scheduling.schedule import Choice, any_of, fewest, loading_s, over_limits, uncached_tokens
+from epp.picker.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 from epp.picker.server_caches import Prompt, ServerCaches
 
 _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})
@@ -50,12 +55,10 @@ class Prefilling:
 
     def choose(
         self,
-        inference: InferenceRequest,
+        question: Question,
         prompt: Prompt,
         choice: Choice,
-        answering: Snapshot,
         *,
-        subset: AbstractSet[Address] | None,
         adapter: str,
         spec: PolicySpec,
         now: float,
@@ -63,24 +66,25 @@ class Prefilling:
         """Return the server that should compute the prompt for the first server of `choice`. None: the first
         server should compute the prompt itself.
         """
-        fleet = self._fleet
-        if inference.kind not in _KINDS:
+        fleet, model = self._fleet, question.inference.model
+        if question.inference.kind not in _KINDS:
             return None
-        here = answering.slots[choice.places[0]]
-        slots = [slot for slot in fleet.prefillers(inference.model, subset=subset) if slot != here]
+        here = choice.weighed.seen.slots[choice.places[0]]
+        slots = [slot for slot in fleet.prefillers(model, subset=question.subset) if slot != here]
         if not slots:
             return None
-        snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
+        snapshot = fleet.snapshot(slots, model=model, adapter=adapter, spec=spec, now=now)
         held = self._caches.table.holders(prompt.chain)
         cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[snapshot.at]
         asked = SchedulingRequest(at=now, prompt_tokens=prompt.tokens, cached_tokens=cached)
-        found = computed_elsewhere(choice, answering, asked, snapshot, spec=spec, rng=self._rng)
+        found = computed_elsewhere(choice, asked, snapshot, spec=spec, rng=self._rng)
         if found is None:
             return None
-        state = fleet.in_slot(snapshot.slots[found.place])
-        if found.trial:
-            fleet.failures.tried(state, inference.model, now=now)
-        return Helper(state, _record(found, snapshot, matched=int(cached[found.place])))
+        place, why = found
+        state = fleet.in_slot(snapshot.slots[place])
+        if place in snapshot.trials:
+            fleet.failures.tried(state, model, now=now)
+        return Helper(state, why)
 
     def book(self, pick: Pick, helper: Helper, *, now: float) -> None:
         """Book the prompt on the prefill server, and name this server in the request."""
@@ -135,16 +139,84 @@ class Prefilling:
         self._send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
 
 
-def _record(found: ComputedElsewhere, snapshot: Snapshot, *, matched: int) -> Prefill:
-    slot = snapshot.slots[found.place]
-    ahead_tokens = float(snapshot.undone_tokens[found.place]) + found.uncached_tokens
-    return Prefill(
-        name=snapshot.roster.names[slot],
-        address=str(snapshot.roster.addresses[slot]),
-        matched_tokens=matched,
-        uncached_tokens=found.uncached_tokens,
-        transfer_s=found.transfer_s,
-        predicted_s=ahead_tokens / float(snapshot.rate[found.place]) + found.transfer_s,
-        cost_s=found.cost_s,
-        instead_of_s=found.instead_of_s,
+def transfer_s(tokens: float, settings: Disaggregation) -> float:
+    """Return the time from the decision until the decode endpoint has the KV cache of `tokens`, without the
+    time to compute it.
+    """
+    return (
+        settings.overhead_seconds + tokens * settings.kv_bytes_per_token / settings.transfer_bytes_per_second
     )
+
+
+def computed_elsewhere(
+    choice: Choice,
+    request: SchedulingRequest,
+    prefilling: Snapshot,
+    *,
+    spec: PolicySpec,
+    rng: random.Random,
+) -> tuple[int, Prefill] | None:
+    """Return the prefill endpoint that should compute the prompt for the first endpoint of `choice`, since
+    that is faster: its place in `prefilling`, and the record. None: the first endpoint should compute the
+    prompt itself.
+
+    request: the request as prefill endpoints see it, with a cached part for each place in `prefilling`.
+    """
+    chosen, answering = choice.places[0], choice.weighed.seen
+    lacking = float(choice.weighed.uncached_tokens[chosen])
+    if lacking < spec.disaggregation.min_uncached_tokens:
+        return None
+    here_s = cost_s(
+        float(answering.undone_tokens[chosen]),
+        lacking,
+        float(answering.in_flight[chosen]),
+        float(answering.rate[chosen]),
+        None,
+        weight=spec.cost.uncached_token_weight,
+        stall=spec.cost.stalled_request_weight,
+    )
+    moving_s = transfer_s(lacking, spec.disaggregation)
+    uncached = uncached_tokens(request, spec.gain)
+    prices_s = _prices_s(uncached, prefilling, spec) + moving_s
+    if prefilling.trials:
+        place = prefilling.trials[0]
+    else:
+        left_out = over_limits(spec.load, prefilling)
+        if prefilling.failing is not None:
+            left_out["failing"] = prefilling.failing
+        prices_s = np.where(any_of(left_out), np.inf, prices_s) if left_out else prices_s
+        place = fewest(prices_s, rng)[0]
+    price_s = float(prices_s[place])
+    if price_s >= here_s:
+        return None
+    slot, uncached_here = prefilling.slots[place], int(uncached[place])
+    ahead_tokens = float(prefilling.undone_tokens[place]) + uncached_here
+    return place, Prefill(
+        name=prefilling.roster.names[slot],
+        address=str(prefilling.roster.addresses[slot]),
+        matched_tokens=int(request.cached_tokens[place]),
+        uncached_tokens=uncached_here,
+        transfer_s=moving_s,
+        predicted_s=ahead_tokens / float(prefilling.rate[place]) + moving_s,
+        cost_s=price_s,
+        instead_of_s=here_s,
+    )
+
+
+def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:
+    """Return the price of computing the prompt at each prefill endpoint. Its requests in flight are other
+    prompts, unless the endpoint writes answers too.
+    """
+    answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
+    price_s: Floats = cost_s(
+        prefilling.undone_tokens,
+        uncached,
+        answers,
+        prefilling.rate,
+        loading_s(prefilling, load_s=spec.lora.load_seconds),
+        weight=spec.cost.uncached_token_weight,
+        stall=spec.cost.stalled_request_weight,
+    )
+    if prefilling.failure_share is not None:
+        price_s = price_s + spec.failures.cost_seconds * prefilling.failure_share
+    return price_s

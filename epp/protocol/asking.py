@@ -1,4 +1,4 @@
-"""Makes the question of one stream to the picker, a `PickRequest`, from the head and the body of a request.
+"""Makes the question of one stream to the picker, a `Question`, from the head and the body of a request.
 Makes the answer to the data plane from the pick.
 
 Owns the facts from the head. Also owns a body with a replaced model name until the body is sent on. `stream`
@@ -26,7 +26,7 @@ from epp.base.errors import BadRequestError, NoEndpointError, NoRoomError, PickE
 from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick, Refused
 from epp.picker.gate import NO_CLAIM, FlowClaim
 from epp.protocol.bodies import pieces
@@ -200,7 +200,7 @@ class Asking:
         partial: bool,
         modes: Modes,
         now: float,
-    ) -> PickRequest:
+    ) -> Question:
         """Return the question to the picker. Raises PickError if the request is refused. instead: stands for
         the body, which is then not read.
         """
@@ -231,7 +231,7 @@ class Asking:
             if not prescribed:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         subset, self._subset = self._subset, None
-        return PickRequest(
+        return Question(
             request_id=head.request_id,
             inference=inference,
             body_bytes=max(len(body), head.declared_bytes),

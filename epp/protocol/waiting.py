@@ -18,7 +18,7 @@ from math import inf
 
 from epp.base.errors import PickError
 from epp.config.dialects import WAIT_SHARE
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
@@ -49,7 +49,7 @@ class WaitingStream:
 
 def offer(
     gate: Gate,
-    request: PickRequest,
+    request: Question,
     decided: Callable[[Pick | PickError, float], None],
     *,
     asking: Asking,
@@ -83,7 +83,7 @@ def offer(
     return WaitingStream(gate, offered, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ())
 
 
-def _longest_s(slot: Slot, request: PickRequest, modes: Modes, settings: StreamSettings) -> float:
+def _longest_s(slot: Slot, request: Question, modes: Modes, settings: StreamSettings) -> float:
     """Return how many seconds the data plane can wait for the answer to `slot`. 0: the answer must come now.
 
     A request without a prompt costs its server next to nothing, and goes at once.

@@ -12,7 +12,7 @@ from epp.base.errors import PickError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Table
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.picker import Picker
 
 MOST_ENTRIES = 2_000
@@ -33,7 +33,7 @@ def one_pick(picker: Picker, *, now: float) -> None:
     """After the input the picker still picks, or gives a reason."""
     inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=b"some prompt " * 50)
     with contextlib.suppress(PickError):
-        pick = picker.pick(PickRequest(request_id="r", inference=inference), now=now)
+        pick = picker.pick(Question(request_id="r", inference=inference), now=now)
         picker.end(pick, outcome="ended", now=now)
     picker.housekeep(now=now)
     picker.check_integrity()

@@ -19,7 +19,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.sources.kvevents.decoding import decode
@@ -98,7 +98,7 @@ class TwoServers:
         messages = [{"role": "system", "content": text}, {"role": "user", "content": "And now?"}]
         body = json.dumps({"model": "made-up", "messages": messages, "max_tokens": 4}).encode()
         address = {e.name: e.address for e in self.picker.endpoints()}
-        request = PickRequest(
+        request = Question(
             request_id=text[:8],
             inference=parse_request("/v1/chat/completions", body),
             body_bytes=len(body),

@@ -14,7 +14,7 @@ import zmq
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.sources.keep import Sources
@@ -83,7 +83,7 @@ class FollowedAddresses:
     def pick(self, text: str) -> EndpointName:
         """Pick for a request that is answered at once."""
         body = json.dumps({"model": "m", "prompt": text}).encode()
-        request = PickRequest(
+        request = Question(
             request_id="x",
             inference=parse_request("/v1/completions", body),
             body_bytes=len(body),

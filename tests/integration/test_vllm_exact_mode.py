@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.sources.kvevents.exact import Exact, ModelSettings
@@ -49,7 +49,7 @@ class FollowedServers:
         body = json.dumps({"model": MODEL_NAME, "max_tokens": 2, "temperature": 0, **fields}).encode()
         inference = parse_request(path, body)
         address = next(e.address for e in self.picker.endpoints() if e.name == only)
-        request = PickRequest("r", inference, body_bytes=len(body), subset=frozenset({address}))
+        request = Question("r", inference, body_bytes=len(body), subset=frozenset({address}))
         loop = asyncio.get_running_loop()
         pick = self.picker.pick(request, now=loop.time())
         answer = await asyncio.to_thread(self.servers[only].post, path, body)

@@ -20,7 +20,7 @@ import msgspec
 from epp.base.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
-from epp.picker.decision import Candidate, PickRequest
+from epp.picker.decision import Candidate, Question
 from epp.picker.events import Pick
 from epp.picker.gate import FlowClaim, Gate
 from epp.picker.model_queue import WaitingRequest
@@ -262,7 +262,7 @@ class World:
     def _pick(self, options: dict[str, str]) -> Pick:
         return self.picker.pick(self._request(options), now=self.now)
 
-    def _request(self, options: dict[str, str]) -> PickRequest:
+    def _request(self, options: dict[str, str]) -> Question:
         inference = InferenceRequest(
             kind=ApiKind.COMPLETIONS,
             model=options.get("model", "m"),
@@ -271,7 +271,7 @@ class World:
             stream=options.get("stream") == "yes",
         )
         subset = options.get("subset")
-        return PickRequest(
+        return Question(
             request_id="scenario",
             inference=inference,
             subset=frozenset(self.known[n] for n in subset.split(",")) if subset else None,

@@ -68,7 +68,7 @@ class Tracer:
 
     def _begin(self, event: Began) -> None:
         decision = event.request.decision
-        span = self._started(event.asked.trace, at_unix_s=decision.at_unix_s - decision.waited_s)
+        span = self._started(event.question.trace, at_unix_s=decision.at_unix_s - decision.waited_s)
         if span is not None:
             decision.trace_id = f"{span.get_span_context().trace_id:032x}"
             end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())

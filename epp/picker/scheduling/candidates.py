@@ -11,8 +11,7 @@ from msgspec import Struct
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Candidate
 from epp.picker.scheduling.least_cost import cost_parts_s
-from epp.picker.scheduling.schedule import Choice, excluded
-from epp.picker.scheduling.snapshot import Floats, Snapshot
+from epp.picker.scheduling.schedule import Choice
 
 
 class ShownCandidates(Struct, eq=False, gc=False):
@@ -21,9 +20,7 @@ class ShownCandidates(Struct, eq=False, gc=False):
     """
 
     choice: Choice
-    """Its places, at most `MOST`, are those of `snapshot`."""
-    snapshot: Snapshot
-    cached_tokens: Floats
+    """If there are many candidates, only among the best ones."""
     spec: PolicySpec
     best_cached_tokens: int
     """The most tokens of the prompt that any candidate held, whether it is shown or not."""
@@ -44,17 +41,17 @@ class ShownCandidates(Struct, eq=False, gc=False):
         return self.made
 
     def _candidate(self, place: int) -> Candidate:
-        choice, seen = self.choice, self.snapshot
+        choice, weighed, seen = self.choice, self.choice.weighed, self.choice.weighed.seen
         columns = (
-            self.cached_tokens,
-            choice.uncached_tokens,
+            weighed.asked.cached_tokens,
+            weighed.uncached_tokens,
             seen.undone_tokens,
             seen.in_flight,
             seen.waiting,
             seen.kv_usage,
             seen.rate,
             choice.score_s,
-            choice.load_s,
+            weighed.load_s,
             seen.failure_share,
         )
         numbers: list[Any] = [None if column is None else column[place].item() for column in columns]
@@ -77,5 +74,5 @@ class ShownCandidates(Struct, eq=False, gc=False):
             prefill_tokens_per_s=rate,
             score_s=0.0 if score_s is None or isnan(score_s) else score_s,
             parts_s=parts_s,
-            excluded=excluded(choice.left_out, place),
+            excluded=choice.excluded(place),
         )

@@ -1,7 +1,7 @@
 """The default rule, `least-cost`: its price, which is the cost of a prompt at a server in seconds, and its
 memory of the picker's own requests.
 
-The price is one expression, the same for one server's numbers and for columns of them. `disaggregation` uses
+The price is one expression, the same for one server's numbers and for columns of them. `prefilling` uses
 it for the price of a prefill elsewhere, and `candidates` for the parts that people see.
 
 The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for. A
@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
+from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
 from epp.picker.scheduling.snapshot import Floats, SentPick
 
 _ALIKE = 0.1
@@ -103,7 +103,7 @@ class LeastCost(Rule):
         else:
             self.demand.refused(sent.prefix, at=sent.at)
 
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         seen, uncached = weighed.seen, weighed.uncached_tokens
         score_s = cost_s(
             seen.undone_tokens,
@@ -129,9 +129,9 @@ class LeastCost(Rule):
             places = [chosen, *[place for place in places if place != chosen]][:MOST]
         first = places[0]
         if uncached[first] < weighed.asked.prompt_tokens:
-            return Ranked(places, "prefix", score_s)
+            return Choice(weighed, places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
-        return Ranked(places, "lora" if holds else "load", score_s)
+        return Choice(weighed, places, "lora" if holds else "load", score_s)
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
         """Return the scores when other pickers have sent many requests that this picker does not know of yet.

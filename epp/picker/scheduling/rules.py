@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from epp.base.types import EndpointName
 from epp.config.policy import PolicySpec, RuleName
 from epp.picker.scheduling.least_cost import MOST_KEYS, LeastCost
-from epp.picker.scheduling.schedule import MOST, Ranked, Rule, Weighed, equals_apart, fewest
+from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
 from epp.picker.scheduling.snapshot import Floats, SentPick, Snapshot
 
 _BUSY_TOKENS = 2_048
@@ -38,7 +38,7 @@ class Affinity(Rule):
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         seen, uncached = weighed.seen, weighed.uncached_tokens
         undone = seen.undone_tokens
         digits = [(undone > _BUSY_TOKENS, 1), (uncached, 22), (undone, 22), (seen.burden(), 15)]
@@ -50,7 +50,9 @@ class Affinity(Rule):
         for column, bits in digits:  # the digits of one number
             key = key * 2**bits + np.minimum(column.astype(np.int64), 2**bits - 1)
         places = equals_apart(fewest(key, self._rng), key, weighed)
-        return Ranked(places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load")
+        return Choice(
+            weighed, places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load"
+        )
 
 
 class RoundRobin(Rule):
@@ -61,13 +63,13 @@ class RoundRobin(Rule):
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._last = ""
 
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         seen = weighed.seen
         names = seen.roster.by_name
         next_turn = bisect_right(names, self._last)
         places = fewest((seen.turn() - next_turn) % len(names), None)
         self._last = seen.roster.names[seen.slots[places[0]]]
-        return Ranked(places, "turn")
+        return Choice(weighed, places, "turn")
 
 
 class Random(Rule):
@@ -78,8 +80,8 @@ class Random(Rule):
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, weighed: Weighed) -> Ranked:
-        return Ranked(_some(weighed, self._rng), "chance")
+    def rank(self, weighed: Weighed) -> Choice:
+        return Choice(weighed, _some(weighed, self._rng), "chance")
 
 
 class LeastLoad(Rule):
@@ -90,8 +92,8 @@ class LeastLoad(Rule):
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, weighed: Weighed) -> Ranked:
-        return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
+    def rank(self, weighed: Weighed) -> Choice:
+        return Choice(weighed, fewest(weighed.seen.burden(), self._rng), "load")
 
 
 class PowerOfTwo(Rule):
@@ -102,10 +104,10 @@ class PowerOfTwo(Rule):
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         self._rng = rng
 
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         places, burden = _some(weighed, self._rng), weighed.seen.burden()
         places[:2] = sorted(places[:2], key=lambda place: burden[place])
-        return Ranked(places, "load")
+        return Choice(weighed, places, "load")
 
 
 class Session(Rule):
@@ -130,15 +132,15 @@ class Session(Rule):
             if len(self._refused) > MOST_KEYS:
                 self._refused.popitem(last=False)
 
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         if not weighed.asked.session:
-            return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
+            return Choice(weighed, fewest(weighed.seen.burden(), self._rng), "load")
         seen, session = weighed.seen, weighed.asked.session
         distance = _distance(xxh3_64_intdigest(session.encode()), seen)
         if seen.said_no is not None and session in self._refused:
             names = np.array([seen.roster.names[slot] for slot in seen.slots])
             distance = distance + (seen.said_no & (names == self._refused[session]))
-        return Ranked(fewest(distance, None), "session")
+        return Choice(weighed, fewest(distance, None), "session")
 
 
 class PrefixHashRule(Rule):
@@ -153,16 +155,16 @@ class PrefixHashRule(Rule):
         self._settings = spec.prefix_hash
         self._rng = rng
 
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         seen, burden = weighed.seen, weighed.seen.burden()
         if not weighed.asked.beginning:
-            return Ranked(fewest(burden, self._rng), "load")
+            return Choice(weighed, fewest(burden, self._rng), "load")
         distance = _distance(weighed.asked.beginning, seen)
         fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(seen))
         bound = max(fair, self._settings.min_in_flight)
         # Distances are below 1, so candidates at the bound come after all others.
         places = fewest(distance + (burden >= bound), None)
-        return Ranked(places, "hash" if places[0] == int(distance.argmin()) else "load")
+        return Choice(weighed, places, "hash" if places[0] == int(distance.argmin()) else "load")
 
 
 def _distance(key: int, seen: Snapshot) -> Floats:

@@ -8,7 +8,7 @@ Flow control may call it before it lets a request go.
 
 The steps are the same for every rule: the gain threshold decides whether matches count, failing servers are
 left out, the load thresholds leave out more servers, and the rule ranks the others. This module knows a rule
-only by what it gets (`Weighed`) and returns (`Ranked`). Only this module says what unknown values mean: a NaN
+only by what it gets (`Weighed`) and returns (`Choice`). Only this module says what unknown values mean: a NaN
 is over no threshold.
 """
 
@@ -17,10 +17,11 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec
@@ -57,15 +58,44 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
     def narrowed(self, places: Ints) -> Weighed:
         """Return the same request with only some of the candidates."""
         load_s = self.load_s[places] if self.load_s is not None else None
-        return Weighed(self.seen.narrowed(places), self.asked, self.uncached_tokens[places], load_s)
+        asked = replace(self.asked, cached_tokens=self.asked.cached_tokens[places])
+        return Weighed(self.seen.narrowed(places), asked, self.uncached_tokens[places], load_s)
 
 
-class Ranked(NamedTuple):
+class Choice(Struct, frozen=True, eq=False, gc=False):
+    """The endpoints for a request, best first, and why. The rule makes it; `Scheduler` adds the candidates
+    that were left out.
+    """
+
+    weighed: Weighed
     places: list[int]
     """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
     reason: str
+    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, state,
+    trial."""
     score_s: Floats | None = None
-    """Predicted cost of each candidate in seconds, for rules that predict a cost."""
+    """Predicted cost of every candidate in seconds. NaN: the candidate was left out. None: the rule predicts
+    no costs."""
+    left_out: dict[str, Bools] = {}
+    """The candidates that were left out, by reason (failing, or the threshold)."""
+    saturated: bool = False
+    """Whether every candidate that does not fail is over a load threshold. All of these were then ranked."""
+
+    def excluded(self, place: int) -> str:
+        """Return why a candidate was left out. Empty: the candidate was considered."""
+        return next((name for name, over in self.left_out.items() if over[place]), "")
+
+    def only_ranked(self) -> Choice:
+        """Return the choice among the candidates in `places` alone, in this order."""
+        index = np.array(self.places)
+        return Choice(
+            self.weighed.narrowed(index),
+            list(range(len(index))),
+            self.reason,
+            None if self.score_s is None else self.score_s[index],
+            {name: over[index] for name, over in self.left_out.items()},
+            self.saturated,
+        )
 
 
 class Rule(ABC):
@@ -75,7 +105,7 @@ class Rule(ABC):
     """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
 
     @abstractmethod
-    def rank(self, weighed: Weighed) -> Ranked:
+    def rank(self, weighed: Weighed) -> Choice:
         """Return the best candidates, best first, and the reason in one word. Nothing may be booked here:
         the caller may ask twice for one request.
         """
@@ -85,48 +115,6 @@ class Rule(ABC):
 
     def ended(self, sent: SentPick, *, computed: bool) -> None:  # noqa: B027 - as above
         """Take in that a server has computed the prompt of a request, or that none will."""
-
-
-class Choice(Struct, frozen=True, eq=False, gc=False):
-    """The endpoints for a request, best first.
-    All lists are in the order of rank. `places` holds at most `MOST` places in the snapshot.
-    """
-
-    places: list[int]
-    reason: str
-    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, state,
-    trial."""
-    uncached_tokens: Floats
-    """U of every candidate, as the rule saw it."""
-    score_s: Floats | None
-    """Score of every candidate. NaN: the candidate was left out. None: the rule gives no scores."""
-    load_s: Floats | None
-    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
-    left_out: dict[str, Bools]
-    """The candidates that were left out, by reason (failing, or the threshold). Empty: no candidate was
-    left out."""
-    saturated: bool
-    """Whether every candidate that does not fail is over a load threshold. All of these were then ranked."""
-
-
-def excluded(left_out: Mapping[str, Bools], place: int) -> str:
-    """Return why a candidate was left out. Empty: the candidate was considered."""
-    return next((name for name, over in left_out.items() if over[place]), "")
-
-
-def only_ranked(choice: Choice, snapshot: Snapshot, cached: Floats) -> tuple[Choice, Snapshot, Floats]:
-    """Return choice, snapshot and cached tokens of the candidates in `choice.places` alone, in this order."""
-    index = np.array(choice.places)
-    among = Choice(
-        list(range(len(index))),
-        choice.reason,
-        choice.uncached_tokens[index],
-        None if choice.score_s is None else choice.score_s[index],
-        None if choice.load_s is None else choice.load_s[index],
-        {name: over[index] for name, over in choice.left_out.items()},
-        choice.saturated,
-    )
-    return among, snapshot.narrowed(index), cached[index]
 
 
 def over_limits(load: LoadSettings, snapshot: Snapshot) -> dict[str, Bools]:
@@ -280,9 +268,10 @@ class Scheduler:
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
         weighed = Weighed(snapshot, request, uncached, load_s)
         if left_out:
-            places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
+            ranked = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
         else:
-            places, reason, score_s = self.rule.rank(weighed)
+            ranked = self.rule.rank(weighed)
+        places, reason = ranked.places, ranked.reason
         if saturated and self.rule.gated:
             reason = "saturated"
         if request.prescribed is not None:
@@ -295,7 +284,7 @@ class Scheduler:
             places, reason = _first(request.holder, places), "state"
         elif snapshot.trials:
             places, reason = _first(snapshot.trials[0], places), "trial"
-        return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
+        return Choice(weighed, places, reason, ranked.score_s, left_out, saturated)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
         """Return the candidates that are left out, by reason, and whether all candidates that do not fail are
@@ -315,7 +304,7 @@ class Scheduler:
             )
         return failing, True
 
-    def _rank_some(self, weighed: Weighed, light: Ints) -> Ranked:
+    def _rank_some(self, weighed: Weighed, light: Ints) -> Choice:
         """Rank the candidates in `light`.
         If there is room behind them, the others follow by load, and failing candidates come last.
         """
@@ -331,4 +320,4 @@ class Scheduler:
         if ranked.score_s is not None:
             score_s = np.full(len(seen), np.nan)
             score_s[light] = ranked.score_s
-        return Ranked(places, ranked.reason, score_s)
+        return Choice(weighed, places, ranked.reason, score_s)

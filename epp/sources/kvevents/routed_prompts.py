@@ -56,7 +56,7 @@ class RoutedPrompts:
     def on_event(self, event: PickerEvent) -> None:
         kind = type(event)
         if kind is Began:
-            self._keep(event.request, event.asked.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
+            self._keep(event.request, event.question.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
         elif kind is Answered:
             self._put(event.request)  # type: ignore[union-attr]
         elif kind is Ended:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from epp.base.errors import PickError
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
@@ -70,9 +70,9 @@ class PickerRouter:
     def route(self, request: SimRequest, *, now: float) -> str | None:
         return self._send(request, self._pick_request(request), self.pickers[0], now=now)
 
-    def _pick_request(self, request: SimRequest) -> PickRequest:
+    def _pick_request(self, request: SimRequest) -> Question:
         inference = self._inference(request)
-        return PickRequest(
+        return Question(
             request_id=str(request.request_id),
             inference=inference,
             body_bytes=len(inference.prompt),
@@ -82,7 +82,7 @@ class PickerRouter:
     def _inference(self, request: SimRequest) -> InferenceRequest:
         raise NotImplementedError
 
-    def _send(self, request: SimRequest, asked: PickRequest, picker: Picker, *, now: float) -> str | None:
+    def _send(self, request: SimRequest, asked: Question, picker: Picker, *, now: float) -> str | None:
         try:
             pick = picker.pick(asked, now=now)
         except PickError:

@@ -21,7 +21,7 @@ from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Chunks, LoadSettings, Lora, Sampling, Table
-from epp.picker.decision import Outcome, PickRequest
+from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
@@ -204,7 +204,7 @@ class PickerMachine(RuleBasedStateMachine):
             stream=stream,
             token_ids=token_ids,
         )
-        request = PickRequest(
+        request = Question(
             request_id="r", inference=inference, body_bytes=99, subset=subset, prescribed=prescribed
         )
         entries = self.picker.table.entries

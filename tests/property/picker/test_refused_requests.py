@@ -24,7 +24,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import Chunks, Lora, Table
 from epp.observe.misses.finding import Misses
-from epp.picker.decision import Outcome, PickRequest
+from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import Mirror, Run
@@ -82,7 +82,7 @@ class RefusalMachine(RuleBasedStateMachine):
     def pickers(self) -> tuple[Picker, Picker]:
         return self.attacked[0], self.spared[0]
 
-    def request(self, prompt: bytes, model: str, address: Address, *, stream: bool) -> PickRequest:
+    def request(self, prompt: bytes, model: str, address: Address, *, stream: bool) -> Question:
         return ask(prompt, model=model, stream=stream, subset=frozenset({address}))
 
     # -- requests that come to nothing -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ RULE: list[Edit] = [
         "RULES: Mapping[RuleName",
         (
             "class Last(Rule):\n    def __init__(self, spec, rng): ...\n"
-            '    def rank(self, asked):\n        return Ranked([len(asked.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
+            '    def rank(self, weighed):\n        return Choice(weighed, [len(weighed.seen) - 1], "last")\n\n\nRULES: Mapping[RuleName'
         ),
     ),
     (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
@@ -49,11 +49,11 @@ def ask(
     prescribed: tuple[Address, ...] = (),
     session: str = "",
     body_bytes: int = 0,
-) -> PickRequest:
+) -> Question:
     inference = InferenceRequest(
         kind=kind, model=model, prompt=prompt, cache_salt=salt, stream=stream, token_ids=token_ids
     )
-    return PickRequest(
+    return Question(
         request_id="r",
         inference=inference,
         body_bytes=body_bytes,
@@ -63,7 +63,7 @@ def ask(
     )
 
 
-def serve(picker: Picker, request: PickRequest, *, now: float, status: int = 200) -> Pick:
+def serve(picker: Picker, request: Question, *, now: float, status: int = 200) -> Pick:
     """Route one request and end it half a second later."""
     pick = picker.pick(request, now=now)
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=now + 0.4)

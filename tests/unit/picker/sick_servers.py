@@ -17,7 +17,7 @@ from typing import Final, get_args
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import FailureSettings
-from epp.picker.decision import Outcome, PickRequest
+from epp.picker.decision import Outcome, Question
 from epp.picker.endpoints.marks import Probe, Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
@@ -232,7 +232,7 @@ class _Run:
         number = self._rng.randrange(1000) if client is None else client
         session = f"s{self.traffic.seed}-{number}" if self.traffic.rule == "session" else ""
         inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
-        pick = picker.pick(PickRequest("r", inference, session=session, path_hash=1), now=now)
+        pick = picker.pick(Question("r", inference, session=session, path_hash=1), now=now)
         picker.housekeep(now=now)
         self.sent.append((now, pick.decision.chosen))
         self.good.append(client is None or client < self.traffic.clients)

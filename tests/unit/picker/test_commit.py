@@ -20,7 +20,7 @@ from epp.base.types import (
 )
 from epp.config.policy import PolicySpec
 from epp.config.routing import Sampling, Table
-from epp.picker.decision import Outcome, PickRequest
+from epp.picker.decision import Outcome, Question
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (
     ELSEWHERE,
@@ -202,14 +202,14 @@ def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
 def test_a_picture_teaches_the_tokens_of_pictures_and_not_of_text() -> None:
     picker = a_picker()
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text("p"), opaque=True)
-    pick = picker.pick(PickRequest(request_id="r", inference=inference), now=1.0)
+    pick = picker.pick(Question(request_id="r", inference=inference), now=1.0)
     for _ in range(30):
         picker.on_feedback(pick, ResponseFeedback(prompt_tokens=5000), now=1.5)
         picker.on_feedback(
             picker.pick(ask(text("t")), now=1.6), ResponseFeedback(prompt_tokens=2000), now=1.7
         )
     assert picker.pick(ask(text("q")), now=2.0).decision.prompt_tokens == pytest.approx(2000, rel=0.1)
-    again = picker.pick(PickRequest(request_id="r", inference=inference), now=2.0)
+    again = picker.pick(Question(request_id="r", inference=inference), now=2.0)
     assert again.decision.prompt_tokens == pytest.approx(5000, rel=0.1)
 
 

@@ -15,7 +15,7 @@ from epp.config.routing import LoadSettings
 from epp.observe.telemetry.decisions import DecisionRing, as_json, encode
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.picker import Picker
 
 NAMES = ("a", "b", "c")
@@ -34,10 +34,10 @@ def picker_trying(spec: PolicySpec, tried: PolicySpec | None = None, *, seed: in
     return picker
 
 
-def numbered_request(n: int) -> PickRequest:
+def numbered_request(n: int) -> Question:
     prompt = random.Random(n % 5).randbytes(4000).hex().encode()
     inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
-    return PickRequest(request_id=f"r{n}", inference=inference)
+    return Question(request_id=f"r{n}", inference=inference)
 
 
 def chosen(picker: Picker, *, picks: int = 60) -> list[str]:

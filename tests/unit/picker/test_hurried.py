@@ -9,15 +9,15 @@ import pytest
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, in_flight, serve, text
 
 UNREAD = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
 
 
-def hurried(number: int) -> PickRequest:
-    return PickRequest(request_id=str(number), inference=UNREAD, body_bytes=4_000, hurried=True)
+def hurried(number: int) -> Question:
+    return Question(request_id=str(number), inference=UNREAD, body_bytes=4_000, hurried=True)
 
 
 def test_an_unread_request_is_routed_by_load_and_booked_until_it_is_let_go() -> None:

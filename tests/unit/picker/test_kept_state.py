@@ -11,14 +11,14 @@ from epp.base.types import ApiKind, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Sampling
 from epp.picker import kept_state
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Form
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, state, text
 
 
-def naming(name: str) -> PickRequest:
+def naming(name: str) -> Question:
     return replace(ask(text(name, 2000), kind=ApiKind.RESPONSES), names_state=name)
 
 

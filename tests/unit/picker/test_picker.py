@@ -14,7 +14,7 @@ from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, LoadSettings
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
@@ -73,7 +73,7 @@ def test_a_shared_beginning_counts_as_far_as_it_is_shared() -> None:
         (ask(text("p"), model="m"), ask(text("p"), model="x")),
     ],
 )
-def test_salts_models_and_adapters_never_share_a_prefix(first: PickRequest, second: PickRequest) -> None:
+def test_salts_models_and_adapters_never_share_a_prefix(first: Question, second: Question) -> None:
     picker = a_picker(on=endpoints("abcd", model="m", adapters=["x", "y"]))
     serve(picker, first, now=1.0)
     assert picker.pick(second, now=2.0).decision.matched_tokens == 0

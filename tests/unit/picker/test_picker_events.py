@@ -6,7 +6,7 @@ import pytest
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import (
     Answered,
     Began,
@@ -30,8 +30,8 @@ def heard_picker() -> tuple[Picker, list[PickerEvent]]:
     return picker, events
 
 
-def a_request() -> PickRequest:
-    return PickRequest(
+def a_request() -> Question:
+    return Question(
         request_id="r", inference=InferenceRequest(kind=ApiKind.CHAT, prompt=b"x" * 1000, stream=True)
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.serve.envoy.eds import render
 from tests.unit.picker.picker_questions import ELSEWHERE, a_picker, ask, in_flight, serve, text
 
@@ -27,7 +27,7 @@ def ranks() -> list[Endpoint]:
 @pytest.mark.parametrize("hurried", [False, True])
 def test_the_front_is_the_destination_and_the_headers_name_the_rank(hurried: bool) -> None:  # noqa: FBT001
     picker = a_picker(on=ranks())
-    pick = picker.pick(PickRequest("r", ask(text("p")).inference, hurried=hurried), now=1.0)
+    pick = picker.pick(Question("r", ask(text("p")).inference, hurried=hurried), now=1.0)
     state = picker.fleet.get(pick.decision.chosen)
     assert state is not None
     assert pick.destinations == pick.decision.destinations == (state.endpoint.behind,)

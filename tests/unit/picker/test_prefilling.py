@@ -20,7 +20,7 @@ from epp.base.types import (
 )
 from epp.config.policy import PolicySpec
 from epp.config.routing import Disaggregation
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import (
@@ -201,7 +201,7 @@ def test_a_prefill_endpoint_is_never_a_destination() -> None:
     seen: set[Address] = set()
     for n in range(40):
         seen.update(picker.pick(ask(text(f"p{n}", SHORT)), now=1.0).destinations)
-        seen.update(picker.pick(PickRequest("h", ask().inference, hurried=True), now=1.0).destinations)
+        seen.update(picker.pick(Question("h", ask().inference, hurried=True), now=1.0).destinations)
     assert seen == {A, B}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.events import Pick
 from epp.picker.picker import Picker
@@ -13,24 +13,24 @@ from epp.request.parse import parse_request, skim_request
 from epp.sources.scraping.metrics_page import parse_page
 from tests.unit.picker.picker_questions import a_picker, endpoints, state, text
 
-HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=1)
-MISSING = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=2)
+HEALTH = Question("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=1)
+MISSING = Question("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=2)
 
 
-def chat_to_path(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest:
+def chat_to_path(*, path_hash: int, name: str = "a", stream: bool = True) -> Question:
     prompt = text(name)
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt, stream=stream)
-    return PickRequest("r", inference, body_bytes=len(prompt), path_hash=path_hash)
+    return Question("r", inference, body_bytes=len(prompt), path_hash=path_hash)
 
 
-def sent_to(server: str, request: PickRequest, picker: Picker, *, now: float) -> Pick:
+def sent_to(server: str, request: Question, picker: Picker, *, now: float) -> Pick:
     """Send one request to a certain server."""
     subset = frozenset({state(picker, server).endpoint.address})
-    one = PickRequest("r", request.inference, request.body_bytes, subset, path_hash=request.path_hash)
+    one = Question("r", request.inference, request.body_bytes, subset, path_hash=request.path_hash)
     return picker.pick(one, now=now)
 
 
-def answer_at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
+def answer_at(server: str, request: Question, picker: Picker, *, status: int, now: float) -> None:
     """Send one request to a certain server, which answers at once."""
     address = state(picker, server).endpoint.address
     pick = sent_to(server, request, picker, now=now)
@@ -65,8 +65,8 @@ def test_a_404_for_a_request_without_a_model_is_the_clients_fault() -> None:
 
 
 def test_a_404_for_a_missing_stored_response_is_the_clients_fault() -> None:
-    def asks(body: bytes) -> PickRequest:
-        return PickRequest("r", parse_request("/v1/responses", body), len(body), path_hash=1)
+    def asks(body: bytes) -> Question:
+        return Question("r", parse_request("/v1/responses", body), len(body), path_hash=1)
 
     picker = a_picker(on=endpoints("ab"))
     answer_at("a", asks(b'{"model":"m","input":"hello"}'), picker, status=200, now=1.0)
@@ -79,7 +79,7 @@ def test_a_404_for_a_missing_stored_response_is_the_clients_fault() -> None:
 def test_404_for_a_body_that_the_picker_did_not_read_is_the_clients_fault() -> None:
     """The body may name a stored response, and nobody has read it."""
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
-    unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
+    unread = Question("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
     picker = a_picker(on=endpoints("ab"))
     answer_at("a", chat_to_path(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):

@@ -8,7 +8,7 @@ from epp.base.types import Address, ApiKind, EndpointName, InferenceRequest
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
-from epp.picker.decision import Candidate, Decision, PickRequest
+from epp.picker.decision import Candidate, Decision, Question
 from epp.picker.events import Answered, Began, Ended, Pick
 from epp.picker.phases import Phase
 
@@ -81,7 +81,7 @@ def pick(of: Decision | None = None) -> Pick:
 
 
 def began(of: Pick, *, trace: str = "", began_s: float | None = None) -> Began:
-    asked = PickRequest(
+    asked = Question(
         of.decision.request_id, InferenceRequest(kind=ApiKind.CHAT), trace=trace, began_s=began_s
     )
     return Began(0.0, of, asked)

@@ -10,7 +10,7 @@ import pytest
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.routing import FailureSettings
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.endpoints.endpoint_state import Answers, EndpointState
 from epp.picker.endpoints.marks import Form
 from epp.picker.endpoints.prefill_rate import ModelRate
@@ -19,8 +19,8 @@ from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import policy_of
 
 
-def chat_request() -> PickRequest:
-    return PickRequest("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
+def chat_request() -> Question:
+    return Question("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
 
 
 def fail_answers(picker: Picker, name: str, *, times: int, now: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Chunks
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.endpoints.recently_left import KEPT_S, MOST_KEPT, RecentlyLeft
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
@@ -31,7 +31,7 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
     for n in range(40):
         prompt = random.Random(n).randbytes(20_000).hex().encode()
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
-        pick = picker.pick(PickRequest("r", inference), now=0.0)
+        pick = picker.pick(Question("r", inference), now=0.0)
         picker.on_response_headers(pick, status=200, served=None, now=0.0)
     entries = picker.table.mirrors[A].entries
     assert picker.table.mirrors[A].used_bytes > 10**6 > 0 < entries

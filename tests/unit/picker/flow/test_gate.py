@@ -14,7 +14,7 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.gate import FlowClaim, Gate
 from epp.picker.model_queue import WaitingRequest
@@ -50,7 +50,7 @@ class WaitingRequests:
             self.went.append(name)
 
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
-        request = PickRequest(request_id=name, inference=inference)
+        request = Question(request_id=name, inference=inference)
         return self.gate.offer(request, FlowClaim(), decided, size_bytes=10, longest_s=3600.0, now=1.0)
 
     def pump(self) -> None:

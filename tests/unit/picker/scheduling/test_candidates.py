@@ -12,7 +12,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import LoadSettings, Lora
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.least_cost import LeastCost
-from epp.picker.scheduling.schedule import Scheduler, only_ranked
+from epp.picker.scheduling.schedule import Scheduler
 from epp.picker.scheduling.snapshot import SentPick, Snapshot
 from tests.unit.picker.scheduling.snapshots import UNKNOWN, SeenEndpoint, request, snapshot
 
@@ -33,7 +33,7 @@ def shown(
         rule.committed(each)
     choice = Scheduler(SPEC, rule).schedule(asked, look)
     best = int(asked.cached_tokens.max())
-    return ShownCandidates(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
+    return ShownCandidates(choice.only_ranked(), SPEC, best)
 
 
 def test_a_candidate_shows_the_numbers_that_the_rule_used() -> None:
@@ -92,5 +92,6 @@ def test_candidates_can_be_counted_and_iterated_and_stay_the_same_objects(count:
 
 def test_only_the_ten_best_of_many_candidates_are_kept() -> None:
     candidates = shown([SeenEndpoint(f"e{n:03}", in_flight=n) for n in range(500)])
-    assert len(candidates.cached_tokens) == len(candidates.snapshot) == len(candidates.snapshot.rate) == 10
-    assert len(candidates.choice.uncached_tokens) == 10
+    weighed = candidates.choice.weighed
+    assert len(weighed.asked.cached_tokens) == len(weighed.seen) == len(weighed.seen.rate) == 10
+    assert len(weighed.uncached_tokens) == 10

@@ -20,7 +20,6 @@ from epp.picker.scheduling.schedule import (
     MOST,
     Choice,
     Scheduler,
-    excluded,
     fewest,
     over_limits,
     uncached_tokens,
@@ -85,7 +84,7 @@ def test_endpoints_over_a_threshold_come_last_with_the_reason() -> None:
     )
     assert choice.places[0] == 2
     assert sorted(choice.places[1:]) == [0, 1]
-    assert [excluded(choice.left_out, place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
+    assert [choice.excluded(place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
 
 
 def test_endpoints_left_out_are_ordered_by_load() -> None:
@@ -170,7 +169,7 @@ def test_exactly_those_over_a_threshold_are_left_out(
     if choice.saturated:
         assert not choice.left_out
         return
-    assert {n for n in range(len(seen)) if excluded(choice.left_out, n)} == heavy
+    assert {n for n in range(len(seen)) if choice.excluded(n)} == heavy
     shown_light = [place for place in choice.places if place not in heavy]
     assert shown_light == choice.places[: len(shown_light)]
     assert len(shown_light) == min(MOST, len(seen) - len(heavy))

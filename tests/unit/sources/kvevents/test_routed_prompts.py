@@ -6,7 +6,7 @@ import random
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.kv_reports import ServerReport
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
@@ -22,9 +22,9 @@ def picker_heard_by(queue: RoutedPrompts | None) -> Picker:
     return picker
 
 
-def request_of_size(name: str, *, only: Endpoint | None = None, size: int = 4000) -> PickRequest:
+def request_of_size(name: str, *, only: Endpoint | None = None, size: int = 4000) -> Question:
     prompt = random.Random(name).randbytes(size // 2).hex().encode()
-    return PickRequest(
+    return Question(
         name,
         InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt),
         body_bytes=size,

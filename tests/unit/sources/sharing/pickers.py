@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.picker.decision import Outcome, PickRequest
+from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
@@ -52,7 +52,7 @@ class Replica:
     def pick(self, prompt: bytes, *, now: float, model: str = "m", only: Address | None = None) -> Pick:
         inference = InferenceRequest(kind=ApiKind.CHAT, model=model, prompt=prompt, stream=True)
         subset = frozenset({only}) if only is not None else None
-        return self.picker.pick(PickRequest(request_id="r", inference=inference, subset=subset), now=now)
+        return self.picker.pick(Question(request_id="r", inference=inference, subset=subset), now=now)
 
     def end(self, pick: Pick, *, now: float, outcome: Outcome = "ended", status: int = 200) -> None:
         self.picker.on_response_headers(pick, status=status, served=None, now=now)

@@ -15,7 +15,7 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Cost
-from epp.picker.decision import PickRequest
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.elsewhere import Row
 from epp.picker.gate import FlowClaim, Gate
@@ -51,7 +51,7 @@ def two_busy(**flow: object) -> tuple[Replica, Replica]:
 def offer(at: Replica, name: str, *, tenant: str = "t", objective: str = "", now: float) -> object:
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=text(name), stream=True)
     return at.gate.offer(
-        PickRequest(request_id=name, inference=inference),
+        Question(request_id=name, inference=inference),
         FlowClaim(objective, tenant),
         lambda _fate, _now: None,
         size_bytes=100,
@@ -91,7 +91,7 @@ def test_other_pickers_can_read_any_tenant_and_priority_that_client_names(
 
     def ask(at: Replica, now: float) -> object:
         return at.gate.offer(
-            PickRequest(request_id="p", inference=inference),
+            Question(request_id="p", inference=inference),
             claim,
             lambda _fate, _now: None,
             size_bytes=100,

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost, Disaggregation, LoadSettings
-from epp.picker.scheduling.disaggregation import ComputedElsewhere, computed_elsewhere, transfer_s
+from epp.picker.decision import Prefill
+from epp.picker.prefilling import computed_elsewhere, transfer_s
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import Roster, Snapshot
-from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot
+from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot, weighed
 
 SETTINGS = Disaggregation(
     min_uncached_tokens=256, kv_bytes_per_token=1000.0, transfer_bytes_per_second=1e6, overhead_seconds=0.5
@@ -41,12 +42,11 @@ def computed(
     *,
     prompt: int = 4000,
     spec: PolicySpec = SPEC,
-) -> ComputedElsewhere | None:
+) -> tuple[int, Prefill] | None:
     """Return the result for a prompt of which `here` holds `here.cached` tokens."""
-    answering = snapshot([here])
-    choice = Choice([0], "load", np.array([prompt - here.cached]), None, None, {}, saturated=False)
+    choice = Choice(weighed([here], prompt=prompt), [0], "load")
     asked = request(cached, prompt=prompt)
-    return computed_elsewhere(choice, answering, asked, prefilling, spec=spec, rng=random.Random(0))
+    return computed_elsewhere(choice, asked, prefilling, spec=spec, rng=random.Random(0))
 
 
 def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
@@ -56,19 +56,20 @@ def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
 
 def test_the_price_elsewhere_has_the_transfer_of_missing_tokens() -> None:
     idle = [SeenEndpoint("p", backlog=500.0, in_flight=50, cached=1000)]
-    found = computed(SeenEndpoint("d", in_flight=40, cached=2000), prefillers(idle), idle)
-    assert found is not None
+    chosen = computed(SeenEndpoint("d", in_flight=40, cached=2000), prefillers(idle), idle)
+    assert chosen is not None
+    place, found = chosen
     assert found.instead_of_s == pytest.approx(2.0 * (1 + 0.1 * 40))
     assert found.transfer_s == 0.5 + 2.0
     assert found.cost_s == pytest.approx(0.5 + 3.0 + 2.5), "its backlog, its own 3,000 tokens, the transfer"
-    assert (found.place, found.uncached_tokens, found.trial) == (0, 3000, False)
+    assert (place, found.uncached_tokens) == (0, 3000)
 
 
 def test_an_endpoint_that_also_answers_stalls_its_answers() -> None:
     both = [SeenEndpoint("b", in_flight=5)]
     found = computed(SeenEndpoint("d", in_flight=90), prefillers(both, Role.BOTH), both)
     assert found is not None
-    assert found.cost_s == pytest.approx(4.0 * (1 + 0.1 * 5) + 4.5)
+    assert found[1].cost_s == pytest.approx(4.0 * (1 + 0.1 * 5) + 4.5)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_endpoints_that_fail_compute_nothing_except_as_a_trial() -> None:
     here = SeenEndpoint("d", in_flight=90)
     found = computed(here, failing, three, spec=spec)
     assert found is not None
-    assert (found.place, found.trial) == (2, False)
+    assert found[0] == 2
     tried = computed(here, replace(failing, trials=[0]), three, spec=spec)
     assert tried is not None
-    assert (tried.place, tried.trial) == (0, True)
+    assert tried[0] == 0
