@@ -41,8 +41,6 @@ from epp.picker.server_caches import Prompt, ServerCaches
 from epp.request.response import ResponseFeedback
 
 _WITHOUT_TOKENS: Final = (ApiKind.EMBEDDINGS, ApiKind.QUERY, ApiKind.OTHER)
-_COUNTED_S: Final = 1.2
-"""A busy server's page is read every second, and shows what the answers until then had."""
 _ENDS: Final[Mapping[Outcome, Phase]] = {
     "ended": Phase.ENDED,
     "aborted": Phase.ABORTED,
@@ -214,10 +212,12 @@ class Commits:
             pick.failed = True
             if status is None or status < 400:
                 self._failed(pick, now=now)  # the answer broke off
-        empty = pick.computed and self._ended_empty(pick, now=now)
-        if pick.guess.proven and not empty:
+        may_be_empty = pick.computed and self._may_be_empty(pick, now=now)
+        if pick.guess.proven:
             self._guesses.used(pick.guess, now=now)
-        elif outcome == "ended" and status is not None and status < 400 and not empty:
+        elif may_be_empty:
+            self._guesses.doubt(pick, now=now)
+        elif outcome == "ended" and status is not None and status < 400:
             self._guesses.computed(pick, now=now)
         else:
             self._guesses.lost(pick)
@@ -254,20 +254,16 @@ class Commits:
             window = pick.state.window
             window.own, window.size = window.own + 1, window.size + pick.prompt.size
 
-    def _ended_empty(self, pick: Pick, *, now: float) -> bool:
-        """Return whether an answer that began well ended so soon that it seems to hold no token, and nothing
-        else shows one: nobody could read it, and no page has counted tokens lately.
+    def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
+        """Return whether an answer that began well ended so soon that it may hold no token, and nobody could
+        read it.
         """
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
         doubtful = self._fleet.answers.ended(pick.state, pick.wait, now=now)
         if doubtful:
             self._said_no(pick, now=now)
-        unread = pick.sampled or not self._spec.sampling.share
-        empty = doubtful and unread and now - pick.state.grew_at > _COUNTED_S
-        if empty:
-            self._fleet.failures.suspect_empty(pick.state, pick.decision.model, now=now)
-        return empty
+        return doubtful and (pick.sampled or not self._spec.sampling.share)
 
     def _said_no(self, pick: Pick, *, now: float) -> None:
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens

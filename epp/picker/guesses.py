@@ -15,12 +15,13 @@ as these pickers report. Synchronous; the picker owns the object.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from epp.base.types import ChunkHash
 from epp.picker.endpoints.adapters import expect_adapter, settle_adapter, use_adapter
-from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Booking, EndpointState
+from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, Booking, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
@@ -32,6 +33,8 @@ from epp.picker.server_caches import Prompt, ServerCaches, count_prediction
 _CERTAINLY: Final = 1.5
 """A prompt is certainly too long if the estimate of its tokens is more than this many times what the server
 can take."""
+_MOST_DOUBTED: Final = 64
+"""The most answers of one server that wait for its next page."""
 
 
 def too_long(prompt: Prompt, state: EndpointState) -> bool:
@@ -52,6 +55,8 @@ class Guesses:
         """The rules that choose: the policy's, and that of the policy in dry run."""
         self._awaited: dict[Booking, Pick | PrefillJob] = {}
         """This picker's own requests whose guesses are open."""
+        self._doubted: dict[EndpointState, deque[tuple[float, Pick]]] = {}
+        """Requests whose answers may have had no token, with the times of their ends."""
 
     # -- guesses of any picker -------------------------------------------------------------------------------
 
@@ -158,6 +163,23 @@ class Guesses:
                 rule.ended(work.sent, computed=False)
         self.drop(work.guess)
 
+    def doubt(self, pick: Pick, *, now: float) -> None:
+        """Take in that an answer ended, and that only the server's next page can show whether it had a token.
+        Until then the prompt matches for nobody.
+        """
+        if self._fleet.get(pick.state.endpoint.name) is not pick.state:
+            self.lost(pick)
+            return
+        self._awaited.pop(pick.booking, None)
+        for rule in self.rules:
+            rule.ended(pick.sent, computed=False)
+        guesses.drop(pick.guess.table, pick.guess.entries)
+        pick.guess.entries = None
+        doubted = self._doubted.setdefault(pick.state, deque())
+        doubted.append((now, pick))
+        if len(doubted) > _MOST_DOUBTED:
+            self.drop(doubted.popleft()[1].guess)
+
     def detach(self, work: Pick | PrefillJob) -> None:
         """Take in that only the counters can show what becomes of this work."""
         if work.booking not in self._awaited:
@@ -178,6 +200,22 @@ class Guesses:
             else:
                 self.computed(work, now=now)
 
+        if state in self._doubted and state.metrics is not None:
+            self._judge(self._doubted[state], state, page_at=state.metrics.scraped_at, now=now)
+
+    def _judge(
+        self, doubted: deque[tuple[float, Pick]], state: EndpointState, *, page_at: float, now: float
+    ) -> None:
+        """Enter the prompts of doubted answers if the server's counters have grown since their ends."""
+        while doubted and doubted[0][0] < page_at - PAGE_AGE_S:
+            ended_at, pick = doubted.popleft()
+            if state.grew_at > ended_at:
+                self._send(Proved(now, pick, self.prove(pick.guess, now=now)))
+            else:
+                self.drop(pick.guess)
+        if not doubted:
+            del self._doubted[state]
+
     def answered(self, work: Pick, *, now: float) -> None:
         """Take in the headers of a good answer."""
         page = work.state.metrics
@@ -190,10 +228,13 @@ class Guesses:
         for work in [work for work in self._awaited.values() if work.state is state]:
             if work.over:
                 self.lost(work)
+        for _, pick in self._doubted.pop(state, ()):
+            self.drop(pick.guess)
 
     def check_integrity(self) -> None:
         for booking, work in self._awaited.items():
             assert work.booking is booking
+        assert not any(state.gone for state in self._doubted)
 
     def _same_process(self, guess: Guess) -> bool:
         return guess.state.process == guess.process

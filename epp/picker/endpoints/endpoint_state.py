@@ -23,6 +23,8 @@ from epp.picker.endpoints.quick_noes import QuickNoes
 LONGEST_PREFILL_S = 600.0
 """No prefill takes longer. A booking this old was lost (its stream was let go). A longer predicted time is
 wrong, and would keep a request for as long."""
+PAGE_AGE_S = 0.1
+"""A page may have been written this long before it was read."""
 _TYPICAL_STEP = 0.05
 _TIMES_TYPICAL = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
@@ -215,7 +217,8 @@ class EndpointState:
     read_at: float = -inf
     """When an answer was last read that held a token."""
     grew_at: float = -inf
-    """When the server's page last showed more tokens or prompts than the page before it."""
+    """When the server's page last showed more tokens or prompts than the page before it, or did not count
+    them."""
     gone: bool = False
     """Whether the endpoint has left the fleet. Its open requests then say nothing about the servers that
     stay."""

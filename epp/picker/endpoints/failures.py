@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from epp.base.types import EndpointMetrics
 from epp.config.routing import FailureSettings as Settings
-from epp.picker.endpoints.endpoint_state import Answers, EndpointState, counts_answers
+from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Answers, EndpointState, counts_answers
 from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
 from epp.picker.endpoints.quick_noes import MOST_ENDS
 from epp.picker.endpoints.symptoms import Stalls, suspects
@@ -64,8 +64,6 @@ _ALL_REFUSE_S: Final = 60.0
 """
 _REPORTED_S: Final = 1.0
 """Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
-_PAGE_AGE_S: Final = 0.1
-"""A page may have been written this long before it was read."""
 
 
 class FailingServers:
@@ -221,11 +219,6 @@ class FailingServers:
             mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
         return mark
 
-    def suspect_empty(self, state: EndpointState, model: str, *, now: float) -> None:
-        """Take in an answer that ended very soon and that nobody could read. A probe decides."""
-        if self._may_probe(state):
-            self._suspect(state, Form.IS_EMPTY, asked_model=model, now=now)
-
     def page(
         self,
         state: EndpointState,
@@ -237,13 +230,13 @@ class FailingServers:
         """Take in a metrics page. Return whether the page is the first to show that the server hangs."""
         seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         mark = self.marks.get((state, ""))
-        if seen == "grew" and before is not None and counts_answers(after):
+        if seen == "grew" and before is not None:
             state.grew_at = now
         if seen == "stalls alone":
             return self.hangs(state, form=Form.STALLS, now=now)
         if seen == "stalls":
             self._suspect(state, Form.STALLS, now=now)
-        elif seen != "grew" and state.uncounted_end_at < after.scraped_at - _PAGE_AGE_S:
+        elif seen != "grew" and state.uncounted_end_at < after.scraped_at - PAGE_AGE_S:
             self._suspect(state, Form.IS_EMPTY, now=now)
         elif seen == "grew" and mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
             mark.recover(_SUSPECTED, now=now)

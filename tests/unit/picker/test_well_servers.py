@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
+from epp.config.policy import PolicySpec
+from epp.config.routing import Sampling
 from epp.picker.decision import Question
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.events import Pick
@@ -137,6 +139,23 @@ def test_answers_that_are_not_streamed_take_as_long_as_the_server_computes(*, st
         picker.housekeep(now=now)
         assert stands_still or not picker.left_out(now=now)
     assert bool(picker.left_out(now=10.0)) is stands_still
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_unread_short_answer_counts_once_the_next_page_shows_its_tokens(*, counts: bool) -> None:
+    picker = a_picker(PolicySpec(sampling=Sampling(share=0.0)), on=endpoints("ab"))
+    for name in "ab":
+        page = EndpointMetrics(scraped_at=0.0, generated_tokens=1.0, finished=1.0, ttft_count=1.0)
+        picker.observe(EndpointName(name), page, now=0.0)
+    pick = sent_to("a", chat_to_path(path_hash=1), picker, now=5.0)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=5.1)
+    picker.end(pick, outcome="ended", now=5.11)
+    assert not picker.table.match(pick.prompt.chain)
+    after = 2.0 if counts else 1.0
+    page = EndpointMetrics(scraped_at=6.0, generated_tokens=after, finished=after, ttft_count=after)
+    picker.observe(EndpointName("a"), page, now=6.0)
+    assert bool(picker.table.match(pick.prompt.chain)) is counts
+    assert bool(picker.probes_due(now=6.0)) is not counts
 
 
 def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
