@@ -127,9 +127,6 @@ class Table(Strict, frozen=True):
     about 10 bytes of memory with long prompts, and 360 bytes with prompts of one chunk."""
     default_capacity_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 200_000
     """Cache size in tokens that the picker assumes for a server whose metrics do not state it."""
-    learn_capacity: bool = True
-    """Learn the real cache sizes from the hit counters of the servers. Where the metrics state a size, the
-    learned size differs from the stated one by at most a quarter."""
     ttl_seconds: Annotated[float, Meta(ge=1, le=10**7)] = 3600.0
     """An entry that was not used for this long is removed."""
     bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0

@@ -196,8 +196,8 @@ class Commits:
             if pick.phase in BEGUN and (decision.status or 0) < 400:
                 self._guesses.computed(pick, now=now)
         if feedback.prompt_tokens and pick.prompt.teaches:
-            learned = self._caches.learned(pick.state.model)
-            learned.tokens.learn(pick.prompt.size, feedback.prompt_tokens)
+            tokens = self._caches.token_estimate(pick.state.model)
+            tokens.learn(pick.prompt.size, feedback.prompt_tokens)
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """Release the booking of a request that is over."""
@@ -224,8 +224,8 @@ class Commits:
         pick.state.release(pick.booking, computed=pick.computed, now=now)
         if pick.prefill is not None:
             self._prefilling.lost(pick.prefill, now=now)
-        if pick.computed:
-            self._computed(pick, now=now)
+        if pick.computed and self._fleet.failures.marks:
+            self._fleet.failures.ended(pick.state, now=now)
         self._listeners.send(Ended(now, pick))
 
     def detach(self, pick: Pick, *, now: float) -> None:
@@ -245,14 +245,6 @@ class Commits:
             self._listeners.send(Ended(now, pick))
 
     # -- parts -----------------------------------------------------------------------------------------------
-
-    def _computed(self, pick: Pick, *, now: float) -> None:
-        """Take in that an answer which began well has ended, or has only seemed to begin well."""
-        if self._fleet.failures.marks:
-            self._fleet.failures.ended(pick.state, now=now)
-        if pick.prompt.teaches:
-            window = pick.state.window
-            window.own, window.size = window.own + 1, window.size + pick.prompt.size
 
     def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
         """Return whether an answer that began well ended so soon that it may hold no token, and nobody could

@@ -17,7 +17,7 @@ from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.growth import restarted
-from epp.picker.endpoints.learned import Learned
+from epp.picker.endpoints.learned import TokenEstimate
 from epp.picker.endpoints.marks import Form, Probe, Proof, Verdict
 from epp.picker.endpoints.recently_left import RecentlyLeft
 from epp.picker.events import Cut, Hangs, Listener, Listeners, Restarted
@@ -57,9 +57,9 @@ class FleetNews:
         """Stop calling `listener`. It may be unsubscribed already. This is allowed while events are sent."""
         self._listeners.remove(listener)
 
-    def learned(self, model: str) -> Learned:
-        """Return the figures learned from the servers of a model. Callers only read them."""
-        return self.caches.learned(model)
+    def token_estimate(self, model: str) -> TokenEstimate:
+        """Return what was learned about the tokens of a model's prompts. Callers only read it."""
+        return self.caches.token_estimate(model)
 
     @property
     def secret(self) -> HashSecret:

@@ -28,11 +28,13 @@ from epp.picker.phases import Phase
 from epp.picker.prefix_index import guesses
 from epp.picker.prefix_index.table import NOTHING, Recorded
 from epp.picker.scheduling.schedule import Rule
-from epp.picker.server_caches import Prompt, ServerCaches, count_prediction
+from epp.picker.server_caches import Prompt, ServerCaches
 
 _CERTAINLY: Final = 1.5
 """A prompt is certainly too long if the estimate of its tokens is more than this many times what the server
 can take."""
+_RECENT_S: Final = 30.0
+"""A server that evicts has hardly evicted what was used this lately."""
 _MOST_DOUBTED: Final = 64
 """The most answers of one server that wait for its next page."""
 
@@ -143,13 +145,8 @@ class Guesses:
         recorded = self.prove(guess, now=now)
         if recorded is not NOTHING:
             cached = self.cached_at(state, prompt, recorded.held)
-            count_prediction(
-                state.hits,
-                self._caches.learned(state.model).cache.staleness,
-                tokens=cached,
-                others=prompt.tokens - cached,
-                unused_s=recorded.unused_s,
-            )
+            state.predicted_tokens += cached
+            state.missed += cached > 0 and recorded.unused_s < _RECENT_S
         if isinstance(work, Pick):
             for rule in self.rules:
                 rule.ended(work.sent, computed=True)

@@ -23,14 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest, PromptSize
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints.learned import (
-    MOST_BYTES_PER_TOKEN,
-    CacheSize,
-    HitWindow,
-    Learned,
-    Staleness,
-    TokenEstimate,
-)
+from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, TokenEstimate
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import ReportedCaches
@@ -47,9 +40,6 @@ _LONG_BYTES = 241
 _KEPT_SEEDS = 64
 _TOKEN_ID_BYTES = 4
 _SAMPLE_BYTES = 2048
-_STALE_SHARE = 0.1
-"""Share of the predicted tokens that count as the stalest."""
-_STALE_STEP = 0.05
 _MOST_UNREAD_BYTES = 256 * 1024
 """Bound for an unread body, which may have any size and is seldom all text. With a larger bound, the server
 of such a body would get no other request for a minute.
@@ -168,7 +158,7 @@ class ServerCaches:
     def __init__(self, spec: PolicySpec, *, secret: HashSecret) -> None:
         self.spec = spec
         self.secret = secret
-        self._learned: dict[str, Learned] = {}
+        self._token_estimates: dict[str, TokenEstimate] = {}
         self.reported = ReportedCaches()
         """The reports of servers about their caches, in exact mode."""
         self._start_table()
@@ -208,17 +198,16 @@ class ServerCaches:
         self.secret = secret
         self._start_table()
 
-    def learned(self, model: str) -> Learned:
-        """Return the figures learned from the servers of a model."""
-        known = self._learned.get(model)
+    def token_estimate(self, model: str) -> TokenEstimate:
+        """Return what was learned about the tokens of a model's prompts."""
+        known = self._token_estimates.get(model)
         if known is None:
-            tokens = TokenEstimate(start=self.spec.table.bytes_per_token)
-            known = self._learned[model] = Learned(tokens=tokens, cache=CacheSize())
+            known = self._token_estimates[model] = TokenEstimate(start=self.spec.table.bytes_per_token)
         return known
 
     def forget_models(self, present: AbstractSet[str]) -> None:
-        """If there are many models, forget the learned figures of models that no server has any more."""
-        forget_models(self._learned, present)
+        """If there are many models, forget what was learned of models that no server has any more."""
+        forget_models(self._token_estimates, present)
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -239,7 +228,7 @@ class ServerCaches:
         chain = self.chain(inference, name=name)
         if inference.token_ids:
             return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, chain, teaches=False)
-        tokens = estimated_tokens(size, self.learned(base_model).tokens.terms)
+        tokens = estimated_tokens(size, self.token_estimate(base_model).terms)
         return Prompt(size, tokens, chain, teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
@@ -319,25 +308,3 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     continuing = 0 if sample.isascii() else len(sample) - len(sample.translate(None, CONTINUING))
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
     return PromptSize(total, continuing * total / len(sample), opaque)
-
-
-def count_prediction(
-    window: HitWindow, stale: Staleness, *, tokens: int, others: int, unused_s: float
-) -> None:
-    """Count a request. `tokens` of its prompt are believed to be cached, in a prefix that was unused for
-    `unused_s`. The other tokens are `others`.
-    """
-    window.requests += 1
-    window.other_tokens += others
-    if not tokens:
-        return
-    stale.typical_tokens += 0.05 * (tokens - stale.typical_tokens) if stale.typical_tokens else tokens
-    weight = min(1.0, tokens / stale.typical_tokens) * _STALE_STEP
-    window.predicted_tokens += tokens
-    if unused_s > stale.unused_s:
-        stale.unused_s *= 1 + weight * (1 - _STALE_SHARE)
-        window.stale_tokens += tokens
-        window.stale_requests += 1
-    else:
-        stale.unused_s = max(1e-3, stale.unused_s * (1 - weight * _STALE_SHARE))
-        window.fresh_tokens += tokens

@@ -110,7 +110,7 @@ def _endpoint(
     name, rate = endpoint.name, state.tokens_per_s
     mirror = picker.table.mirrors[name]
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
-    age, learned = ages.get(name), picker.learned(state.model)
+    age, tokens = ages.get(name), picker.token_estimate(state.model)
     return shown.EndpointStatus(
         name=name,
         address=endpoint.address,
@@ -131,10 +131,9 @@ def _endpoint(
         kv_usage=metrics.kv_usage if metrics else None,
         prefix_queries_tokens=metrics.prefix_queries if metrics else None,
         prefix_hits_tokens=metrics.prefix_hits if metrics else None,
-        predicted_tokens=state.hits.predicted_tokens,
+        predicted_tokens=state.predicted_tokens,
         capacity_tokens=metrics.capacity_tokens if metrics else None,
-        cache_size_ratio=learned.cache.factor,
-        bytes_per_token=learned.tokens.bytes_per_token,
+        bytes_per_token=tokens.bytes_per_token,
         table_entries=mirror.entries,
         table_bytes=mirror.used_bytes,
         table_capacity_bytes=mirror.capacity_bytes,

@@ -81,8 +81,6 @@ class EndpointStatus:
         "Size of the KV cache of the endpoint, from its metrics.",
         default=None,
     )
-    cache_size_ratio: float = 1.0
-    """The learned cache size, divided by the stated or assumed size."""
     bytes_per_token: float | None = None
     table_entries: int = 0
     table_bytes: int = 0

@@ -16,7 +16,6 @@ from math import inf
 from msgspec import Struct
 
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
-from epp.picker.endpoints.learned import CounterWindow, HitWindow
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.picker.endpoints.quick_noes import QuickNoes
 
@@ -173,8 +172,6 @@ class EndpointState:
     endpoint: Endpoint
     backlog: Backlog
     rate: PrefillRate
-    window: CounterWindow = field(default_factory=CounterWindow)
-    hits: HitWindow = field(default_factory=HitWindow)
     metrics: EndpointMetrics | None = None
     failures: int = 0
     """Number of scrapes that failed in a row."""
@@ -189,6 +186,11 @@ class EndpointState:
     surplus: float | None = None
     """The largest number seen on a page of first tokens minus ended and present requests:
     see `pages`."""
+    predicted_tokens: int = 0
+    """Prompt tokens that were computed here and believed to be cached."""
+    missed: int = 0
+    """Requests in a row whose prefix was believed to be cached since its recent use, while the server counted
+    no hit."""
     process: int = 0
     """Number of processes seen under this name. Each starts with a cold cache."""
     cold_at: float = -inf
@@ -327,8 +329,7 @@ class EndpointState:
         self.metrics = None
         self.computed_per_s = 0.0
         self.surplus = None
-        self.window = CounterWindow()
-        self.hits = HitWindow(predicted_tokens=self.hits.predicted_tokens)
+        self.missed = 0
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
 
 

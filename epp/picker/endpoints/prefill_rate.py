@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.growth import computed_growth, growth
-from epp.picker.endpoints.least_squares import Three, ThreeTerms
+from epp.picker.endpoints.learned import Three, ThreeTerms
 
 _PRIOR_TOKENS = 500.0
 """The policy's rate counts as one prefill of this many tokens, so a few real prefills outweigh it."""

@@ -1,11 +1,8 @@
-"""The picker's mirrors change their size by what the servers' hit counters say of its predictions."""
+"""The picker's mirrors follow what the servers' pages say of their caches."""
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
-
-import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
@@ -53,38 +50,6 @@ class LruServer:
         )
 
 
-def believed_prompts(
-    *, at_first: int, really: int, learn: bool = True, stated: int | None = None, seconds: int = 1500
-) -> float:
-    """Send one prompt a second, of 200 that are not equally popular. Return how many of them the server
-    keeps, as the picker believes.
-    """
-    table = Table(default_capacity_tokens=at_first * PROMPT_BYTES // 4, learn_capacity=learn)
-    picker = a_picker(PolicySpec(table=table), on=endpoints("a"))
-    server = LruServer(really, stated_tokens=stated * PROMPT_BYTES // 4 if stated else None)
-    rng = random.Random(7)
-    for second in range(seconds):
-        name = f"p{int(200 * rng.random() ** 2)}"
-        serve(picker, ask(text(name, PROMPT_BYTES)), now=float(second))
-        picker.housekeep(now=second + 0.6)
-        server.serve(name)
-        picker.observe(A, server.page(second + 0.9), now=second + 0.9)
-    check(picker)
-    return picker.table.mirrors[A].capacity_bytes / PROMPT_BYTES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at_first", [20, 30, 120, 480])
-def test_the_size_of_a_cache_is_found_from_a_larger_and_a_smaller_guess(at_first: int) -> None:
-    assert 30 <= believed_prompts(at_first=at_first, really=60) <= 120
-
-
-@pytest.mark.slow
-def test_a_stated_size_is_corrected_only_a_little() -> None:
-    assert 48 <= believed_prompts(at_first=1, really=15, stated=60) < 55
-    assert 65 < believed_prompts(at_first=1, really=150, stated=60) <= 75
-
-
 def test_a_wiped_cache_is_noticed_by_hits_that_stand_still() -> None:
     picker, server, wrong = a_picker(on=endpoints("a")), LruServer(100), 0
     for second in range(72):
@@ -109,5 +74,8 @@ def test_a_server_that_falls_asleep_has_lost_its_cache() -> None:
     assert serve(picker, ask(text("p")), now=4.0).decision.matched_tokens == 0
 
 
-def test_a_policy_may_turn_off_the_learning_of_cache_sizes() -> None:
-    assert believed_prompts(at_first=30, really=60, learn=False, seconds=200) == 30
+def test_a_mirror_has_the_size_that_the_server_states_or_the_policys() -> None:
+    picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=60_000)), on=endpoints("a"))
+    assert picker.table.mirrors[A].capacity_bytes == 240_000
+    picker.observe(A, LruServer(1, stated_tokens=30_000).page(1.0), now=1.0)
+    assert picker.table.mirrors[A].capacity_bytes == 120_000

@@ -175,21 +175,6 @@ def test_a_sampled_answer_teaches_bytes_per_token() -> None:
     assert picker.pick(ask(text("q")), now=40.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
 
 
-def test_counters_teach_bytes_per_token_without_sampling() -> None:
-    picker = a_picker(on=endpoints("a"))
-    for second in range(1, 200):
-        serve(picker, ask(text(f"p{second}", 3000)), now=float(second))
-        metrics = EndpointMetrics(
-            scraped_at=second + 0.9,
-            running=0,
-            waiting=0,
-            finished=second,
-            prompt_tokens=1500.0 * second,
-        )
-        picker.observe(EndpointName("a"), metrics, now=second + 0.9)
-    assert picker.pick(ask(text("q")), now=300.0).decision.prompt_tokens == pytest.approx(4000, rel=0.02)
-
-
 def test_a_request_that_is_held_open_does_not_hold_its_prompt() -> None:
     picker = a_picker(PolicySpec(sampling=Sampling(share=0.0)), on=endpoints("a"))
     prompt = text("p", 400_000)
