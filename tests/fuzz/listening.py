@@ -12,12 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from epp.base.types import Address
-from epp.config.policy import DEFAULT_POLICY
 from epp.config.sharing import Redis
-from epp.observe.telemetry.admin import AdminServer
-from epp.observe.telemetry.decisions import DecisionRing
-from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import PickerStatus
 from epp.sources.sharing.batches import MalformedBatchError
 from epp.sources.sharing.hub import Hub, HubLink, frame
 from epp.sources.sharing.link import LinkError
@@ -26,7 +21,7 @@ from tests.fuzz.behind import SMALL, OfBytes
 from tests.fuzz.entry import Entry
 from tests.fuzz.peers import StoredTables
 from tests.harness.fake_redis import FakeRedis
-from tests.harness.live_page import a_board
+from tests.harness.live_page import an_admin
 from tests.unit.sources.sharing.pickers import Replica
 
 _WAIT_S = 60.0
@@ -90,19 +85,7 @@ class AdminPages(OfBytes):
 
 @asynccontextmanager
 async def admin_pages(_: Path) -> AsyncIterator[Entry]:
-    ring = DecisionRing(maxlen=10)
-    server = AdminServer(
-        address=Address("127.0.0.1", 0),
-        metrics=Metrics(decisions=ring, state=PickerStatus),
-        decisions=ring,
-        state=PickerStatus,
-        not_ready=str,
-        explain=lambda window_s: {"window_s": window_s},
-        board=a_board(ring, PickerStatus),
-        recording=lambda *_: (b"", 0),
-        hosts=(),
-        policy=lambda: DEFAULT_POLICY,
-    )
+    server = an_admin()
     address = await server.start()
     try:
         yield AdminPages(address)

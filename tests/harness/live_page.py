@@ -34,6 +34,25 @@ def a_board(
     return Board(state=state, decisions=ring, explain=explain, prefixes=prefixes, dry_run=dry_run)
 
 
+def an_admin(
+    ring: DecisionRing | None = None, state: Callable[[], PickerStatus] = PickerStatus, **changes: Any
+) -> AdminServer:
+    """Return a server of the admin pages on any free port. `changes` are its other arguments."""
+    ring = ring or DecisionRing(maxlen=10)
+    usual: dict[str, Any] = {
+        "address": Address("127.0.0.1", 0),
+        "metrics": Metrics(decisions=ring, state=state),
+        "decisions": ring,
+        "state": state,
+        "not_ready": str,
+        "explain": lambda window_s: {"window_s": window_s},
+        "board": a_board(ring, state),
+        "recording": lambda *_: (b"", 0),
+        "policy": lambda: DEFAULT_POLICY,
+    }
+    return AdminServer(**{**usual, **changes})
+
+
 @dataclass
 class Scene:
     """Returns the content of the page. `turn` moves the endpoints' numbers."""
@@ -207,18 +226,7 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
     ring.append(
         RefusalRecord("refused-1", time.time(), 429, "deadline", "the first token would come too late")
     )
-    server = AdminServer(
-        address=Address("127.0.0.1", 0),
-        metrics=Metrics(decisions=ring, state=lambda: scene.status),
-        decisions=ring,
-        state=lambda: scene.status,
-        not_ready=str,
-        explain=_explained,
-        board=board,
-        recording=lambda *_: (b"", 0),
-        hosts=(),
-        policy=lambda: DEFAULT_POLICY,
-    )
+    server = an_admin(ring, lambda: scene.status, explain=_explained, board=board)
     scene.url = f"http://{await server.start()}/"
     try:
         yield scene

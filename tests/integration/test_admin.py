@@ -18,13 +18,11 @@ from yarl import URL
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, EndpointName
-from epp.config.policy import DEFAULT_POLICY
-from epp.observe.telemetry.admin import AdminServer
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.events import Refused
-from tests.harness.live_page import a_board
+from tests.harness.live_page import an_admin
 from tests.unit.observe.telemetry.records import HERE, THERE, began, decision, pick
 
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -59,17 +57,11 @@ class Admin:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(decisions=self.ring, state=lambda: self.status)
-        self.server = AdminServer(
-            address=Address("127.0.0.1", 0),
+        self.server = an_admin(
+            self.ring,
+            lambda: self.status,
             metrics=self.metrics,
-            decisions=self.ring,
-            state=lambda: self.status,
             not_ready=lambda: self.not_ready,
-            explain=lambda window_s: {"window_s": window_s},
-            board=a_board(self.ring, lambda: self.status),
-            recording=lambda *_: (b"", 0),
-            hosts=self.hosts,
-            policy=lambda: DEFAULT_POLICY,
         )
 
     @asynccontextmanager
@@ -222,18 +214,7 @@ async def test_markup_in_names_reaches_the_page_as_json_text_alone(admin: Admin)
 
 
 async def test_an_address_in_use_is_an_os_error_and_stopping_twice_is_harmless(admin: Admin) -> None:
-    second = AdminServer(
-        address=admin.address,
-        metrics=admin.metrics,
-        decisions=admin.ring,
-        state=lambda: admin.status,
-        not_ready=lambda: "",
-        explain=lambda window_s: {"window_s": window_s},
-        board=a_board(admin.ring, lambda: admin.status),
-        recording=lambda *_: (b"", 0),
-        hosts=(),
-        policy=lambda: DEFAULT_POLICY,
-    )
+    second = an_admin(admin.ring, address=admin.address)
     with pytest.raises(OSError, match="in use"):
         await second.start()
     await second.stop()

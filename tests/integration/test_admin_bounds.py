@@ -11,14 +11,10 @@ import aiohttp
 import pytest
 
 from epp.base.types import Address
-from epp.config.policy import DEFAULT_POLICY
-from epp.observe.telemetry.admin import AdminServer, BoundedConnections
-from epp.observe.telemetry.decisions import DecisionRing
-from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import PickerStatus
+from epp.observe.telemetry.admin import BoundedConnections
 from epp.transport.accepting import Acceptor
 from tests.harness.arriving import TURNS, connect_and_stop
-from tests.harness.live_page import a_board
+from tests.harness.live_page import an_admin
 from tests.harness.raw_http import connection, send_raw
 
 HALF = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
@@ -59,22 +55,6 @@ async def test_a_connection_ends_after_its_time() -> None:
     bound = BoundedConnections(ReadySender, limit=3, lifetime_s=0.01)
     async with listening(bound) as address, connection(address) as (reader, _):
         assert await reader.read() == b"ready\n"
-
-
-def an_admin() -> AdminServer:
-    ring = DecisionRing(maxlen=1)
-    return AdminServer(
-        address=Address("127.0.0.1", 0),
-        metrics=Metrics(decisions=ring, state=PickerStatus),
-        decisions=ring,
-        state=PickerStatus,
-        not_ready=str,
-        explain=lambda window_s: {"window_s": window_s},
-        board=a_board(ring, PickerStatus),
-        recording=lambda *_: (b"", 0),
-        hosts=(),
-        policy=lambda: DEFAULT_POLICY,
-    )
 
 
 @pytest.mark.parametrize("turns", TURNS)

@@ -13,36 +13,19 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from epp.base.errors import ConfigError
-from epp.base.types import Address
 from epp.observe.misses.command import fetch
 from epp.observe.recording.command import RecordOptions, record
 from epp.observe.recording.tap import Tap
-from epp.observe.telemetry.admin import AdminServer
-from epp.observe.telemetry.decisions import DecisionRing
-from epp.observe.telemetry.metrics import Metrics
-from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.picker import Picker
 from epp.tools.replay.reading import read
-from tests.harness.live_page import a_board
+from tests.harness.live_page import an_admin
 from tests.harness.processes import wait_until
 from tests.unit.picker.picker_questions import a_picker, ask, serve, text
 
 
 @asynccontextmanager
 async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
-    ring, status = DecisionRing(maxlen=10), PickerStatus()
-    admin = AdminServer(
-        address=Address("127.0.0.1", 0),
-        metrics=Metrics(decisions=ring, state=lambda: status),
-        decisions=ring,
-        state=lambda: status,
-        not_ready=str,
-        explain=lambda _: {},
-        board=a_board(ring, lambda: status),
-        recording=tap.read,
-        hosts=(),
-        policy=lambda: picker.policy,
-    )
+    admin = an_admin(recording=tap.read, policy=lambda: picker.policy)
     address = await admin.start()
     try:
         yield f"http://{address}"
