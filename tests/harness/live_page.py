@@ -48,6 +48,7 @@ def an_admin(
         "explain": lambda window_s: {"window_s": window_s},
         "board": a_board(ring, state),
         "recording": lambda *_: (b"", 0),
+        "hosts": (),
         "policy": lambda: DEFAULT_POLICY,
     }
     return AdminServer(**{**usual, **changes})

@@ -62,6 +62,7 @@ class Admin:
             lambda: self.status,
             metrics=self.metrics,
             not_ready=lambda: self.not_ready,
+            hosts=self.hosts,
         )
 
     @asynccontextmanager
