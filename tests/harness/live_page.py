@@ -38,7 +38,7 @@ def an_admin(
     ring: DecisionRing | None = None, state: Callable[[], PickerStatus] = PickerStatus, **changes: Any
 ) -> AdminServer:
     """Return a server of the admin pages on any free port. `changes` are its other arguments."""
-    ring = ring or DecisionRing(maxlen=10)
+    ring = DecisionRing(maxlen=10) if ring is None else ring
     usual: dict[str, Any] = {
         "address": Address("127.0.0.1", 0),
         "metrics": Metrics(decisions=ring, state=state),
