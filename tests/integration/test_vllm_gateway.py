@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ PREFIX_WORDS = 1230
 """A little over 2,000 tokens."""
 RESPONSES = "/v1/responses"
 MATCHED = "epp_matched_tokens_total"
-Figure = Callable[[str], None]
 Servers = tuple[VllmServer, VllmServer]
 
 
@@ -73,7 +72,7 @@ def shown(share: float) -> str:
 
 
 async def test_a_repeated_prefix_keeps_to_one_server_with_the_predicted_hits(
-    tmp_path: Path, vllm_servers: Servers, figure: Figure
+    tmp_path: Path, vllm_servers: Servers
 ) -> None:
     policy = {"sampling": {"share": 0.0}}  # the picker learns only from the counters
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
@@ -95,11 +94,11 @@ async def test_a_repeated_prefix_keeps_to_one_server_with_the_predicted_hits(
         later = [answer for row in answers for answer in row[1:]]
         off = [error(a.predicted_tokens, a.cached_tokens) for a in later]
         sizes = [error(a.decision["prompt_tokens"], a.prompt_tokens) for a in later]
-        figure(f"50 requests: predicted {matched:.0f}, hits {hits:.0f} tokens: {shown(error(matched, hits))}")
-        figure(
+        print(f"50 requests: predicted {matched:.0f}, hits {hits:.0f} tokens: {shown(error(matched, hits))}")
+        print(
             f"single requests: hits {shown(min(off))} to {shown(max(off))}, prompt {shown(min(sizes))} to {shown(max(sizes))}"
         )
-        figure(f"{learned:.3f} bytes a token learned; {later[0].prompt_tokens} tokens in the first prompt")
+        print(f"{learned:.3f} bytes a token learned; {later[0].prompt_tokens} tokens in the first prompt")
         assert all(len(chosen(row)) == 1 for row in answers)
         assert all(a.decision["served"] == gateway.server(a.decision["chosen"]).address for a in later)
         assert matched == sum(a.predicted_tokens for row in answers for a in row)
@@ -108,7 +107,7 @@ async def test_a_repeated_prefix_keeps_to_one_server_with_the_predicted_hits(
 
 
 async def test_adapters_and_salts_share_no_prefix_and_keep_to_their_server(
-    tmp_path: Path, vllm_servers: Servers, figure: Figure
+    tmp_path: Path, vllm_servers: Servers
 ) -> None:
     async with running_vllm_gateway(tmp_path, vllm_servers) as gateway:
         prompt = prose("common to adapters and salts", words=PREFIX_WORDS)
@@ -138,7 +137,7 @@ async def test_adapters_and_salts_share_no_prefix_and_keep_to_their_server(
             ]
             assert chosen(others) == {first[n].decision["chosen"]}
             assert {a.decision["reason"] for a in others} == {"lora"}
-        figure(
+        print(
             f"first {[a.cached_tokens for a in first]}, again {[a.cached_tokens for a in again]} tokens hit"
         )
 

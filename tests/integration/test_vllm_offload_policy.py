@@ -11,7 +11,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +73,11 @@ def test_uses_by_a_request_after_a_reset_count_again(answers: dict[str, Any]) ->
     assert answers["after a reset"] == 1
 
 
-def test_cpu_backend_still_needs_the_copies_that_the_server_below_is_given(
-    answers: dict[str, Any],
-) -> None:
-    assert answers["cpu backend"] == ("CPU Offloading is currently only supported on CUDA-alike and XPU GPUs")
-
-
-def test_random_histories_keep_the_invariants(
-    answers: dict[str, Any],
-) -> None:
-    # Blocks were evicted in each run, and the invariants were checked at every step.
-    assert min(answers["history"]) > 100
-
-
 @pytest.mark.parametrize("trace", ["steady", "drifting"])
-def test_more_of_a_zipf_trace_is_found_than_with_lru_and_arc(
-    answers: dict[str, Any], trace: str, figure: Callable[[str], None]
-) -> None:
+def test_more_of_a_zipf_trace_is_found_than_with_lru_and_arc(answers: dict[str, Any], trace: str) -> None:
     found = answers[trace]
     for policy, one in found.items():
-        figure(f"{trace}, {policy}: {', '.join(f'{name} {value:.3g}' for name, value in one.items())}")
+        print(f"{trace}, {policy}: {', '.join(f'{name} {value:.3g}' for name, value in one.items())}")
     assert found[OURS]["hit rate"] > max(found[policy]["hit rate"] for policy in ("lru", "arc"))
 
 

@@ -7,14 +7,12 @@ tests are skipped and name the command that builds it, or fail if PREFIX_GATEWAY
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.harness.prepared import prepared
 from tests.vllm_env import environment, server
-
-_FIGURE = "figure"
 
 
 @pytest.fixture(scope="session")
@@ -56,20 +54,3 @@ def vllm_servers(
     dead = [one for one in _two_servers if not one.running]
     server.start_all(dead)
     return _two_servers
-
-
-@pytest.fixture
-def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Return a function that takes a line about a measurement. The lines of all tests stand at the end of the
-    run.
-    """
-    return lambda line: record_property(_FIGURE, line)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [r for outcome in ("passed", "failed") for r in terminalreporter.stats.get(outcome, [])]
-    figures = [(r.nodeid, value) for r in reports for key, value in r.user_properties if key == _FIGURE]
-    if figures:
-        terminalreporter.section("measured on vLLM")
-    for test, value in figures:
-        terminalreporter.write_line(f"{test.rpartition('::')[2]}: {value}")

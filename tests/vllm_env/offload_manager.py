@@ -18,7 +18,6 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
-from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 MODULE = "model_server.pods.vllm.offload_policy"
 OURS = "UsesCachePolicy"
@@ -127,56 +126,6 @@ def uses_after_a_reset() -> int:
     return uses
 
 
-def what_the_cpu_backend_says() -> str:
-    """Return what the CPU backend tells a worker that copies between the backend and main memory."""
-    spec = CPUOffloadingSpec.__new__(CPUOffloadingSpec)  # the sizes that it receives do not matter
-    spec._worker = None  # noqa: SLF001 - vLLM's constructor, which is not run, sets it
-    try:
-        spec.get_worker(None)
-    except Exception as error:  # noqa: BLE001 # vLLM raises no narrower one
-        return str(error)
-    return "yes"
-
-
-def random_history(*, seed: int, steps: int = 1500) -> int:
-    """Make stores and reads that overlap, fail and are reset. Return how many chunks were evicted."""
-    rng = random.Random(seed)
-    manager = manager_with(OURS, num_chunks=24)
-    storing: list[tuple[list[OffloadKey], ReqContext]] = []
-    reading: list[tuple[list[OffloadKey], ReqContext]] = []
-    evicted = 0
-    for _ in range(steps):
-        which = rng.randrange(12)
-        prompt = [f"{which}.{n}" for n in range(rng.randrange(1, 9))]
-        context = context_of(prompt)
-        keys = keys_of(prompt)
-        ready = [key for key in keys if manager.lookup(key, context) is LookupResult.HIT]
-        match rng.choice(["store", "store", "read", "stored", "stored", "was read", "reset"]):
-            case "store":
-                if (output := manager.prepare_store(keys, context)) is not None:
-                    evicted += len(output.evicted_keys)
-                    assert not set(output.evicted_keys) & set(keys)
-                    storing.append((output.keys_to_store, context))
-            case "read" if ready:
-                manager.prepare_load(ready, context)
-                reading.append((ready, context))
-            case "stored" if storing:
-                done, its = storing.pop(rng.randrange(len(storing)))
-                manager.complete_store(done, its, success=rng.random() < 0.8)
-                manager.on_request_finished(its)
-            case "was read" if reading:
-                done, its = reading.pop(rng.randrange(len(reading)))
-                manager.complete_load(done, its)
-                manager.on_request_finished(its)
-            case "reset" if rng.random() < 0.02:
-                manager.reset_cache()
-                storing, reading = [], []
-        eviction_policy_of(manager).check_integrity()
-        for busy, _ in storing + reading:
-            assert all(eviction_policy_of(manager).get(key) is not None for key in busy)
-    return evicted
-
-
 def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tuple[int, int]]:
     """Return prefix and question of each request.
     `drift`: a tenth of the ranks change places every fiftieth request.
@@ -215,8 +164,6 @@ def main() -> None:
         "order": order_of_eviction,
         "in flight": what_is_in_flight,
         "after a reset": uses_after_a_reset,
-        "cpu backend": what_the_cpu_backend_says,
-        "history": lambda: [random_history(seed=seed) for seed in (1, 2, 3)],
     }
     for name, drift in (("steady", False), ("drifting", True)):
         questions[name] = partial(
