@@ -1,42 +1,144 @@
-"""The decisions of flow control as clients of the whole gateway see them. test_flow_envoy has the cases that
-depend on the transport.
+"""Requests that flow control holds, through the real Envoy. They wait longer than Envoy would wait for a
+picker, and no request is lost.
+
+The policy says that servers compute one token a second, so one prompt keeps a server busy for a minute. A
+metrics page without a running request then says that the server is free.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness.held_requests import begin, busy, free, wait_for
+from tests.harness.backend import Behaviour
+from tests.harness.client import Reply
+from tests.harness.envoy import EXT_PROC
+from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.processes import wait_until
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
+
+PATIENCE_S = 1.0
+"""How long Envoy waits for the picker, unless the picker says that a request is held."""
+RUNNING = "vllm:num_requests_running"
+FLOW = {"mode": "Hold", "objectives": {"person": 10}}
+
+
+@asynccontextmanager
+async def busy(directory: Path, flow: dict[str, Any] | None = None, **fields: Any) -> AsyncIterator[Gateway]:
+    """Run a gateway whose one server has work for a minute."""
+    policy = {
+        "cost": {"prefillTokensPerSecond": 1},
+        "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
+        "flow": {**FLOW, **(flow or {})},
+    }
+    async with running_gateway(directory, backends=1, policy=policy, **fields) as gateway:
+        backend = gateway.backends[0]
+        backend.metrics[RUNNING] = 1
+        held = backend.behaviour.before_last
+        held.shut()
+        async with gateway.client.stream("first " * 40) as first:
+            await held.wait_waiting(1)
+            backend.behaviour = Behaviour()  # the picker answers later requests at once
+            yield gateway
+            held.open()
+            await first.rest()
+
+
+async def begin(gateway: Gateway, *names: str, **headers: str) -> list[asyncio.Task[Reply]]:
+    """Send requests one after the other. Each waits at the picker."""
+    tasks = []
+    for name in names:
+        before = await waiting(gateway)
+        tasks.append(asyncio.create_task(gateway.client.complete(f"{name} " * 40, headers=headers)))
+        await wait_for(gateway, before + 1)
+    return tasks
+
+
+async def waiting(gateway: Gateway) -> float:
+    return await gateway.picker.metric("epp_flow_waiting_requests")
+
+
+async def wait_for(gateway: Gateway, count: float) -> None:
+    """Wait until this many requests wait. The error of a failure says where the other requests are."""
+
+    async def reached() -> bool:
+        return await waiting(gateway) == count
+
+    try:
+        await wait_until(reached, what=f"{count:g} requests wait")
+    except AssertionError as error:
+        names = ("epp_flow_waiting_requests", "epp_in_flight", "epp_refused_total", "epp_overload_ratio")
+        error.add_note(", ".join([f"{name}: {await gateway.picker.metric(name):g}" for name in names]))
+        raise
+
+
+def free(gateway: Gateway) -> None:
+    for backend in gateway.backends:
+        backend.metrics[RUNNING] = 0
+
+
+async def test_request_waits_longer_than_envoys_patience_and_is_served_by_pick(tmp_path: Path) -> None:
+    async with busy(tmp_path, envoy={"messageTimeoutSeconds": PATIENCE_S}) as gateway:
+        [task] = await begin(gateway, "second", **{"x-request-id": "held"})
+        await asyncio.sleep(2 * PATIENCE_S)  # The test is that nothing happens in this time.
+        assert not task.done()
+        free(gateway)
+        reply = await task
+        assert reply.status == 200
+        decision = await gateway.picker.decision("held")
+        assert decision is not None
+        assert decision["waited_s"] > PATIENCE_S
+        assert await gateway.envoy.bypassed() == 0
+        assert await gateway.envoy.stat(f"{EXT_PROC}message_timeouts") == 0
+        assert await waiting(gateway) == 0
+
+
+async def test_a_request_is_refused_before_envoy_stops_waiting_for_it(tmp_path: Path) -> None:
+    async with busy(
+        tmp_path, envoy={"messageTimeoutSeconds": PATIENCE_S, "maxMessageTimeoutSeconds": 2 * PATIENCE_S}
+    ) as gateway:
+        reply = await gateway.client.complete("second " * 40)
+        assert (reply.status, reply.json()["error"]["code"]) == (429, "flow_ttl")
+        assert await gateway.envoy.bypassed() == 0
+
+
+async def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
+    async with busy(tmp_path, {"inAll": {"maxRequests": 1}}) as gateway:
+        [task] = await begin(gateway, "second")
+        full = await gateway.client.complete("third " * 40)
+        assert (full.status, full.json()["error"]["code"]) == (429, "flow_full")
+        task.cancel()
+        await wait_for(gateway, 0)
+        assert await gateway.picker.metric("epp_in_flight") == 1
+        [task] = await begin(gateway, "fourth")
+        free(gateway)
+        assert (await task).status == 200
+
+
+@pytest.mark.parametrize("drain_s", [30, 0])
+async def test_a_picker_that_drains_sends_all_waiting_requests(tmp_path: Path, drain_s: int) -> None:
+    """It does so even without time to drain. The request that is being answered may then bypass it."""
+    async with busy(tmp_path, drainSeconds=drain_s) as gateway:
+        tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))
+        gateway.picker.process.signal(signal.SIGTERM)
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [200] * 5
+        assert len(gateway.backends[0].prompts) == 6
+        assert await gateway.picker.process.wait() == 0
+        assert await gateway.envoy.bypassed() <= (drain_s == 0)
 
 
 async def test_where_envoy_cannot_be_asked_to_wait_no_request_is_held(tmp_path: Path) -> None:
     async with busy(tmp_path, envoy={"maxMessageTimeoutSeconds": 0}) as gateway:
         assert (await gateway.client.complete("second " * 40)).status == 200
-        assert await gateway.envoy.bypassed() == 0
-
-
-async def test_many_clients_that_leave_take_no_place_from_those_that_wait(tmp_path: Path) -> None:
-    async with busy(tmp_path, {"inAll": {"maxRequests": 20}}) as gateway:
-        tasks = await begin(gateway, "first-stays", "second-stays")
-        for _ in range(10):
-            # A request that is routed unread does not wait. Of more than 15 at once, some may be unread.
-            await gateway.picker.reads_bodies()
-            leaving = [asyncio.create_task(gateway.client.complete(f"{n} " * 40)) for n in range(15)]
-            await wait_for(gateway, 17)
-            for task in leaving:
-                task.cancel()
-            await wait_for(gateway, 2)
-        assert await gateway.picker.metric("epp_in_flight") == 1
-        assert await gateway.picker.metric("epp_refused_total") == 0
-        free(gateway)
-        assert [reply.status for reply in await asyncio.gather(*tasks)] == [200, 200]
-        assert len(gateway.backends[0].prompts) == 3, "requests whose clients left reached no server"
         assert await gateway.envoy.bypassed() == 0
 
 
@@ -51,3 +153,25 @@ async def test_bodies_of_many_megabytes_wait_within_their_bound(tmp_path: Path) 
         assert (refused.status, refused.json()["error"]["code"]) == (429, "flow_full")
         free(gateway)
         assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
+
+
+async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
+    async with busy(tmp_path) as gateway:
+        tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))
+        bypassed = await gateway.envoy.bypassed()
+        gateway.picker.process.kill()
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [200] * 5
+        # The request that is being answered may add one.
+        assert await gateway.envoy.bypassed() >= bypassed + 5
+        assert len(gateway.backends[0].prompts) == 6
+
+
+async def test_where_requests_may_not_pass_a_killed_picker_all_that_wait_get_503(tmp_path: Path) -> None:
+    async with busy(tmp_path, holdStreams=False, envoy={"failOpen": False}) as gateway:
+        tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))
+        gateway.picker.process.kill()
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [503] * 5
+        assert await gateway.envoy.bypassed() == 0
+        assert len(gateway.backends[0].prompts) == 1

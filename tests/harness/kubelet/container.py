@@ -243,14 +243,11 @@ class Container:
         process = self._process
         assert process is not None
         target = self._around.target(self.execute)
-        post_start = self.spec.get("lifecycle", {}).get("postStart")
         probing = asyncio.create_task(self._probe(target), name=f"probes of {self.name}")
         ended = asyncio.create_task(process.shim.wait(), name=f"end of {self.name}")
         failed = asyncio.create_task(self._failed_probe.wait(), name=f"liveness of {self.name}")
         stopped = asyncio.create_task(self._stop_asked.wait(), name=f"stop of {self.name}")
         try:
-            if post_start and not await probes.act(post_start, target, timeout_s=self._around.grace_s):
-                self._failed_probe.set()
             await asyncio.wait({ended, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 own_grace = time.monotonic() + self._around.grace_s

@@ -349,10 +349,7 @@ class Pod:
         uid = security.get("runAsUser", image.uid)
         if security.get("runAsNonRoot") and uid == 0:
             raise ConfigError("container has runAsNonRoot and image will run as root")
-        groups = [
-            *security.get("supplementalGroups", []),
-            *([security["fsGroup"]] if "fsGroup" in security else []),
-        ]
+        groups = [security["fsGroup"]] if "fsGroup" in security else []
         return {
             "network_fd": self._network.fd,
             "host_name": pod["metadata"]["name"],
@@ -365,7 +362,7 @@ class Pod:
             if "ALL" in security.get("capabilities", {}).get("drop", [])
             else list(range(41)),
             "no_new_privileges": security.get("allowPrivilegeEscalation") is False,
-            "directory": entry.get("workingDir", image.directory),
+            "directory": image.directory,
             "image_root": image.root,
             "variables": resolved,
             "command": _command(entry, image, resolved),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.harness.kubelet.api import Api, JsonObject
-from tests.harness.kubelet.variables import ConfigError, Sources, field, resource
+from tests.harness.kubelet.variables import ConfigError, Sources, field
 
 _TOKEN_RENEWAL: Final = 0.8
 """A service-account token is fetched again after this part of its life, as in a kubelet."""
@@ -45,8 +45,6 @@ class PodVolumes:
             path = self.path(volume["name"])
             if "emptyDir" in volume:
                 self._make_empty(path)
-            elif "hostPath" in volume:
-                raise ConfigError("hostPath volumes are not for pods of this chart's kind")
             else:
                 self._write(path, await self._content(volume))
 
@@ -74,7 +72,13 @@ class PodVolumes:
         if kind == "serviceAccountToken":
             return {source["path"]: (await self._token(source), mode)}
         if kind == "downwardAPI":
-            return {item["path"]: (self._downward(item), item.get("mode", mode)) for item in source["items"]}
+            return {
+                item["path"]: (
+                    field(item["fieldRef"]["fieldPath"], self._pod).encode(),
+                    item.get("mode", mode),
+                )
+                for item in source["items"]
+            }
         if kind == "configMap":
             name, values = source["name"], await self._sources.config_map(source["name"])
         elif kind == "secret":
@@ -87,13 +91,6 @@ class PodVolumes:
                 return {}
             raise ConfigError(f"{kind} {name} not found")
         return _chosen(values, source, mode=mode, name=name)
-
-    def _downward(self, item: JsonObject) -> bytes:
-        if "fieldRef" in item:
-            return field(item["fieldRef"]["fieldPath"], self._pod).encode()
-        reference = item["resourceFieldRef"]
-        containers = {c["name"]: c for c in self._pod["spec"]["containers"]}
-        return resource(reference, containers[reference["containerName"]]).encode()
 
     async def _token(self, source: JsonObject) -> bytes:
         known, renew_at = self._tokens.get(source["path"], (b"", 0.0))
