@@ -42,7 +42,6 @@ examples:
   make bench-dataplane ARGS=--quick               under 90 seconds
   make bench-dataplane ARGS=--thousand            only 1,000 endpoints beside 4, in two minutes
   make bench-dataplane ARGS="--against ../old"    compare this picker with the picker of another checkout
-  make bench-dataplane ARGS="--quick --profile picker.prof" && python -m pstats picker.prof
 """
 
 
@@ -62,15 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds for each load (default 5)")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="compare with the picker of the checkout in DIR"
-    )
-    parser.add_argument(
-        "--profile",
-        type=Path,
-        metavar="FILE",
-        help="run our picker under cProfile; its figures are then meaningless",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="seed of the prompts and of the order (default 1)"
     )
     return parser
 
@@ -98,13 +88,12 @@ async def _measure(plan: Plan, args: argparse.Namespace, progress: _Progress) ->
     with tempfile.TemporaryDirectory(prefix="dataplane-") as directory:
         progress("starting Envoy, the pickers, the floor and the model servers")
         other = args.against.resolve() if args.against else None
-        profile = args.profile.resolve() if args.profile else None
-        async with running_rig(Path(directory), endpoints=4, other=other, profile=profile) as rig:
+        async with running_rig(Path(directory), endpoints=4, other=other) as rig:
             bench = Bench(
                 rig,
                 rounds=args.rounds or plan.rounds,
                 turn_s=plan.turn_s,
-                seed=args.seed,
+                seed=1,
                 report=progress,
             )
             for prompt_kb in plan.alone_kb:

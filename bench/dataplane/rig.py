@@ -120,11 +120,8 @@ async def running_rig(
     *,
     endpoints: int,
     other: Path | None = None,
-    profile: Path | None = None,
 ) -> AsyncIterator[Rig]:
-    """Run the rig. `other` is a second checkout, whose picker takes part as a variant. `profile` is the
-    file for cProfile's output of our picker.
-    """
+    """Run the rig. `other` is a second checkout, whose picker takes part as a variant."""
     port = free_port()
     # All addresses of 127/8 are on this machine, so one port is enough for all of them.
     addresses = [Address(f"127.0.{n // 250}.{n % 250 + 1}", port) for n in range(MAX_ENDPOINTS)]
@@ -146,7 +143,6 @@ async def running_rig(
             directory,
             addresses[:endpoints],
             other=other,
-            profile=profile,
         )
         variants = [v for v in VARIANTS.values() if v.picker is None or v.picker in running]
         listeners = dict(zip([v.name for v in variants], free_ports(len(variants)), strict=True))
@@ -165,11 +161,7 @@ async def running_rig(
             _addresses=addresses,
         )
         await rig.set_endpoints(endpoints)
-        try:
-            yield rig
-        finally:
-            if profile is not None:
-                await running["ours"].terminate()
+        yield rig
 
 
 async def _start(
@@ -180,7 +172,6 @@ async def _start(
     addresses: Sequence[Address],
     *,
     other: Path | None,
-    profile: Path | None,
 ) -> dict[Process, Path]:
     """Start the pickers and the floor. Return where each listens."""
     for name, config in pickers.items():
@@ -189,7 +180,6 @@ async def _start(
                 config,
                 directory=directory / name,
                 checkout=other if name == "other" else None,
-                profile=profile if name == "ours" else None,
             )
         )
     sockets = {name: _socket(config) for name, config in pickers.items()}
@@ -242,13 +232,10 @@ async def _running_picker(
     *,
     directory: Path,
     checkout: Path | None = None,
-    profile: Path | None = None,
 ) -> AsyncIterator[ManagedProcess]:
     """Run `epp serve` of this checkout or of another checkout."""
-    profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     args: list[str | Path] = [
         sys.executable,
-        *profiler,
         "-m",
         "epp",
         "serve",

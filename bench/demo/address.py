@@ -7,11 +7,10 @@ There is one file for each demo, named by its process. A killed demo leaves its 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,27 +19,21 @@ DIRECTORY: Final = Path(__file__).resolve().parents[2] / "out" / "demo"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Addresses of one demo."""
+    """The address of one demo."""
 
     pid: int
     gateway: str
-    admin: str
-    """The picker's admin address."""
-    policy_file: str
-    servers: Sequence[str]
 
 
 @contextmanager
-def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
-    """Announce `place`, so that other programs can find it until the block ends. In a checkout that is not
-    writable, they cannot find it.
+def announced(gateway: str, *, directory: Path = DIRECTORY) -> Iterator[None]:
+    """Announce this process's gateway, so that other programs can find it until the block ends. In a checkout
+    that is not writable, they cannot find it.
     """
-    file = directory / f"{place.pid}.json"
+    file = directory / f"{os.getpid()}.address"
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(place)))
-        fresh.rename(file)
+        file.write_text(gateway)
     try:
         yield
     finally:
@@ -50,15 +43,13 @@ def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
 
 def running(*, directory: Path = DIRECTORY) -> list[Place]:
     """Return all running demos of this checkout, the latest first."""
-    files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    return [place for file in files if (place := _read(file)) is not None]
+    files = sorted(directory.glob("*.address"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [Place(int(file.stem), file.read_text()) for file in files if _alive(int(file.stem))]
 
 
-def _read(file: Path) -> Place | None:
-    """Return the addresses in a file, or None if the demo has ended."""
+def _alive(pid: int) -> bool:
     try:
-        place = Place(**json.loads(file.read_text()))
-        os.kill(place.pid, 0)
-    except (OSError, ValueError, TypeError):
-        return None
-    return place
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import shutil
 import sys
@@ -20,7 +19,7 @@ from typing import Final, TypeVar
 
 import aiohttp
 
-from bench.demo.address import Place, announced
+from bench.demo.address import announced
 from bench.demo.counters import cpu_spent_s, scrape
 from bench.demo.fleet import DemoError, Fleet, running_fleet
 from bench.demo.load import Run, ask, drive
@@ -71,19 +70,9 @@ async def run_demo(options: Options) -> None:
             print(f"Ready after {time.monotonic() - began:.1f} s: {fleet.envoy.url}\n", flush=True)
             last_request_id = await _guarded(fleet, _compare(fleet, options))
             if not options.once:
-                with announced(_place(fleet)):
+                with announced(fleet.envoy.url):
                     print(invitation(fleet, rule=options.rules[-1], request_id=last_request_id), flush=True)
                     await fleet.guard()
-
-
-def _place(fleet: Fleet) -> Place:
-    return Place(
-        pid=os.getpid(),
-        gateway=fleet.envoy.url,
-        admin=fleet.admin_url,
-        policy_file=fleet.config.policy_file,
-        servers=fleet.server_urls,
-    )
 
 
 async def _compare(fleet: Fleet, options: Options) -> str:

@@ -155,14 +155,6 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between two scrapes (default %(default)s)",
     )
-    add("--lag", type=float, default=0.0, metavar="S", help="age of a metrics page when it is read")
-    add(
-        "--slow",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="speed of the first server, as a multiple of the usual speed",
-    )
     add(
         "--unlike",
         type=int,
@@ -170,8 +162,6 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of servers with half the speed and half the cache",
     )
-    add("--restart", action="store_true", help="one server restarts half-way")
-    add("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
 
 
 def main() -> int:
@@ -226,10 +216,6 @@ def _setting(args: argparse.Namespace) -> Setting:
         replicas=args.replicas,
         share_delay_s=args.share_delay,
         scrape_interval_s=args.scrape_interval,
-        scrape_lag_s=args.lag,
-        slow=args.slow,
-        restart=args.restart,
-        grow=args.grow,
         unlike=args.unlike,
     )
 

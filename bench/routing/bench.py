@@ -21,7 +21,7 @@ from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spe
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape
-from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
+from model_server.sim.fleet import Fleet, FleetPlan, Outcome
 
 CACHE_TOKENS = 512_000
 IN_FLIGHT_AT_CAPACITY = 16
@@ -50,13 +50,6 @@ class Setting:
     share nothing. Other rules never share.
     """
     scrape_interval_s: float = 1.0
-    scrape_lag_s: float = 0.0
-    slow: float = 1.0
-    """The speed of the first server, as a share of the others' speed."""
-    restart: bool = False
-    """True if one server dies half-way and comes back with an empty cache."""
-    grow: int = 0
-    """The number of servers that join half-way."""
     unlike: int = 0
     """The number of servers, from the first on, that have half the speed and half the cache."""
 
@@ -129,18 +122,13 @@ def outcome_of(run: Run) -> Outcome:
 
 
 def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
-    half_s = arrivals_s / 2
-    changes = [Change(at_s=half_s, restart="pod-1")] if setting.restart else []
-    changes += [Change(at_s=half_s, add=f"pod-{setting.num_servers + n}") for n in range(setting.grow)]
     return FleetPlan(
         shape=shape_of(spec),
         num_servers=setting.num_servers,
-        speeds=(0.5,) * setting.unlike or ((setting.slow,) if setting.slow != 1.0 else ()),
+        speeds=(0.5,) * setting.unlike,
         cache_shares={f"pod-{n}": 0.5 for n in range(setting.unlike)},
         scrape_interval_s=setting.scrape_interval_s,
-        scrape_lag_s=setting.scrape_lag_s,
         num_scrapers=setting.replicas,
-        changes=tuple(changes),
         horizon_s=arrivals_s + GRACE_S,
     )
 
@@ -185,7 +173,7 @@ def calibrate(
         workload=workload, rule=CALIBRATION_RULE, load=1.0, seed=0, setting=replace(setting, replicas=1)
     )
     in_flight *= setting.num_servers
-    servers = Setting(num_servers=setting.num_servers, unlike=setting.unlike, slow=setting.slow)
+    servers = Setting(num_servers=setting.num_servers, unlike=setting.unlike)
     plan = replace(plan_of(servers, spec, arrivals_s=1e9), horizon_s=1e9)
     if spec.make is not None:
         count = max(200, 3 * in_flight, int(spec.num_requests * setting.scale))

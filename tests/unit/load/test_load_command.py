@@ -78,11 +78,7 @@ def test_the_report_has_figures_failures_and_verdict_and_is_read_back(tmp_path: 
 
 
 def test_a_running_demo_is_found_and_a_killed_demo_is_ignored(tmp_path: Path) -> None:
-    place = Place(os.getpid(), "http://gw", "http://admin", "/policy.yaml", ["http://s1"])
-    with announced(place, directory=tmp_path):
-        assert running(directory=tmp_path) == [place]
-    (tmp_path / "1.json").write_text(
-        '{"pid": 999999999, "gateway": "", "admin": "", "policy_file": "", "servers": []}'
-    )
-    (tmp_path / "2.json").write_text("half a fi")
+    (tmp_path / "999999999.address").write_text("http://killed")
+    with announced("http://gw", directory=tmp_path):
+        assert running(directory=tmp_path) == [Place(os.getpid(), "http://gw")]
     assert running(directory=tmp_path) == []
