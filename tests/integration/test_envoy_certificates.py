@@ -5,20 +5,13 @@ new certificate.
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import pytest
 
 from epp.base.types import Address
-from epp.config.envoy import Envoy
-from epp.config.listening import Listen
-from epp.config.settings import Config
-from epp.config.tls import Tls
-from epp.serve.envoy import sds
 from tests.harness.certificate import CERTIFICATE, write_tls
 from tests.harness.envoy import PICKER
 from tests.harness.gateway import Gateway, running_gateway, running_picker
@@ -85,32 +78,6 @@ async def test_a_picker_with_a_renewed_certificate_is_asked_as_before(
                 return await shown_certificate(address) == RENEWED
 
             await wait_until(renewed, what="clients see the renewed certificate")
-
-
-def secret(config: Config, name: str) -> Any:
-    (resource,) = json.loads(Path(sds.path(config, name)).read_bytes())["resources"]
-    assert resource["name"] == name
-    return resource
-
-
-@pytest.mark.core
-def test_envoy_trusts_the_ca_or_else_the_certificate_itself(
-    tmp_path: Path,
-) -> None:
-    tls = Tls(cert_file="/c/tls.crt", key_file="/c/tls.key")
-    config = Config(
-        endpoints_file="e.yaml",
-        listen=Listen(tls=tls),
-        envoy=Envoy(eds_file=str(tmp_path / "eds.json")),
-    )
-    for ca_file, trusted in (("", "/c/tls.crt"), ("/ca/ca.crt", "/ca/ca.crt")):
-        named = msgspec.structs.replace(tls, ca_file=ca_file)
-        sds.write(msgspec.structs.replace(config, listen=Listen(tls=named)))
-        assert secret(config, sds.PICKER_TRUST)["validation_context"] == {
-            "trusted_ca": {"filename": trusted},
-            "watched_directory": {"path": str(Path(trusted).parent)},
-        }
-    assert [path.name for path in tmp_path.iterdir()] == ["eds.picker-trust.json"]
 
 
 RENEWED: Final = """\

@@ -83,19 +83,6 @@ async def test_a_picker_that_stops_on_sigterm_cuts_nothing(
         await let_go(gateway, answers)
 
 
-async def test_after_one_of_two_workers_is_killed_no_request_bypasses_the_picker(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, workers=2) as gateway:
-        # The supervisor is stopped, so that it does not start the dead worker again.
-        gateway.picker.process.signal(signal.SIGSTOP)
-        victim, _ = gateway.picker.worker_pids()
-        os.kill(victim, signal.SIGKILL)
-        await gateway.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
-        before = await gateway.envoy.bypassed()
-        replies = await asyncio.gather(*(gateway.client.complete(f"{n}") for n in range(24)))
-        assert [r.status for r in replies] == [200] * 24
-        assert await gateway.envoy.bypassed() == before
-
-
 @pytest.mark.core
 async def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, workers=2) as gateway:

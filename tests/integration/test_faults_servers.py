@@ -27,19 +27,6 @@ async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:
     return [r.served_by for r in replies]
 
 
-async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_path: Path) -> None:
-    # Scrapes would soon find the dead server. In this test there are none.
-    policy = {"scrape": {"failuresToEject": 100, "intervalSeconds": 10, "staleAfterSeconds": 20}}
-    async with running_gateway(tmp_path, policy=policy) as gateway:
-        await gateway.backends[0].stop()
-        assert "s0" not in await distinct_prompts(gateway)
-        dead = str(gateway.backends[0].address)
-        await wait_until(lambda: len(gateway.envoy.access_log()) == 24, what="all requests are in the log")
-        picked_first = [e for e in gateway.envoy.access_log() if e["picked"].startswith(dead)]
-        assert picked_first, "no request was meant for the dead server, so the test shows nothing"
-        assert await gateway.envoy.bypassed() == 0
-
-
 @pytest.mark.core
 async def test_requests_that_a_killed_server_had_taken_are_served_by_others(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway:
@@ -69,7 +56,7 @@ async def test_a_request_that_ends_its_servers_ends_two_of_four_and_no_more(tmp_
         await distinct_prompts(gateway)
 
 
-@pytest.mark.parametrize("page", ["hang", "garbage", "huge", "error"])
+@pytest.mark.parametrize("page", ["hang", "garbage"])
 async def test_routing_goes_on_while_one_server_shows_no_metrics_and_it_returns(
     tmp_path: Path, page: MetricsPage
 ) -> None:
