@@ -4,26 +4,15 @@ by hand.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.cluster_env import environment, envoy_gateway
 from tests.cluster_env.control_plane import ControlPlane
-from tests.harness.build_command import build_and_tell, exit_status, sayer
+from tests.harness.build_command import build_and_tell, command_line, sayer
 
 _say = sayer("cluster-env")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster_env", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="build the cached tools unless they exist")
-    commands.add_parser("lock", help="write requirements/cluster*.txt and the indirect part of go.mod anew")
-    commands.add_parser("up", help="run a control plane until interrupted, and say how to reach it")
-    command: str = parser.parse_args().command
-    return exit_status("cluster-env", {"build": build, "lock": environment.lock, "up": up}[command])
 
 
 def build() -> None:
@@ -47,4 +36,4 @@ def up() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line("cluster-env", __doc__, {"build": build, "lock": environment.lock, "up": up}))

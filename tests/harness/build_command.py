@@ -1,12 +1,13 @@
-"""The common part of the commands that prepare cached things: their messages, their summary, and their exit
-status.
+"""The common part of the commands that prepare cached things: their words, their messages, their summary, and
+their exit status.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.harness.cached_builds import BuildFailedError, folder_bytes
@@ -19,10 +20,16 @@ def sayer(name: str) -> Say:
     return lambda line: print(f"{name}: {line}", flush=True)
 
 
-def exit_status(name: str, command: Callable[[], None]) -> int:
-    """Run the command. 1: a build failed; 130: a person stopped it."""
+def command_line(name: str, about: str, commands: Mapping[str, Callable[..., None]]) -> int:
+    """Run one of the commands, with the words that follow its name. 1: a build failed; 130: a person stopped
+    it.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m tests.{name.replace('-', '_')}", description=about)
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
     try:
-        command()
+        commands[args.command](*args.arguments)
     except BuildFailedError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

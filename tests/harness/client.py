@@ -1,10 +1,9 @@
-"""Clients of the gateway: one request and its whole answer, or one answer piece by piece with its times."""
+"""Clients of the gateway: one request and its whole answer, or one answer piece by piece."""
 
 from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    seconds: float
-    """Seconds from the request's start to the answer's end."""
 
     @property
     def served_by(self) -> str:
@@ -38,23 +35,16 @@ class Reply:
 class OpenReply:
     """An answer whose headers came. Its body is read as it comes."""
 
-    def __init__(self, response: aiohttp.ClientResponse, *, started: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
-        self._started = started
         self.status = response.status
         self.served_by = response.headers.get(SERVED_BY, "")
-        self.headers_s = time.monotonic() - started
-        self.first_piece_s: float | None = None
-        """Time to the first byte of the body, the TTFT of a streamed answer."""
 
     async def piece(self) -> bytes:
         """Return the next piece, which is empty at the end. Raise aiohttp.ClientError if the answer
         was cut.
         """
-        data = await self._response.content.readany()
-        if self.first_piece_s is None:
-            self.first_piece_s = time.monotonic() - self._started
-        return data
+        return await self._response.content.readany()
 
     async def rest(self) -> bytes:
         """Return everything that is still to come. Raise aiohttp.ClientError if the answer was cut."""
@@ -80,16 +70,9 @@ class Client:
     async def request(
         self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
-        started = time.monotonic()
         data = None if body is None else io.BytesIO(body)  # aiohttp warns about large bodies as bytes
         async with self._session.request(method, self.url + path, data=data, headers=headers) as response:
-            content = await response.read()
-            return Reply(
-                status=response.status,
-                headers=response.headers,
-                body=content,
-                seconds=time.monotonic() - started,
-            )
+            return Reply(response.status, response.headers, await response.read())
 
     async def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Reply:
         return await self.request("GET", path, headers=headers)
@@ -107,12 +90,11 @@ class Client:
         self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> AsyncIterator[OpenReply]:
         """Send POST /v1/completions with `stream`. Return after the answer's headers."""
-        started = time.monotonic()
         body = _completion(prompt, {"stream": True, **fields})
         async with self._session.post(
             f"{self.url}/v1/completions", data=body, headers=_json_headers(headers)
         ) as response:
-            yield OpenReply(response, started=started)
+            yield OpenReply(response)
 
     @asynccontextmanager
     async def websocket(

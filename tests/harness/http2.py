@@ -29,7 +29,6 @@ class Http2Stream:
     body: bytearray = field(default_factory=bytearray)
     error: str = ""
     """The reason why the stream was cut, or an empty text."""
-    headers_came: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -106,7 +105,6 @@ class Http2Client:
             return
         if isinstance(event, h2.events.ResponseReceived):
             stream.headers = {str(name): str(value) for name, value in event.headers or []}
-            stream.headers_came.set()
         elif isinstance(event, h2.events.DataReceived):
             stream.body += event.data or b""
             self._connection.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id)
@@ -117,7 +115,6 @@ class Http2Client:
 
     def _end(self, stream: Http2Stream, *, error: str = "") -> None:
         stream.error = error
-        stream.headers_came.set()
         stream.over.set()
 
     def _flush(self) -> None:

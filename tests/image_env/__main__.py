@@ -4,23 +4,13 @@ sizes.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
-from tests.harness.build_command import exit_status, sayer
+from tests.harness.build_command import command_line, sayer
 from tests.image_env import environment
 
 _say = sayer("image-env")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.image_env", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="build the images unless they exist")
-    commands.add_parser("lock", help="write requirements/images.txt anew")
-    command: str = parser.parse_args().command
-    return exit_status("image-env", {"build": build, "lock": environment.lock}[command])
 
 
 def build() -> None:
@@ -35,4 +25,4 @@ def build() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line("image-env", __doc__, {"build": build, "lock": environment.lock}))

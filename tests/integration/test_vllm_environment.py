@@ -1,20 +1,14 @@
-"""The environment builder and the launcher, without vLLM: what remains when something goes wrong."""
+"""The launcher of vLLM servers, without vLLM: what remains when something goes wrong."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from tests.vllm_env.cuda_standins import SharedObject, Symbol, plan, source, version_script
 from tests.vllm_env.environment import VllmEnvironment
-
-pytest_plugins = ["pytester"]
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -55,44 +49,3 @@ def test_no_process_of_a_server_outlives_a_launcher_that_is_killed(tmp_path: Pat
             process.send_signal(signal.SIGKILL)
             process.wait()
             assert log.read() == b""  # returns once every process that could write has ended
-
-
-@pytest.mark.parametrize(("required", "outcome"), [("1", "errors"), ("", "skipped")])
-def test_without_environment_test_is_skipped_or_fails_where_it_must_not_be(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, required: str, outcome: str
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path))
-    monkeypatch.setenv("PREFIX_GATEWAY_REQUIRE_VLLM", required)
-    monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
-    pytester.makepyfile("""
-        pytest_plugins = ["tests.vllm_env.fixtures"]
-
-        def test_it(vllm_servers):
-            raise AssertionError("it ran")
-    """)
-    result = pytester.runpytest_subprocess("-p", "no:asyncio", "-rs")
-    result.assert_outcomes(**{outcome: 1})
-    result.stdout.fnmatch_lines(["*python -m tests.vllm_env build*"])
-
-
-def test_a_versioned_symbol_goes_to_the_library_of_its_version() -> None:
-    asking = SharedObject(
-        needed=frozenset({"libcudart.so.13", "libnccl.so.2", "libc.so.6", "libtorch_cpu.so", "libcuda.so.1"}),
-        undefined=frozenset(
-            {
-                Symbol(name="cudaMalloc", version="libcudart.so.13"),
-                Symbol(name="ncclSend", version=""),
-                Symbol(name="malloc", version="GLIBC_2.2.5"),
-                Symbol(name="PyObject_Call", version=""),
-            }
-        ),
-        version_owner={"libcudart.so.13": "libcudart.so.13", "GLIBC_2.2.5": "libc.so.6"},
-    )
-    nothing = SharedObject(needed=frozenset({"libc.so.6"}), undefined=frozenset(), version_owner={})
-    planned = plan({"libtorch_cuda.so": asking, "libtorch_cpu.so": nothing})
-    assert {library: {s.name for s in symbols} for library, symbols in planned.items()} == {
-        "libcudart.so.13": {"cudaMalloc", "ncclSend"},
-        "libnccl.so.2": set(),
-    }
-    assert "int cudaMalloc(void) { return 100; }" in source(planned["libcudart.so.13"])
-    assert version_script(planned["libcudart.so.13"]) == "libcudart.so.13 { global: cudaMalloc; };\n"

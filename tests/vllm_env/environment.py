@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.harness.cached_builds import (
-    UNFINISHED,
     BuildFailedError,
     built_elsewhere,
     cache_folder,
@@ -115,12 +114,6 @@ def lock() -> None:
     target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
     files = ("--override", LOCK_OVERRIDES, LOCK_INPUT, "--output-file", LOCK_FILE)
     run(*uv(), "pip", "compile", *options, *target, *files)
-
-
-def others() -> list[Path]:
-    """Return the environments of other pins or other Pythons in the cache. Other checkouts may use them."""
-    complete = {python.parents[1] for python in cache_folder().glob("vllm-*/bin/python")}
-    return sorted(path for path in complete - {locate().folder} if UNFINISHED not in path.name)
 
 
 def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callable[[str], None]) -> None:

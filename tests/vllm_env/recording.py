@@ -45,7 +45,7 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
         )
         progress("starting two servers")
         start_all([plain, small])
-        progress(f"ready after {plain.ready_after_s:.0f} s, {plain.rss_bytes() / 1e9:.1f} GB each")
+        progress(f"ready after {plain.ready_after_s:.0f} s")
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(small.stop)
             cleanup.callback(plain.stop)

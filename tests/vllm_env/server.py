@@ -190,17 +190,6 @@ class VllmServer:
         self._guard = None
         self._sockets.cleanup()
 
-    def pids(self) -> list[int]:
-        """Return all processes of the server."""
-        if self._process is None:
-            return []
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if _group_of(pid) == self._process.pid]
-
-    def rss_bytes(self) -> int:
-        """Return the resident memory of all its processes. Memory that they share counts in each."""
-        return sum(_resident_bytes(pid) for pid in self.pids())
-
     def log_tail(self, *, lines: int = 30) -> str:
         text = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join([f"--- the last lines of {self.log_path}:", *text[-lines:]])
@@ -309,17 +298,3 @@ def _free_port(host: str) -> int:
             probe.bind((host, port))
             return port
     raise VllmServerError(f"none of 100 ports tried in {_PORTS.start} to {_PORTS.stop} is free")
-
-
-def _group_of(pid: int) -> int:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(pid)
-    return -1
-
-
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    return 0
