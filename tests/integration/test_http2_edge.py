@@ -18,10 +18,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from epp.config.listening import Listen
 from epp.transport import closing, http2_server
 from epp.transport import peer as peer_module
-from epp.transport.http2.frames import Code, Kind, Setting, frame, settings
+from epp.transport.http2.frames import Code, Kind, Setting, settings
 from tests.harness.certificate import write_tls
 from tests.harness.http2_frames import (
-    block,
     continuation,
     data,
     headers,
@@ -32,11 +31,9 @@ from tests.harness.http2_frames import (
     window_update,
 )
 from tests.harness.http2_frames import grpc as message
-from tests.harness.pipe import Pipe
 from tests.integration.test_extproc_server import (
     Exchange,
     ServerRig,
-    health_of,
     never_overloaded,
     response_headers,
     serving_picker,
@@ -179,36 +176,6 @@ async def peers(transport: object) -> list[peer_module.Peer]:
     return list(server.peers)
 
 
-async def test_one_peers_flood_is_served_in_slices() -> None:
-    """One read brings ten thousand messages. Other peers do not have to wait until all of them are
-    handled.
-    """
-    async with (
-        serving_picker() as rig,
-        connected(rig) as (_, writer),
-        grpc.aio.insecure_channel(rig.target) as channel,
-    ):
-        never_overloaded(rig)
-        assert await health_of(channel, "") == 1
-        first_message = message(request_headers(0).SerializeToString())
-        wire = hello() + b"".join(headers(n) + data(n, first_message) for n in range(1, 6001, 2))
-        mine = writer.get_extra_info("sockname")
-        target = next(
-            p
-            for p in await peers(rig.server.transport)
-            if p.transport is not None and p.transport.get_extra_info("peername") == mine
-        )
-        target.data_received(wire)
-        assert target.connection.pending, "the rest of the flood waits for later turns of the loop"
-        served = rig.server.streams
-        assert 0 < served < 3000
-        await asyncio.wait_for(health_of(channel, ""), 60)
-        async with asyncio.timeout(60):
-            while rig.server.streams < 3000:  # noqa: ASYNC110 - the streams are in the product
-                await asyncio.sleep(0.01)
-        writer.write(frame(Kind.GOAWAY, bytes(8)))
-
-
 async def test_handshakes_that_stall_give_way_to_a_newcomer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,35 +230,6 @@ async def test_answers_that_nobody_reads_are_bounded_and_end_their_connection() 
         assert (held.unsent, rig.in_flight()) == (0, 0)
 
 
-async def test_a_data_plane_goes_before_many_polite_health_checks() -> None:
-    """The bytes of all connections come in one iteration of the loop, those of the data plane last."""
-    async with serving_picker() as rig, contextlib.AsyncExitStack() as stack:
-        never_overloaded(rig)
-        server = rig.server.transport.server  # type: ignore[attr-defined]
-        for _ in range(41):
-            await stack.enter_async_context(connected(rig))
-        async with asyncio.timeout(60):
-            while len(server.peers) < 41:  # noqa: ASYNC110 - the set is in the product
-                await asyncio.sleep(0.01)
-        envoy, *others = server.peers
-        asked = b"".join(
-            headers(n, block(replace=[(":path", CHECK)])) + data(n, message(b""), ends=True)
-            for n in range(1, 401, 2)
-        )
-        for peer in others:
-            peer.data_received(hello() + asked)
-        first = message(request_headers(0).SerializeToString())
-        envoy.data_received(hello() + headers(1) + data(1, first))
-        async with asyncio.timeout(60):
-            while rig.server.streams == 0:  # noqa: ASYNC110 - the streams are in the product
-                await asyncio.sleep(0)
-        waiting = sum(peer.connection.pending or bool(peer.inbox) for peer in others)
-        assert waiting > 20, "the health checks of most connections have not had their turn"
-        async with asyncio.timeout(60):
-            while any(peer.connection.pending or peer.inbox for peer in others):  # noqa: ASYNC110 - the same
-                await asyncio.sleep(0)
-
-
 @pytest.mark.slow
 async def test_others_do_not_wait_while_10000_windows_open_by_a_byte() -> None:
     async with (
@@ -325,17 +263,3 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the conditions are in the product
             await asyncio.sleep(0)
-
-
-async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    # This is one turn of the loop, however busy this machine is.
-    monkeypatch.setattr(peer_module, "_TURN_S", 60.0)
-    async with serving_picker() as rig, connected(rig):
-        (peer,) = await peers(rig.server.transport)
-        pipe = Pipe()
-        kept, peer.transport = peer.transport, pipe
-        first = message(request_headers(0).SerializeToString())
-        peer.data_received(hello() + b"".join(headers(n) + data(n, first) for n in (1, 3, 5)))
-        peer.transport = kept
-        assert len(pipe.writes) == 1
-        assert [f.kind for f in split(pipe.written)] == [Kind.SETTINGS, *[Kind.HEADERS, Kind.DATA] * 3]
