@@ -42,11 +42,13 @@ def read_answer(
     event: ResponseHeaders, pick: Pick, asking: Asking, *, modes: Modes, hold: bool
 ) -> AnswerBody | None:
     """Return the reader for the body of this answer. None: nobody has to read the body. hold: the stream
-    stays to the end.
+    stays to the end. A data plane that wants the request's body back cannot be asked for that of the answer.
     """
     context = asking.context
     settings, echoed = context.settings, modes.response_body.echoed
-    comes = modes.response_body is not BodyMode.NONE or (hold and settings.mode_override and _asks(modes))
+    comes = modes.response_body is not BodyMode.NONE or (
+        hold and settings.mode_override and not modes.request_body.echoed
+    )
     found, decision = collect(event.headers), pick.decision
     reader: ResponseReader | None = None
     names: AnswerNames | None = None
@@ -61,13 +63,6 @@ def read_answer(
     if reader is None and names is None:
         return None
     return AnswerBody(reader, names, asked_for=modes.response_body is BodyMode.NONE)
-
-
-def _asks(modes: Modes) -> bool:
-    """Return whether the data plane can be asked for the body of an answer. It accepts no such request
-    in modes where the request's body comes early or is sent back.
-    """
-    return not (modes.early_body or modes.request_body.echoed)
 
 
 def answer_to_headers(

@@ -45,7 +45,6 @@ from epp.protocol.header_names import (
     read_prescribed,
 )
 from epp.protocol.http_events import (
-    PLAIN,
     Action,
     Answer,
     BodyMode,
@@ -179,16 +178,12 @@ class Asking:
             self._trace = head.trace
         return head
 
-    def answers_to_body(
-        self, body: bytes | memoryview, count: int, modes: Modes, *, end_of_stream: bool
-    ) -> Sequence[Action]:
-        """Return the answers to `count` pieces of a body that was held. The body goes on unchanged, or with
-        another name for the model.
+    def body_back(self, body: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Action]:
+        """Return the answers to a body that was held. The body goes on unchanged, or with another name for
+        the model.
         """
         if self.asks_only:
             return ()
-        if not modes.request_body.echoed:
-            return PLAIN[Slot.REQUEST_BODY] * count
         changed, self._changed_body = self._changed_body, None
         return pieces(Slot.REQUEST_BODY, body if changed is None else changed, end_of_stream=end_of_stream)
 

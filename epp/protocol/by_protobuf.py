@@ -96,7 +96,6 @@ def _modes(message: Any) -> Modes:
     return Modes(
         request_body=_body_mode(config.request_body_mode),
         response_body=_body_mode(config.response_body_mode),
-        early_body=config.send_body_without_waiting_for_header_response,
     )
 
 

@@ -23,15 +23,8 @@ class BodyMode(enum.IntEnum):
     NONE = 0
     """The request is routed by load, from its headers. Requests without a body are routed in the same way."""
     STREAMED = 1
-    """With early body (`send_body_without_waiting_for_header_response`), the answer to the headers waits for
-    the body, but only up to `streamed_hold_bytes`. The data plane stops reading at its own buffer limit.
-    Waiting beyond that limit ended in a 504 (seen on Envoy 1.40). A longer body is routed by load.
-    Content-Length or the JSON tells where the body ends, because the data plane may never report an end in
-    trailers.
-
-    Without early body, the data plane sends no body before the headers are answered, and chooses the server
-    as soon as they are answered. The prefix is not known at that time, so the request is routed by load.
-    Later chunks are answered unread.
+    """The data plane chooses the server as soon as the headers are answered. The prefix is not known at that
+    time, so the request is routed by load. Later chunks are answered unread.
     """
     BUFFERED = 2
     """The headers are answered at once. The one body message is answered with the pick, also if trailers
@@ -58,8 +51,6 @@ class Modes(Struct, frozen=True):
 
     request_body: BodyMode = BodyMode.NONE
     response_body: BodyMode = BodyMode.NONE
-    early_body: bool = False
-    """Whether chunks of a STREAMED body come before the headers are answered."""
 
 
 class RequestHeaders(Struct, frozen=True, gc=False):

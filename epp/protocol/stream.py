@@ -253,15 +253,13 @@ class HttpStream:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
-        settings, head = self._context.settings, self._asking.head
+        head = self._asking.head
         mode, hurried = self._modes.request_body, self._asking.hurried
-        seen = mode >= BodyMode.BUFFERED or (mode is BodyMode.STREAMED and self._modes.early_body)
-        if not seen or (hurried and self._context.picker.one_model):
+        if mode < BodyMode.BUFFERED or (hurried and self._context.picker.one_model):
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
-            hold_bytes = settings.streamed_hold_bytes if mode is BodyMode.STREAMED else None
-            self._body = Body(settings.room, hold_bytes=hold_bytes, declared_bytes=head.declared_bytes)
+            self._body = Body(self._context.settings.room)
             self._enter(Phase.HOLDING)
             return ()
         self._enter(Phase.BODY)
@@ -320,17 +318,15 @@ class HttpStream:
     def _let_go(
         self, body: Body, *, end_of_stream: bool, after: Sequence[Action] = (), now: float
     ) -> Sequence[Action]:
-        """Decide, and answer the headers and the body that were held, the body in the form that the mode asks
-        for. `after` follows these answers.
-        """
-        count, whole, self._body = body.pieces, body.take(), None
+        """Decide, and answer the headers and the body that were held. `after` follows these answers."""
+        whole, self._body = body.take(), None
         first: Sequence[Action] = _UNPICKED
         if self.phase is Phase.HOLDING:
             slot, instead = Slot.REQUEST_HEADERS, None if body.has_room else NO_ROOM
-            first = self._decide(slot, whole, instead=instead, partial=body.is_partial, now=now)
+            first = self._decide(slot, whole, instead=instead, now=now)
         if self.phase is Phase.REFUSED:
             return first
-        rest = self._asking.answers_to_body(whole, count, self._modes, end_of_stream=end_of_stream)
+        rest = self._asking.body_back(whole, end_of_stream=end_of_stream)
         if self._waiting is None:
             return (*first, *rest, *after)
         self._waiting.after = (*rest, *after)

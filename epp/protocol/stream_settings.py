@@ -25,10 +25,6 @@ class StreamSettings:
     max_body_bytes: int = 32 * 2**20
     room: BodyRoom = field(default_factory=BodyRoom)
     """The bound for the bodies of all streams together."""
-    streamed_hold_bytes: int = 24 * 1024
-    """The most bytes of a STREAMED early body that are held before the pick. The value must stay under the
-    data plane's buffer limit, which some gateways set to 32 KiB.
-    """
     hold_streams: bool = True
     max_destinations: int = MOST_DESTINATIONS
     """The most destinations that the data plane can read. A stream gives fewer if its first message shows

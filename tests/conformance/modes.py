@@ -13,7 +13,6 @@ _BODY: Final = processing_mode_pb2.ProcessingMode.BodySendMode
 NONE: Final = Mode(_BODY.NONE)
 PARTIAL: Final = Mode(_BODY.BUFFERED_PARTIAL)
 STREAMED: Final = Mode(_BODY.STREAMED, _BODY.STREAMED)
-EARLY: Final = Mode(_BODY.STREAMED, early=True)
 DUPLEX_REQUEST: Final = Mode(_BODY.FULL_DUPLEX_STREAMED)
 SILENT_DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED, silent=True)
 
@@ -22,7 +21,6 @@ MODES: Final = {
     "buffered": BUFFERED,
     "buffered_partial": PARTIAL,
     "streamed": STREAMED,
-    "streamed_early": EARLY,
     "full_duplex": DUPLEX,
     "full_duplex_request": DUPLEX_REQUEST,
     "full_duplex_silent": SILENT_DUPLEX,

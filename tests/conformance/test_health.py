@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Mode, StreamExchange, exchange
-from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES
+from tests.conformance.modes import DUPLEX_REQUEST, MODES
 from tests.conformance.picker import BODY, OwnPicker, health_of, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.processes import wait_until
@@ -130,7 +130,7 @@ async def test_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Pat
             exchange = await stack.enter_async_context(picker.exchange(mode))
             return await exchange.send(BODY)
 
-        modes = (BUFFERED, EARLY, DUPLEX_REQUEST)
+        modes = (BUFFERED, DUPLEX_REQUEST)
         answered, waiting = [await sent(mode) for mode in modes], [await sent(mode) for mode in modes]
         for exchange in answered:
             await exchange.respond(b"{}")
@@ -152,7 +152,7 @@ async def test_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Pat
 async def test_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
     """For gateways that fail closed the picker holds no streams open. So its death cuts no answer."""
     async with own_picker(tmp_path, holdStreams=False, envoy={"failOpen": False}) as picker:
-        for mode in (BUFFERED, EARLY, DUPLEX_REQUEST):
+        for mode in (BUFFERED, DUPLEX_REQUEST):
             async with picker.exchange(mode) as exchange:
                 await exchange.send(BODY)
                 await exchange.respond(b"{}")

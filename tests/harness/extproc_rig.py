@@ -34,12 +34,11 @@ MODES: dict[str, dict[str, Any]] = {
     "buffered": {"request_body_mode": "BUFFERED", "response_body_mode": "NONE"},
     "buffered_partial": {"request_body_mode": "BUFFERED_PARTIAL", "response_body_mode": "NONE"},
     "streamed": {"request_body_mode": "STREAMED", "response_body_mode": "STREAMED"},
-    "streamed_early": {"request_body_mode": "STREAMED", "response_body_mode": "NONE"},
     "full_duplex": {"request_body_mode": _DUPLEX, "response_body_mode": _DUPLEX, **_TRAILERS},
     "full_duplex_request": {"request_body_mode": _DUPLEX, "response_body_mode": "NONE", **_TRAILERS},
     "none": {"request_body_mode": "NONE", "response_body_mode": "BUFFERED"},
 }
-READS_BODY = ["buffered", "buffered_partial", "streamed_early", "full_duplex", "full_duplex_request"]
+READS_BODY = ["buffered", "buffered_partial", "full_duplex", "full_duplex_request"]
 """The modes in which the pick can know the prompt."""
 BUFFER_LIMIT_BYTES = 2 * 2**20
 MAX_BODY_BYTES = 6 * 2**20
@@ -109,8 +108,7 @@ def filter_config(mode: str, epp_cluster: str) -> dict[str, Any]:
         "processing_mode": {"request_header_mode": "SEND", "response_header_mode": "SEND", **MODES[mode]},
         "message_timeout": "3s",
         "failure_mode_allow": False,
-        "allow_mode_override": mode != "streamed_early",
-        "send_body_without_waiting_for_header_response": mode == "streamed_early",
+        "allow_mode_override": True,
         "response_attributes": ["upstream.address"],
         "metadata_options": {
             "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},

@@ -49,7 +49,7 @@ async def rig(
         server = ExtProcServer(
             picker,
             listen=Listen(address="127.0.0.1:0"),
-            settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES, streamed_hold_bytes=256 * 1024),
+            settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES),
         )
         await server.start()
         ports = {mode: free_port() for mode in MODES}
@@ -118,7 +118,6 @@ async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str
     [
         ("buffered", BUFFER_LIMIT_BYTES - 65_536, "completions"),
         ("streamed", BUFFER_LIMIT_BYTES + 2**20, "other"),
-        ("streamed_early", BUFFER_LIMIT_BYTES + 2**20, "other"),
         ("full_duplex", BUFFER_LIMIT_BYTES + 2**20, "completions"),
         ("none", BUFFER_LIMIT_BYTES + 2**20, "other"),
     ],

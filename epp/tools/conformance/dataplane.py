@@ -34,8 +34,6 @@ class Mode:
 
     request: int
     response: int = _BODY.NONE
-    early: bool = False
-    """True if body chunks are sent without waiting for the answer to the headers."""
     silent: bool = False
     """True if the data plane does not state its modes, as older data planes do not."""
     bare: bool = False
@@ -161,7 +159,7 @@ class StreamExchange:
             hint.update({f"{DESTINATION}-subset": subset})
         if body is None or self.mode.request == _BODY.NONE:
             await self._ask(message, self.request)
-        elif self.mode.duplex or self.mode.early:
+        elif self.mode.duplex:
             await self._send_ahead(message, pieces, trailers=trailers)
         else:
             await self._send_in_turn(message, pieces, trailers=trailers)
@@ -199,20 +197,18 @@ class StreamExchange:
     async def _send_ahead(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
         """Send all messages, whatever the picker answers meanwhile."""
         messages = [head, *_bodies("request_body", pieces, trailers=trailers)]
-        if self.mode.duplex and trailers:
+        if trailers:
             messages.append(wire.ProcessingRequest(request_trailers={}))
         writing = asyncio.create_task(self._write_all(messages))
         try:
-            while self.immediate is None and not self._whole(self.request, len(messages), trailers=trailers):
+            while self.immediate is None and not self._whole(self.request, trailers=trailers):
                 await self._read(self.request)
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
-    def _whole(self, half: Half, sent: int, *, trailers: bool) -> bool:
+    def _whole(self, half: Half, *, trailers: bool) -> bool:
         """Return whether every answer that the mode requires has come."""
-        if not self.mode.duplex:
-            return len(half.order) == sent
         return "trailers" in half.order if trailers else any(half.ends)
 
     # -- the response ----------------------------------------------------------------------------------------
@@ -277,7 +273,6 @@ class StreamExchange:
             config = message.protocol_config
             config.request_body_mode = self.mode.request
             config.response_body_mode = self.mode.response
-            config.send_body_without_waiting_for_header_response = self.mode.early
         await self.call.write(message)
 
     async def _ask(self, message: Any, half: Half) -> None:

@@ -1,11 +1,7 @@
-"""Bodies that come in pieces: where their JSON ends, which bytes go back, and the room that all bodies
-share.
-"""
+"""Bodies that come in pieces: which bytes go back, and the room that all bodies share."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import random
 
 import pytest
@@ -14,40 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.routing import LoadSettings
-from epp.protocol.bodies import Body, BodyRoom, JsonEnd
+from epp.protocol.bodies import Body, BodyRoom
 from epp.protocol.http_events import Refuse, RequestBody, RequestHeaders
 from epp.protocol.stream import HttpStream
 from epp.protocol.stream_settings import StreamSettings
 from tests.harness.steps import steps
-from tests.unit.protocol.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run
-
-values = st.recursive(
-    st.none() | st.integers() | st.text(st.sampled_from('"\\{}[]a\n😀'), max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-objects = st.dictionaries(st.text(st.sampled_from('"\\{}[]a'), max_size=4), values, max_size=4)
-
-
-@given(
-    value=objects,
-    cuts=st.lists(st.integers(0, 200)),
-    ascii_only=st.booleans(),
-    blank=st.sampled_from(["", " \n"]),
-)
-def test_a_json_object_ends_where_its_last_brace_is_however_it_is_cut(
-    *, value: dict[str, object], cuts: list[int], ascii_only: bool, blank: str
-) -> None:
-    body = (blank + json.dumps(value, ensure_ascii=ascii_only)).encode()
-    edges = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
-    end = JsonEnd()
-    seen = [end.feed(body[a:b]) for a, b in itertools.pairwise(edges)]
-    assert seen == [False] * (len(seen) - 1) + [True]
-
-
-@pytest.mark.parametrize("body", [b"--form", b"[1]", b'"text"', b"7"])
-def test_a_body_that_is_not_a_json_object_is_complete_at_once(body: bytes) -> None:
-    assert JsonEnd().feed(body[:1])
+from tests.unit.protocol.stream_bench import BODY, DUPLEX, Bench, echoed, head, refused, routed, run
 
 
 @given(pieces=st.lists(st.binary(max_size=9), max_size=9))
@@ -56,9 +24,9 @@ def test_a_body_is_its_pieces_joined(pieces: list[bytes]) -> None:
     body = Body(room)
     told = [not body.add(piece, last=False) for piece in pieces]
     assert told == [sum(map(len, pieces[: n + 1])) <= 10 for n in range(len(pieces))]
-    assert (body.pieces, body.size_bytes, room.held_bytes) == (len(pieces), len(body), len(b"".join(pieces)))
+    assert (body.size_bytes, room.held_bytes) == (len(body), len(b"".join(pieces)))
     assert bytes(body.take()) == b"".join(pieces)
-    assert (len(body), body.pieces, room.held_bytes) == (0, 0, 0)
+    assert (len(body), room.held_bytes) == (0, 0)
 
 
 class Streams(RuleBasedStateMachine):
@@ -72,10 +40,10 @@ class Streams(RuleBasedStateMachine):
         self.open: list[HttpStream] = []
         self.now = 0.0
 
-    @rule(modes=st.sampled_from([DUPLEX, EARLY]))
-    def begin(self, modes: object) -> None:
+    @rule()
+    def begin(self) -> None:
         stream = self.bench.stream()
-        stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=modes), now=self.now)  # type: ignore[arg-type]  # one of the sampled
+        stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=DUPLEX), now=self.now)
         self.open.append(stream)
 
     @precondition(lambda self: self.open)
@@ -143,21 +111,20 @@ def test_a_body_without_room_is_refused_if_the_policy_refuses_at_overload() -> N
 # -- tiny pieces ---------------------------------------------------------------------------------------------
 
 
-def in_pieces_of_one_byte(size: int, modes: object) -> None:
-    """Send nested objects in a body that stays open. Each piece may be the end of the JSON."""
+def in_pieces_of_one_byte(size: int) -> None:
+    """Send nested objects in a body that stays open."""
     stream = Bench().stream()
-    stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=modes), now=0.0)  # type: ignore[arg-type]  # one of the modes
+    stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=DUPLEX), now=0.0)
     for byte in (b'{"a":' * size)[:size]:
         stream.receive(RequestBody(bytes((byte,))), now=0.0)
     stream.close(now=1.0)
 
 
-@pytest.mark.parametrize("modes", [EARLY, DUPLEX])
-def test_the_work_for_tiny_pieces_grows_with_their_number_and_no_faster(modes: object) -> None:
+def test_the_work_for_tiny_pieces_grows_with_their_number_and_no_faster() -> None:
     """An earlier version joined and parsed all pieces each time: 24.8 s for 24 KB. Ten times as many
     pieces took a hundred times as long.
     """
-    few, many = (steps(lambda: in_pieces_of_one_byte(size, modes)) for size in (500, 5_000))  # noqa: B023 - called at once
+    few, many = (steps(lambda: in_pieces_of_one_byte(size)) for size in (500, 5_000))  # noqa: B023 - called at once
     assert many < 11 * few
 
 

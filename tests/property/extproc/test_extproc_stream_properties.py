@@ -58,7 +58,6 @@ MODES = st.builds(
     Modes,
     request_body=st.sampled_from(BodyMode),
     response_body=st.sampled_from(BodyMode),
-    early_body=st.booleans(),
 )
 ANY_MODES = st.none() | MODES
 NAMES = st.sampled_from(
@@ -122,7 +121,6 @@ SETTINGS = st.builds(
     StreamSettings,
     room=st.builds(BodyRoom, st.sampled_from([200, 1_000, 100_000])),
     max_body_bytes=st.sampled_from([500, 100_000]),
-    streamed_hold_bytes=st.sampled_from([100, 10_000]),
     hold_streams=st.booleans(),
     conformance_headers=st.booleans(),
     scores_metadata=st.booleans(),
@@ -169,7 +167,6 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
 WAITING_MODES = [
     Modes(BodyMode.BUFFERED),
     Modes(BodyMode.BUFFERED_PARTIAL),
-    Modes(BodyMode.STREAMED, early_body=True),
     Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED),
 ]
 BODIES = st.one_of(
@@ -198,7 +195,6 @@ def test_any_cut_of_the_same_body_gets_the_same_pick(
 ) -> None:
     if modes.request_body in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
         cuts, trailers = [], False  # This mode sends one message.
-    declared = declared or modes.early_body  # Otherwise an early body may end where its JSON ends.
     whole = outcome_of(path, [body], WAITING_MODES[0], trailers=False, declared=declared)
     edges = sorted({0, len(body), *(c for c in cuts if c < len(body))})
     chunks = [body[a:b] for a, b in itertools.pairwise(edges)]

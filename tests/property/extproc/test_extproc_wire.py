@@ -61,7 +61,6 @@ def expected(data: bytes) -> Event:
         modes = Modes(
             BodyMode(config.request_body_mode),
             BodyMode(config.response_body_mode),
-            early_body=config.send_body_without_waiting_for_header_response,
         )
     if kind.endswith("body"):
         event = RequestBody if kind == "request_body" else ResponseBody

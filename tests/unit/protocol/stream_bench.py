@@ -43,11 +43,10 @@ A, B, C = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000), Address("fd00::1
 BUFFERED = Modes(BodyMode.BUFFERED)
 PARTIAL = Modes(BodyMode.BUFFERED_PARTIAL)
 STREAMED = Modes(BodyMode.STREAMED, BodyMode.STREAMED)
-EARLY = Modes(BodyMode.STREAMED, early_body=True)
 DUPLEX = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 GRPC = Modes(BodyMode.GRPC, BodyMode.GRPC)
 NONE = Modes()
-ALL = [BUFFERED, PARTIAL, STREAMED, EARLY, DUPLEX, GRPC, NONE]
+ALL = [BUFFERED, PARTIAL, STREAMED, DUPLEX, GRPC, NONE]
 
 
 class Bench:

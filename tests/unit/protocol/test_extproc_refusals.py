@@ -21,7 +21,6 @@ from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
     DUPLEX,
-    EARLY,
     HEADERS,
     PARTIAL,
     Bench,
@@ -31,7 +30,7 @@ from tests.unit.protocol.stream_bench import (
 )
 
 
-@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, DUPLEX])
 def test_a_bad_body_gets_400_in_openais_shape_and_books_nothing(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
     first = RequestHeaders(((":path", "/v1/completions"), ("x-request-id", "bad")), modes=modes)
@@ -70,7 +69,7 @@ def test_no_endpoint_gets_503(bench: Bench, modes: Modes) -> None:
         assert [r.status for r in refusals] == [503]
 
 
-@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, DUPLEX])
 def test_a_declared_length_over_the_limit_gets_413_before_the_body(modes: Modes) -> None:
     bench = Bench(settings=StreamSettings(max_body_bytes=len(BODY) - 1))
     stream = bench.stream()
@@ -78,12 +77,12 @@ def test_a_declared_length_over_the_limit_gets_413_before_the_body(modes: Modes)
     assert run(stream, RequestBody(BODY, end_of_stream=True), RequestTrailers()) == []
 
 
-@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, EARLY, DUPLEX])
+@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, DUPLEX])
 def test_a_body_that_grows_over_the_limit_gets_413(modes: Modes) -> None:
     bench = Bench(settings=StreamSettings(max_body_bytes=len(BODY) - 1))
     stream = bench.stream()
     run(stream, RequestHeaders(HEADERS[:2], modes=modes))
-    if modes in (EARLY, DUPLEX):
+    if modes is DUPLEX:
         assert run(stream, RequestBody(BODY[:60])) == []
         assert refused(run(stream, RequestBody(BODY[60:]))).status == 413
     else:

@@ -27,7 +27,6 @@ from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
     DUPLEX,
-    EARLY,
     GRPC,
     HEADERS,
     KEY,
@@ -55,7 +54,6 @@ H, D, T = Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS
         (BUFFERED, [H, D], D, "completions"),
         (PARTIAL, [H, D], D, "completions"),
         (STREAMED, [H, D], H, "other"),
-        (EARLY, [H, D], H, "completions"),
         (DUPLEX, [H, D], H, "completions"),
         (GRPC, [H, D], H, "completions"),
         (NONE, [H], H, "other"),
@@ -81,7 +79,7 @@ def test_headers_are_answered_at_once_if_the_data_plane_waits_for_answer(bench: 
     assert slots(run(bench.stream(), head(modes))) == [H]
 
 
-@pytest.mark.parametrize("modes", [EARLY, DUPLEX, GRPC])
+@pytest.mark.parametrize("modes", [DUPLEX, GRPC])
 def test_headers_are_answered_after_a_body_that_comes_anyway(bench: Bench, modes: Modes) -> None:
     stream = bench.stream()
     assert run(stream, head(modes), RequestBody(BODY[:100])) == []
@@ -143,40 +141,6 @@ def test_each_chunk_of_a_streamed_body_is_answered_unread(bench: Bench) -> None:
     ]
     actions = run(bench.stream(), head(STREAMED), *chunks)
     assert slots(actions) == [H] + [D] * len(chunks)
-
-
-def test_an_early_body_is_held_only_up_to_the_limit() -> None:
-    bench = Bench(settings=StreamSettings(streamed_hold_bytes=500))
-    stream = bench.stream()
-    assert run(stream, head(EARLY), RequestBody(BODY[:499])) == []
-    actions = run(stream, RequestBody(BODY[499:600]))
-    assert slots(actions) == [H, D, D]
-    assert bench.seen.picks[0].decision.kind == "other"
-    assert slots(run(stream, RequestBody(BODY[600:], end_of_stream=True))) == [D]
-
-
-def test_an_early_body_is_complete_when_its_declared_length_has_arrived(bench: Bench) -> None:
-    stream = bench.stream()
-    assert run(stream, head(EARLY), RequestBody(BODY[:10])) == []
-    assert slots(run(stream, RequestBody(BODY[10:]))) == [H, D, D]
-    assert bench.seen.picks[0].decision.kind == "completions"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "kind"),
-    [
-        ("/v1/completions", BODY + b"\n", "completions"),
-        ("/upload", b"--boundary", "other"),
-        ("/upload", b'{"a": 1}', "other"),
-    ],
-)
-def test_an_early_body_of_unknown_length_is_complete_when_its_json_is(
-    bench: Bench, path: str, body: bytes, kind: str
-) -> None:
-    stream = bench.stream()
-    run(stream, RequestHeaders(((":path", path),), modes=EARLY))
-    assert slots(run(stream, RequestBody(body))) == [H, D]
-    assert bench.seen.picks[0].decision.kind == kind
 
 
 def test_buffered_body_without_bytes_before_trailers_is_routed_by_metadata(bench: Bench) -> None:
@@ -241,13 +205,6 @@ def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench
     assert slots(actions) == [H, D]
     assert echoed(actions) == BODY
     assert routed(actions) == []
-
-
-def test_each_held_piece_of_body_is_answered_once_if_response_came_first(bench: Bench) -> None:
-    stream = bench.stream()
-    run(stream, head(EARLY), RequestBody(BODY[:9]), RequestBody(BODY[9:19]), ResponseHeaders(OK))
-    assert slots(run(stream, RequestTrailers())) == [H, D, D, T]
-    assert bench.seen.picks == []
 
 
 def test_nothing_is_answered_after_a_refusal(bench: Bench) -> None:

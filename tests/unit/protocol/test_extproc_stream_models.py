@@ -24,7 +24,6 @@ from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
     DUPLEX,
-    EARLY,
     HEADERS,
     PARTIAL,
     B,
@@ -140,12 +139,11 @@ def test_no_content_length_is_added_if_none_was_declared() -> None:
     assert answer.body == NEW_BODY
 
 
-@pytest.mark.parametrize("modes", [EARLY, PARTIAL])
-def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_body(modes: Modes) -> None:
+def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_body() -> None:
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
+    stream.receive(RequestHeaders(HEADERS, modes=PARTIAL), now=1.0)
     actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
     assert all(isinstance(action, Answer) and action.body is None for action in actions)
     (pick,) = bench.seen.picks

@@ -25,7 +25,6 @@ from tests.unit.protocol.stream_bench import (
     BODY,
     BUFFERED,
     DUPLEX,
-    EARLY,
     GRPC,
     NONE,
     OK,
@@ -89,7 +88,7 @@ def test_with_full_duplex_trailers_come_after_the_body() -> None:
     assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS]
 
 
-@pytest.mark.parametrize("modes", [STREAMED, EARLY, NONE])
+@pytest.mark.parametrize("modes", [STREAMED, NONE])
 def test_a_request_goes_at_once_if_the_data_plane_cannot_wait(modes: Modes) -> None:
     held = Held()
     stream = held.stream()
