@@ -382,23 +382,17 @@ put_echo(byte *out, byte slot, Sizes of, const byte *data, size_t size, int ends
 }
 
 static PyObject *
-echo_bytes(byte slot, const byte *data, size_t size, int ends)
-{
-    Sizes of = echo_sizes(size, ends);
-    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)of.whole);
-    if (made != NULL)
-        put_echo((byte *)PyBytes_AS_STRING(made), slot, of, data, size, ends);
-    return made;
-}
-
-static PyObject *
 echo(PyObject *Py_UNUSED(self), PyObject *args)
 {
     Py_buffer view;
     int is_response, ends;
     if (!PyArg_ParseTuple(args, "py*p", &is_response, &view, &ends))
         return NULL;
-    PyObject *made = echo_bytes(is_response ? RESPONSE_SLOT : REQUEST_SLOT, view.buf, (size_t)view.len, ends);
+    Sizes of = echo_sizes((size_t)view.len, ends);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)of.whole);
+    if (made != NULL)
+        put_echo((byte *)PyBytes_AS_STRING(made), is_response ? RESPONSE_SLOT : REQUEST_SLOT, of, view.buf,
+                 (size_t)view.len, ends);
     PyBuffer_Release(&view);
     return made;
 }
@@ -408,24 +402,6 @@ static int
 take_piece(Span *message, Span *body, Py_ssize_t most)
 {
     return left(message) > 0 && *message->at == RESPONSE_BODY && find_body(message, body) == 0 && left(body) <= most;
-}
-
-static PyObject *
-echo_of(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    Py_buffer view;
-    Py_ssize_t most;
-    if (!PyArg_ParseTuple(args, "y*n", &view, &most))
-        return NULL;
-    const byte *start = view.buf;
-    Span rest = {start, start + view.len}, body;
-    PyObject *made = Py_None;
-    if (take_piece(&rest, &body, most))
-        made = Py_BuildValue("Nn", echo_bytes(RESPONSE_SLOT, body.at, (size_t)left(&body), 0), (Py_ssize_t)(rest.at - start));
-    else
-        Py_INCREF(made);
-    PyBuffer_Release(&view);
-    return made;
 }
 
 /* Takes the next gRPC message of a frame if it is such a piece. Returns 0 if it is something else, or not whole. */
@@ -483,7 +459,6 @@ static PyMethodDef methods[] = {
     {"count_fields", count_fields, METH_VARARGS, "The number of fields of a request, those inside of its fields included, or a larger number than the given one. -1: the bytes are broken."},
     {"body_of", body_of, METH_O, "Return where the body of a message begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
-    {"echo_of", echo_of, METH_VARARGS, "Return the echo of a message with a piece of a response's body that is not the last, and where the rest begins."},
     {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Return the echoes of all gRPC messages of a DATA frame, with gRPC's heads. None: some message wants another answer."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,7 @@
-"""Decodes and encodes ext_proc's messages of an unusual form by protobuf. `conversation` handles the usual
-messages itself, and asks here for the rest.
+"""Decodes and encodes ext_proc's messages of an unusual form by protobuf. `codec` handles the usual messages
+itself, and asks here for the rest.
 
-Header values are latin-1 text inside the picker, as in `conversation`. Pure.
+Header values are latin-1 text inside the picker, as in `codec`. Pure.
 """
 
 from __future__ import annotations

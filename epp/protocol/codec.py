@@ -85,21 +85,9 @@ def _require_bounded(data: bytes) -> None:
         raise StreamProtocolError("undecodable" if fields < 0 else "too_many_fields")
 
 
-def echo_of(data: bytes) -> bytes | None:
-    """Return the answer that passes on a piece of a response's body unchanged. No object is made for the
-    message or the answer. Return None if the message must be decoded.
-    """
-    found = _wire.echo_of(data, MAX_PIECE_BYTES)
-    if found is None:
-        return None
-    answer, rest = found
-    around = _around(data[rest:])
-    return answer if around is not None and around[2] is None else None
-
-
 echoes_in: Final = functools.partial(_wire.echoes_in, MAX_PIECE_BYTES)
-"""Does the work of `echo_of` for all messages of a DATA frame at once. Takes and returns messages with gRPC's
-heads.
+"""Takes all messages of a DATA frame at once, with gRPC's heads, and returns the answers that pass on these
+pieces of a response's body unchanged. None: some message must be decoded.
 """
 
 

@@ -1,30 +1,203 @@
-"""Handles one call of ext_proc, which carries one HTTP request of the data plane. A call takes the bytes of a
-message, and sends the bytes of its answers.
+"""Handles the calls of ext_proc, each of which carries one HTTP request of the data plane, and holds the
+parts that all calls of one server share. A call takes the bytes of a message, and sends the bytes of its
+answers. Works for any transport: it makes a `Caller` for each call, and hands on what comes. `codec` turns
+messages into events, and actions into messages. `stream` decides the answers, and knows no bytes.
 
 Everything is synchronous: a message is handled completely before the next message, so requests never
-interleave inside the picker. A transport makes a `Caller` for each call, and hands on what comes.
-`live_streams` has the parts that all calls share. `codec` turns messages into events, and actions into
-messages. `stream` decides the answers, and knows no bytes.
-
-Invariant: however a call ends, its `HttpStream` is closed, so that no booking outlives it.
+interleave inside the picker. Invariant: however a call ends, its `HttpStream` is closed, so that no booking
+outlives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from epp.config.flow import Flow
+from epp.config.policy import Policy
+from epp.picker.events import ProtocolFault
+from epp.picker.gate import Gate
 from epp.picker.phases import Phase
-from epp.protocol.asking import bounded_trace
+from epp.picker.picker import Picker
+from epp.protocol.access_log import AccessLog
+from epp.protocol.asking import bounded_trace, request_names
 from epp.protocol.calls import Caller, Handler
-from epp.protocol.codec import decode, echo_of, echoes_in, encode
+from epp.protocol.codec import decode, echoes_in, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import Action, StreamProtocolError
-from epp.protocol.live_streams import LiveStreams
 from epp.protocol.stream import HttpStream
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 from epp.transport.http2.grpc_messages import INVALID_ARGUMENT, OK
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+MESSAGE_SLACK_BYTES: Final = 2**20
+"""Bytes for the fields around a body in its message."""
+
+TARGET_S: Final = 0.012
+"""An older message is late. Mostly the headers of a new request wait: messages of older requests go before
+new requests (`epp.transport.http2.call_events`).
+"""
+_PATIENCE_S: Final = 0.05
+_IN_A_ROW: Final = 16
+"""An overload begins only after this many late requests in a row. A queue that is gone sooner was a burst or
+a short pause of the machine, and changes nothing. Single late requests change nothing either.
+"""
+_GAP_S: Final = 0.1
+"""If this much time lies between two late requests, there was no queue in between: no pause of the process is
+that long.
+"""
+_CALM_S: Final = 0.5
+"""An overload is over when no request has waited longer than the target for this time. Until then, a late
+request needs no further proof to be skipped.
+"""
+_SHARE_S: Final = 0.5
+"""The share is an average over about this time."""
+
+
+class Overload:
+    """Decides which requests are routed without being read, so that no request waits long while the picker is
+    overloaded. The one number that decides is the age of a message: the time since its bytes came, at most.
+
+    An overload begins when the first messages of `_IN_A_ROW` requests in a row were older than `TARGET_S`,
+    and this has lasted for `_PATIENCE_S`. From then on every request with an older message is routed by load,
+    from its headers only, and every other request is read. So the waiting time stays near the target by
+    itself, and the picker reads as many bodies as it can. No control loop has to settle.
+    """
+
+    def __init__(self) -> None:
+        self._late = 0
+        self._late_since = self._late_at = 0.0
+        self._until = 0.0
+        self._share = 0.0
+        self._counted_at = 0.0
+
+    def share(self, *, now: float) -> float:
+        """Return the share of new requests that were recently routed by load, from 0 to 1."""
+        return self._share if now < self._until else 0.0
+
+    def skips(self, *, waited_s: float, now: float) -> bool:
+        """Return whether a new request is routed by load, unread. waited_s: the age of its first message."""
+        if waited_s > TARGET_S:
+            self._note_late(now=now)
+        else:
+            self._late = 0
+        skipped = self.late(waited_s=waited_s, now=now)
+        if now < self._until:
+            self._count(skipped=skipped, now=now)
+        return skipped
+
+    def late(self, *, waited_s: float, now: float) -> bool:
+        """Return whether there is an overload, and a message is too old for its request to be read."""
+        return waited_s > TARGET_S and now < self._until
+
+    def _note_late(self, *, now: float) -> None:
+        if self._late == 0 or now - self._late_at > _GAP_S:
+            self._late, self._late_since = 0, now
+        self._late, self._late_at = self._late + 1, now
+        if now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S):
+            self._until = now + _CALM_S
+
+    def _count(self, *, skipped: bool, now: float) -> None:
+        """Update the share. A request weighs as much as the time since the request before it, but at least 1
+        ms.
+        """
+        elapsed_s = max(0.001, now - self._counted_at)
+        self._counted_at = now
+        weight = 1.0 - math.exp(-elapsed_s / _SHARE_S)
+        self._share += weight * (skipped - self._share)
+
+
+class LiveStreams:
+    """The parts that all calls of one server share, and its drain. `Conversation` reads them as plain
+    attributes. The methods run only now and then: at a change of the policy, while flow control is on, and at
+    a drain.
+    """
+
+    def __init__(
+        self,
+        picker: Picker,
+        *,
+        settings: StreamSettings,
+        clock: Callable[[], float],
+        gate: Gate | None = None,
+    ) -> None:
+        self.picker = picker
+        self.context = StreamContext(
+            picker, settings, new_request_id=lambda: uuid.uuid4().hex, timer=time.perf_counter, gate=gate
+        )
+        self.clock = clock
+        self.live: dict[HttpStream, Caller] = {}
+        """The streams in flight, with their calls."""
+        self.last_began = -math.inf
+        """When the newest stream began."""
+        self.overload = Overload()
+        self.access_log = AccessLog(picker, self.fault)
+        self.policy: Policy | None = None
+        self.flow_read: Flow | None = None
+        self.names: frozenset[str] = frozenset()
+        """The names of the request headers to decode, by `policy` and `flow_read`. Call `renew` if the picker
+        has others now.
+        """
+        self.on_room: Callable[[], None] = lambda: None
+        """A function that is called when the gate should be pumped soon."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The longest message. A longer message holds nonsense, or a body that is refused anyway."""
+        return 2 * self.context.settings.max_body_bytes + MESSAGE_SLACK_BYTES
+
+    def renew(self) -> None:
+        """Take the names of headers from the picker's policy. Requests that wait may go now, because flow
+        control may have ended.
+        """
+        picker, traced = self.picker, self.context.settings.traced
+        self.policy, self.flow_read = picker.policy, picker.flow_read
+        self.names = request_names(picker.policy.spec, flow=picker.flow_read, traced=traced)
+        self.room()
+
+    def room(self) -> None:
+        """Have the gate pumped soon, because a request has ended or has begun to wait, or a drain has begun.
+        So other requests may go now, or at another time than before.
+        """
+        if self.context.gate is not None and self.context.gate.waiting:
+            self.on_room()
+
+    def let_go(self, stream: HttpStream, *, now: float) -> None:
+        """End the call of a stream that is not held open, since its request no longer needs it."""
+        call = self.live.pop(stream)
+        stream.detach(now=now)
+        self.room()
+        call.end(OK)
+
+    def drain(self) -> frozenset[HttpStream]:
+        """Let go of every stream that has answered response headers, now and from now on. Return the streams
+        whose requests waited in the gate until now.
+        """
+        settings = dataclasses.replace(self.context.settings, hold_streams=False)
+        self.context = dataclasses.replace(self.context, settings=settings)
+        now = self.clock()
+        waited = frozenset(stream for stream in self.live if stream.phase is Phase.WAITING)
+        if self.context.gate is not None:
+            self.context.gate.drain(now=now)
+            self.picker.tidy(now=now)
+            self.room()
+        for stream in list(self.live):
+            stream.hold = False
+            if stream.can_detach:
+                self.let_go(stream, now=now)
+        return waited
+
+    def fault(self, reason: str) -> None:
+        """Report that the data plane sent something that could not be understood."""
+        self.picker.report(ProtocolFault(reason))
+
+    def check_integrity(self) -> None:
+        for stream in self.live:
+            stream.check_integrity()
 
 
 class Conversation(Handler):
@@ -113,9 +286,6 @@ class Conversation(Handler):
 
     def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
         call = self._call
-        if stream.passes and (echo := echo_of(data)) is not None:
-            call.send(echo)
-            return
         event = decode(data, names=self._names, response_names=RESPONSE_NAMES)
         actions = stream.receive(event, now=now)
         if not self._picked:

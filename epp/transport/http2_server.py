@@ -1,4 +1,5 @@
-"""Serves our own HTTP/2 on TCP, unix sockets and TLS: makes a `Peer` for each connection.
+"""Serves our own HTTP/2 on TCP, unix sockets and TLS: opens the socket, and makes a `Peer` for each
+connection. If the address cannot be used, the error says what to do.
 
 Owns the connections and their shared parts: the services, the limits, the count of held bytes, and the order
 of turns. If there are too many connections, idle ones give way to newcomers. If too many answers wait unread,
@@ -9,16 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import resource
 import socket
 import ssl
+import stat
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
+from epp.base.errors import ConfigError
+from epp.config.listening import Listen
 from epp.transport.accepting import Acceptor
 from epp.transport.http2.limits import HeldBytes, Limits
 from epp.transport.peer import Peer, Service
 from epp.transport.turns import AddressTurns, Turns
 
+_MAX_PEERS: Final = 4096
+_RESERVED_FILES: Final = 256
+"""File descriptors that are not given to connections. They are for scrapes, pages, the API server and other
+pickers.
+"""
+_BACKLOG: Final = 1024
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _HANDSHAKES: Final = 256
@@ -157,3 +170,58 @@ class Http2Server:
         self.held.expire(began_before=now - self.limits.message_s)
         for peer in list(self.peers):
             peer.tick(now=now)
+
+
+def cannot_listen(address: str, error: OSError) -> ConfigError:
+    hint = "is another picker running?" if error.errno == errno.EADDRINUSE else "choose another"
+    return ConfigError(f"listen.address: cannot listen on {address}: {error.strerror}; {hint}")
+
+
+def require_folder(path: Path) -> None:
+    """Check the folder of a unix socket. Raises ConfigError if it does not exist."""
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "
+            "the path"
+        )
+
+
+def max_peers() -> int:
+    """Return the most connections at once. File descriptors remain for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_PEERS
+    return max(1, min(_MAX_PEERS, soft - _RESERVED_FILES, max(soft // 2, 1)))
+
+
+def bound(listen: Listen) -> socket.socket:
+    """Return a listening socket. Raises ConfigError with the reason if it cannot listen."""
+    if listen.address.startswith("unix:"):
+        return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
+    host, _, port = listen.address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )
+    except OSError as error:
+        raise cannot_listen(listen.address, error) from error
+
+
+def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
+    require_folder(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                path.unlink()  # left behind by an earlier process
+        sock.bind(str(path))
+        # The socket is made under the umask, and often gets the mode 0755. Then a data plane that runs as
+        # another user could not connect, and would go on without the picker.
+        path.chmod(mode)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(f"unix:{path}", error) from error
+    return sock

@@ -21,10 +21,9 @@ from grpc_health.v1._async import HealthServicer
 
 from epp.base.errors import ConfigError
 from epp.config.listening import Listen
-from epp.protocol.conversation import SERVICE, Conversation
+from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
 from epp.protocol.header_names import TRACEPARENT
 from epp.protocol.health import SERVICES, Health
-from epp.protocol.live_streams import LiveStreams
 from epp.transport.http2.grpc_messages import OK, Reply
 
 _EOF: Final[object] = grpc.aio.EOF

@@ -17,14 +17,12 @@ from grpc_health.v1 import health_pb2
 from epp.config.listening import Listen
 from epp.protocol import access_log
 from epp.protocol.calls import Handler
-from epp.protocol.conversation import SERVICE, Conversation
+from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
 from epp.protocol.health import Health
-from epp.protocol.live_streams import LiveStreams
 from epp.transport.certificates import Certificates
 from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.http2.limits import Limits
-from epp.transport.http2_server import Http2Server
-from epp.transport.listening_socket import bound, max_peers
+from epp.transport.http2_server import Http2Server, bound, max_peers
 from epp.transport.peer import Call, Service
 
 _HEALTH: Final = "grpc.health.v1.Health"

@@ -20,12 +20,10 @@ from typing import Final, Protocol, cast
 
 from epp.protocol.calls import Handler
 from epp.transport.accepting import address_of
-from epp.transport.closing import Closing
-from epp.transport.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
+from epp.transport.http2.call_events import Event, Fault, Gone, HalfClosed, Inbox, Message, Opened
 from epp.transport.http2.connection import Connection
 from epp.transport.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
 from epp.transport.http2.headers import Request
-from epp.transport.http2.inbox import Inbox
 from epp.transport.http2.limits import HeldBytes, Limits
 from epp.transport.turns import AT_ONCE_S, AddressTurns, Turns
 
@@ -38,6 +36,10 @@ _MOST_WAITING_BYTES: Final = 2**20
 _STEPS: Final = 16
 """Frames, or steps of as much work, that are read between two readings of the clock."""
 _HIGH_WATER_BYTES: Final = 2**20
+_UNREAD_S: Final = 30.0
+"""A peer that reads none of our bytes for this time is cut off."""
+_CLOSING_S: Final = 1.0
+"""The time from our last frames until we cut the connection, if the peer does not close it."""
 
 
 class Call:
@@ -112,7 +114,10 @@ class Peer(asyncio.Protocol):
         self._flush_asked = False
         self._waits = False
         """Whether `turns` will call `go_on`."""
-        self._closing = Closing()
+        self._unread_since = inf
+        """Since when our bytes wait for the peer to read them. inf: they do not wait."""
+        self._closing_since = inf
+        """When we ended our side. inf: we have not."""
         self._paused_at = inf
         """Since when we have not read, until the first read after that. inf: we read."""
         self._reading = True
@@ -166,11 +171,11 @@ class Peer(asyncio.Protocol):
         self.transport = None
 
     def pause_writing(self) -> None:
-        self._closing.unread_since = self.server.now()
+        self._unread_since = self.server.now()
         self._pause()
 
     def resume_writing(self) -> None:
-        self._closing.unread_since = None
+        self._unread_since = inf
         self._later()
 
     # -- for the server and for calls ------------------------------------------------------------------------
@@ -202,10 +207,10 @@ class Peer(asyncio.Protocol):
             self.transport.abort()
 
     def tick(self, *, now: float) -> None:
-        if self._closing.never_reads(now=now):
+        if now - self._unread_since > _UNREAD_S:
             self.server.fault("peer_never_reads")
             self.abort()
-        elif self._closing.is_over(now=now):
+        elif now - self._closing_since > _CLOSING_S:
             self.abort()
         else:
             self._handle_unasked(self.connection.tick(now=now), now=now)
@@ -232,8 +237,23 @@ class Peer(asyncio.Protocol):
         data = connection.data_to_send()
         if data and not transport.is_closing():
             transport.write(data)
-        if connection.closing and connection.ends:
-            self._closing.begin(transport, now=self.server.now())
+        if connection.closing and connection.ends and self._closing_since == inf:
+            self._closing_since = self.server.now()
+            self._end_our_side(transport)
+
+    def _end_our_side(self, transport: asyncio.Transport) -> None:
+        """End our side. Bytes that the peer has already sent are read and thrown away, because closing a
+        socket that holds unread bytes loses our last frames.
+        """
+        if not transport.can_write_eof():
+            transport.close()
+            return
+        try:
+            transport.write_eof()
+        except OSError:  # The peer is gone.
+            transport.abort()
+        else:
+            transport.resume_reading()
 
     def check_integrity(self) -> None:
         self.connection.check_integrity()
@@ -271,7 +291,7 @@ class Peer(asyncio.Protocol):
         if not connection.pending and not inbox.waiting:
             return
         now = self._hand_over(new=False, until=until, now=self.server.now())
-        while connection.pending and now <= until and self._closing.unread_since is None:
+        while connection.pending and now <= until and self._unread_since == inf:
             self._take_in(connection.receive(b"", now=now, limit=_STEPS), now=now)
             now = self._hand_over(new=False, until=until, now=self.server.now())
         busy = connection.pending or inbox.of_begun
@@ -304,7 +324,7 @@ class Peer(asyncio.Protocol):
     def _hand_over(self, *, new: bool, until: float, now: float) -> float:
         """Hand events to their handlers until that time. Returns the time."""
         inbox, clock = self.inbox, self.server.now
-        while now <= until and self._closing.unread_since is None:
+        while now <= until and self._unread_since == inf:
             found = inbox.take(new=new)
             if found is None:
                 break
@@ -334,7 +354,7 @@ class Peer(asyncio.Protocol):
         """
         if self.connection.pending or self.inbox.held_bytes > _MOST_WAITING_BYTES:
             self._pause()
-        if not self._waits and self._closing.unread_since is None:
+        if not self._waits and self._unread_since == inf:
             self._waits = True
             self.server.turns.wait(self)
 
@@ -347,7 +367,7 @@ class Peer(asyncio.Protocol):
             not self._reading
             and not self.connection.pending
             and self.inbox.held_bytes <= _MOST_WAITING_BYTES
-            and self._closing.unread_since is None
+            and self._unread_since == inf
             and not self.transport.is_closing()
         ):
             self._reading = True

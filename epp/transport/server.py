@@ -1,26 +1,29 @@
-"""The ext_proc server of a picker: one transport, the streams on it, health, and the drain.
+"""The ext_proc server of a picker: one transport, the streams on it, health, the timer of the gate, and the
+drain.
 
 The transport (`over_http2`, or `over_grpcio` if the configuration asks for it) owns the socket and the wire
-format. `live_streams` has the calls in flight. The composition root calls this module. All methods belong to
+format. `conversation` has the calls in flight. The composition root calls this module. All methods belong to
 the event loop that called `start`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final, Protocol
 
 from epp.config.listening import Listen
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
+from epp.protocol.conversation import LiveStreams, Overload
 from epp.protocol.health import Health
-from epp.protocol.live_streams import LiveStreams
-from epp.protocol.overload import Overload
-from epp.protocol.pump import Pump
 from epp.protocol.stream import HttpStream
 from epp.protocol.stream_settings import StreamSettings
+
+_log = logging.getLogger(__name__)
 
 _NOTICE_S: Final = 3.0
 """After this time, a data plane that checks health every second uses another picker."""
@@ -34,6 +37,11 @@ _LET_GO_S: Final = 10.0
 """Requests that waited in the gate may take this long until their response headers are answered, even if
 `drainSeconds` is shorter.
 """
+_SOON_S: Final = 0.002
+"""Events of the same moment are answered together, after this pause."""
+_LONGEST_S: Final = 1.0
+"""A change of policy or a new server is noticed within this time."""
+_AFTER_FAULT_S: Final = 0.1
 
 
 class Transport(Protocol):
@@ -46,6 +54,54 @@ class Transport(Protocol):
         """Close the socket, and cancel the calls still in flight after `grace_s`."""
 
     def check_integrity(self) -> None: ...
+
+
+class Pump:
+    """The timer of the gate: one timer for all waiting requests, so that no request needs a task of its own.
+    It calls the gate when the gate's next decision is due, and soon after each event that may have freed a
+    server. There is no timer while no request waits. If the gate fails, the failure is logged, and the timer
+    goes on.
+
+    Call `soon` after each event, and `stop` at the end. All calls come from one event loop.
+    """
+
+    def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[..., None]) -> None:
+        """Make the timer. after: called with the time `now`, each time after the gate was pumped."""
+        self._gate = gate
+        self._clock = clock
+        self._after = after
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = inf
+        self._stopped = False
+
+    def soon(self) -> None:
+        self._set(self._clock() + _SOON_S)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, due: float) -> None:
+        if self._stopped or (self._timer is not None and self._due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._due = None, inf
+        now = self._clock()
+        try:
+            self._gate.pump(now=now)
+            due = min(self._gate.due_at, now + _LONGEST_S)
+        except Exception:  # noqa: BLE001 - whatever it is, the others go on waiting and are looked at again
+            _log.exception("flow control failed; the waiting requests will be considered again")
+            due = now + _AFTER_FAULT_S
+        self._after(now=now)
+        if self._gate.due_at < inf:
+            self._set(max(due, now + _SOON_S))
 
 
 class ExtProcServer:

@@ -16,7 +16,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.listening import Listen
-from epp.transport import closing, http2_server
+from epp.transport import http2_server
 from epp.transport import peer as peer_module
 from epp.transport.http2.frames import Code, Kind, Setting, settings
 from tests.harness.certificate import write_tls
@@ -146,7 +146,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
     bounded.
     """
     monkeypatch.setattr(http2_server, "_TICK_S", 0.02)
-    monkeypatch.setattr(closing, "_UNREAD_S", 0.2)
+    monkeypatch.setattr(peer_module, "_UNREAD_S", 0.2)
     async with serving_picker() as rig, connected(rig) as (_, writer):
         transport = rig.server.transport
         (peer,) = await peers(transport)

@@ -3,26 +3,25 @@ bytes to send.
 
 This module cuts the bytes into frames, checks the order of the frames, and has the steps that every call
 needs: the start of a call, its messages, its windows and its end. `streams` has the open streams and the
-windows of both directions. Other modules do the rest: `preface` the first bytes, `data_parts` and
-`header_parts` the less usual DATA and HEADERS frames, `control_frames` the frames of no call, `replies` the
-chunks that are sent back, `faults` and `time_limits` the ends that a peer causes. A connection knows no
-socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with
-`send` and `end`, and writes what `data_to_send` returns.
+windows of both directions. Other modules do the rest: `data_parts` and `headers` the less usual DATA and
+HEADERS frames, `control` the frames of no call and the time limits, `faults` the ends that a peer causes. A
+connection knows no socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on the
+events, answers with `send` and `end`, and writes what `data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
 by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
 unfinished messages of all of them. A frame that is not complete is kept, but not the body of DATA, which is
-passed on as it comes. After `Over` nothing is read.
+passed on as it comes. After `over` nothing is read.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from epp.transport.http2 import frames, preface
-from epp.transport.http2.call_events import Event, Fault, HalfClosed, Message, Opened, Over
-from epp.transport.http2.control_frames import ControlFrames
-from epp.transport.http2.data_parts import DataParts
+from epp.transport.http2 import frames
+from epp.transport.http2.call_events import Event, Fault, HalfClosed, Message, Opened
+from epp.transport.http2.control import ControlFrames, TimeLimits
+from epp.transport.http2.data_parts import DataParts, replied
 from epp.transport.http2.faults import Faults
 from epp.transport.http2.frames import (
     HEAD_BYTES,
@@ -35,17 +34,15 @@ from epp.transport.http2.frames import (
     unpack_head,
 )
 from epp.transport.http2.grpc_messages import INTERNAL, OK, PREFIX_BYTES, Reply, read_prefix
-from epp.transport.http2.header_parts import HeaderParts
 from epp.transport.http2.headers import (
+    HeaderParts,
     HeaderReader,
     ListTooLargeError,
     MalformedRequestError,
     UnreadableBlockError,
 )
 from epp.transport.http2.limits import HeldBytes, Limits
-from epp.transport.http2.replies import replied
 from epp.transport.http2.streams import State, Stream, StreamTable
-from epp.transport.http2.time_limits import TimeLimits
 
 ALL: Final = 2**31
 _ANY: Final = -1
@@ -90,7 +87,7 @@ class Connection:
         """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._table.take
         """Returns the bytes to write now. Each byte is returned once."""
-        self._table.out.append(preface.hello(limits))
+        self._table.out.append(frames.hello(limits))
 
     # -- for the owner ---------------------------------------------------------------------------------------
 
@@ -202,7 +199,7 @@ class Connection:
     def _read(self) -> None:
         """Read the received bytes until the steps are used up. Raises FrameError."""
         if not self._preface_seen:
-            self._at = preface.length(self._data)
+            self._at = frames.preface_length(self._data)
             self._preface_seen = self._at > 0
             if not self._preface_seen:
                 return
@@ -278,35 +275,30 @@ class Connection:
     # -- effects of the frames -------------------------------------------------------------------------------
 
     def _on_data(self, number: int, data: bytes, at: int, end: int, flags: int) -> bool:
-        """Take a DATA frame with the body `data[at:end]`, if the body is one whole message, a later part of a
-        long message, or empty at the end of the stream. Returns whether the frame was taken.
+        """Take a DATA frame with the body `data[at:end]`, if the body is one whole message, as nearly always,
+        or empty at the end of the stream. Returns whether the frame was taken.
         """
         stream = self._streams.get(number)
         if stream is None or stream.state is not State.OPEN or stream.declared is not None:
             return False
-        size, assembly = end - at, stream.assembly
+        size = end - at
+        if stream.assembly is not None:
+            return False
         if flags & _END_STREAM:
-            if size or assembly is not None:
+            if size:
                 return False
             self._table.peer_ended(stream)
             return True
         if size > stream.window or stream.end is not None:
             return False
-        if assembly is not None:  # The next part of a long message.
-            if not assembly.takes(size):
-                return False
-            message = assembly.with_part(data[at:end])
-        elif size < PREFIX_BYTES or size > self._limits.max_message_bytes:
+        if size < PREFIX_BYTES or size > self._limits.max_message_bytes:
             return False
-        elif read_prefix(data, at) == (0, size - PREFIX_BYTES):
-            message = data[at + PREFIX_BYTES : end]  # Nearly every frame is one whole message.
-        else:
+        if read_prefix(data, at) != (0, size - PREFIX_BYTES):
             return False
         self._windows.take(size)
         stream.window -= size
-        if message is not None:
-            stream.assembly = stream.reply = None
-            self._table.events.append(Message(number, message))
+        stream.reply = None
+        self._table.events.append(Message(number, data[at + PREFIX_BYTES : end]))
         self._windows.taken_in(stream, size)
         return True
 
@@ -403,4 +395,3 @@ class Connection:
         self._faults.fail(code, reason)
         if reason != "closed":
             self._table.events.append(Fault(reason))
-        self._table.events.append(Over(reason))

@@ -1,12 +1,10 @@
 """Ends a stream or connection whose peer breaks a rule, or asks for something that we refuse.
 
-A table says which frames each state of a stream allows (RFC 9113, section 5.1). A call without faults uses
-nothing of this module. Pure.
+A call without faults uses nothing of this module. Pure.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from epp.transport.http2 import frames
@@ -16,30 +14,7 @@ from epp.transport.http2.headers import refusal
 from epp.transport.http2.limits import Floods, Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
-
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """A frame that this state does not allow: an error of the stream, or of the connection (`whole`)."""
-
-    code: Code
-    whole: bool
-
-
-_STREAM_CLOSED: Final = Bad(Code.STREAM_CLOSED, whole=False)
-_TOO_EARLY: Final = Bad(Code.PROTOCOL_ERROR, whole=True)
-
-NOT_ALLOWED: Final = {
-    (State.IDLE, Kind.DATA): _TOO_EARLY,
-    (State.IDLE, Kind.RST_STREAM): _TOO_EARLY,
-    (State.IDLE, Kind.WINDOW_UPDATE): _TOO_EARLY,
-    (State.ANSWERING, Kind.HEADERS): _STREAM_CLOSED,
-    (State.ANSWERING, Kind.DATA): _STREAM_CLOSED,
-    (State.CLOSED, Kind.HEADERS): Bad(Code.STREAM_CLOSED, whole=True),
-    (State.CLOSED, Kind.DATA): _STREAM_CLOSED,
-}
-"""Frames that a state does not allow. Other frames are taken, or ignored where their stream is not open."""
-
-FRAME_NAMES: Final = {
+_FRAME_NAMES: Final = {
     Kind.DATA: "data",
     Kind.HEADERS: "headers",
     Kind.RST_STREAM: "rst_stream",
@@ -60,20 +35,24 @@ class Faults:
             raise FrameError(Code.ENHANCE_YOUR_CALM, what)
 
     def unexpected(self, number: int, kind: int) -> None:
-        """Handle a frame on a stream that is not open for it, by the table of states."""
+        """Handle a frame on a stream that is not open for it (RFC 9113, section 5.1). Late frames that change
+        nothing are ignored.
+        """
         streams = self._streams
         stream = streams.by_number.get(number)
         if stream is not None:
             state = stream.state
         else:  # Streams with even numbers are ours to open, and we open none.
             state = State.CLOSED if number % 2 and number <= streams.last_id else State.IDLE
-        verdict = NOT_ALLOWED.get((state, kind))
-        if verdict is None or number in streams.lately:
+        closed = state is not State.IDLE
+        if number in streams.lately or (closed and kind not in (Kind.HEADERS, Kind.DATA)):
             return
-        reason = f"{FRAME_NAMES[kind]}_when_{state.name.lower()}"
-        if verdict.whole:
-            raise FrameError(verdict.code, reason)
-        self.stream_error(number, verdict.code, reason)
+        reason = f"{_FRAME_NAMES[kind]}_when_{state.name.lower()}"
+        if not closed:
+            raise FrameError(Code.PROTOCOL_ERROR, reason)
+        if state is State.CLOSED and kind == Kind.HEADERS:
+            raise FrameError(Code.STREAM_CLOSED, reason)
+        self.stream_error(number, Code.STREAM_CLOSED, reason)
 
     def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
         """End a call for a reason that its service does not know."""

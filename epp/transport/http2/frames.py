@@ -1,4 +1,4 @@
-"""HTTP/2's frames (RFC 9113): their numbers, and the bytes of the frames that a server sends. Pure; lengths
+"""HTTP/2's frames and prefaces (RFC 9113): their numbers, and the bytes that a server sends. Pure; lengths
 are in bytes.
 
 `connection` and `streams` call the packers directly, so a usual request runs no function of this module.
@@ -10,6 +10,8 @@ import enum
 import struct
 from collections.abc import Iterable
 from typing import Final
+
+from epp.transport.http2.limits import Limits
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES: Final = 9
@@ -115,3 +117,24 @@ class FrameError(Exception):
         super().__init__(reason)
         self.code = code
         self.reason = reason
+
+
+def hello(limits: Limits) -> bytes:
+    """Return our settings and the window of the connection, which must be sent first."""
+    values = (
+        (Setting.HEADER_TABLE_SIZE, 0),
+        (Setting.MAX_CONCURRENT_STREAMS, limits.max_streams),
+        (Setting.INITIAL_WINDOW_SIZE, limits.stream_window_bytes),
+        (Setting.MAX_FRAME_SIZE, limits.max_frame_bytes),
+        (Setting.MAX_HEADER_LIST_SIZE, limits.max_header_bytes),
+    )
+    return settings(values) + window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
+
+
+def preface_length(data: bytes) -> int:
+    """Return the length of the peer's preface in front of the received bytes. 0: the preface is not complete
+    yet. Raises FrameError if something else has come.
+    """
+    if not PREFACE.startswith(data[: len(PREFACE)]):
+        raise FrameError(Code.PROTOCOL_ERROR, "bad_preface")
+    return 0 if len(data) < len(PREFACE) else len(PREFACE)

@@ -80,16 +80,6 @@ class Assembly:
             self._add(data[at:stop])
         return stop
 
-    def takes(self, size: int) -> bool:
-        """Return whether the next `size` bytes all belong to this message, and may be held."""
-        fits = 0 < size <= self._size - self._have and not self.lost
-        return fits and self._held.has_room(self._holder, size)
-
-    def with_part(self, part: bytes) -> bytes | None:
-        """Add bytes that `takes` has allowed. Returns the message, if it is complete now."""
-        self._add(part)
-        return self.whole() if self._have == self._size else None
-
     def whole(self) -> bytes | None:
         """Return the message, if it is complete. The assembly then keeps nothing of the message."""
         if self._have != self._size:

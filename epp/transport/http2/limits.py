@@ -87,14 +87,10 @@ class HeldBytes:
     messages: OrderedDict[Unfinished, None] = field(default_factory=OrderedDict)
     """The unfinished messages, the oldest first."""
 
-    def has_room(self, holder: Holder, size: int) -> bool:
-        """Return whether the holder may hold so many more bytes. Its share is half of the bytes."""
-        return self.now + size <= self.most and 2 * (holder.now + size) <= self.most
-
     def make_room(self, holder: Holder) -> None:
         """Throw away the oldest messages while there are too many bytes: first those of a holder that has
-        several and more than its share. A peer that sends its messages to their ends holds none for long, so
-        a newcomer does not pay for those who hold back.
+        several and more than its share, half of the bytes. A peer that sends its messages to their ends holds
+        none for long, so a newcomer does not pay for those who hold back.
         """
         while 2 * holder.now > self.most and len(holder.messages) > 1:
             next(iter(holder.messages)).lose("too_much_held")

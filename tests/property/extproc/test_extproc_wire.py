@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
 from epp.protocol.asking import request_names
-from epp.protocol.codec import decode, echo_of, echoes_in, encode
+from epp.protocol.codec import decode, echoes_in, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import (
     BodyMode,
@@ -269,17 +269,6 @@ def test_an_echo_has_the_bytes_that_protobuf_writes(slot: Slot, data: bytes, end
     assert encode(Echo(slot, memoryview(data), end_of_stream=end)) == message.SerializeToString()
 
 
-@given(
-    st.binary(max_size=300) | st.integers(0, 62_000).map(bytes),
-    st.lists(st.sampled_from([b"\x42\x00", b"\x4a\x00", b"\x4a\x03\x0a\x01a"]), max_size=3).map(b"".join),
-)
-def test_a_piece_that_is_passed_on_unchanged_needs_no_objects(piece: bytes, around: bytes) -> None:
-    message = ext_proc.ProcessingRequest()
-    message.response_body.body = piece
-    found = echo_of(message.SerializeToString() + around)
-    assert found == (encode(Echo(Slot.RESPONSE_BODY, piece)) if piece else None)
-
-
 def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
@@ -322,29 +311,3 @@ def test_a_frame_with_another_message_is_decoded(change: str) -> None:
     wire[4] += change == "longer"
     data = framed(plain.SerializeToString()) + bytes(wire)
     assert echoes_in(data, 0, len(data)) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *("ends", "request", "tells the modes", "too long", "cut", "another part", "cut metadata", "empty"),
-        *("corrupt metadata", "corrupt attributes"),
-    ],
-)
-def test_other_pieces_are_decoded(change: str) -> None:
-    message = ext_proc.ProcessingRequest()
-    part = message.request_body if change == "request" else message.response_body
-    part.body = b"data" * (20_000 if change == "too long" else 1)
-    part.end_of_stream = change == "ends"
-    if change == "tells the modes":
-        message.protocol_config.response_body_mode = 4
-    data = message.SerializeToString()
-    damaged = {
-        "cut": data[:-1],
-        "another part": data + b"\x2a\x00",
-        "cut metadata": data + b"\x42\x4a\x00",
-        "corrupt metadata": data + b"\x42\x01\xff",
-        "corrupt attributes": data + b"\x4a\x03abc",
-    }
-    data = b"" if change == "empty" else damaged.get(change, data)
-    assert echo_of(data) is None

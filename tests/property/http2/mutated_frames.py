@@ -28,8 +28,8 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.picker import Picker
+from epp.protocol.conversation import LiveStreams
 from epp.protocol.health import Health
-from epp.protocol.live_streams import LiveStreams
 from epp.protocol.stream_settings import StreamSettings
 from epp.transport.http2.frames import Setting, frame
 from epp.transport.http2.frames import settings as settings_frame

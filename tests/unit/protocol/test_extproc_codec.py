@@ -6,7 +6,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.protocol import _wire
-from epp.protocol.codec import MOST_BYTES, MOST_FIELDS, decode, echo_of
+from epp.protocol.codec import MOST_BYTES, MOST_FIELDS, decode
 from epp.protocol.header_names import DESTINATION
 from epp.protocol.http_events import (
     BodyMode,
@@ -46,11 +46,6 @@ def subset(values: bytes) -> bytes:
 def test_a_message_beside_its_body_has_at_most_256_kib(before: bytes) -> None:
     with pytest.raises(StreamProtocolError, match="message_too_large"):
         decoded(before + part(8, bytes(MOST_BYTES)) + BROKEN)
-
-
-def test_the_bytes_behind_a_piece_that_passes_are_bounded() -> None:
-    with pytest.raises(StreamProtocolError, match="message_too_large"):
-        echo_of(b"\x2a\x03\x0a\x01a" + part(8, bytes(MOST_BYTES)))
 
 
 def test_a_body_is_not_bounded_and_not_copied_whatever_stands_beside_it() -> None:

@@ -10,9 +10,7 @@ from typing import Literal
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.protocol.conversation import Conversation
-from epp.protocol.live_streams import LiveStreams
-from epp.protocol.overload import TARGET_S, Overload
+from epp.protocol.conversation import TARGET_S, Conversation, LiveStreams, Overload
 from epp.transport.http2.grpc_messages import OK
 from tests.unit.protocol.callers import NotingCaller
 from tests.unit.protocol.calls_bench import fill

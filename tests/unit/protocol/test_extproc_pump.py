@@ -11,7 +11,7 @@ import pytest
 from epp.base.types import ApiKind, InferenceRequest
 from epp.picker.decision import Question
 from epp.picker.gate import NO_CLAIM
-from epp.protocol.pump import Pump
+from epp.transport.server import Pump
 from tests.unit.protocol.stream_bench import DUPLEX, refused
 from tests.unit.protocol.waiting_bench import Held
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import socket
+from collections.abc import Iterator
 
 import pytest
 
 from epp.base.types import Address
 from epp.protocol.calls import Handler
 from epp.transport.http2.limits import Limits
-from epp.transport.http2_server import Http2Server
+from epp.transport.http2_server import Http2Server, max_peers
 from epp.transport.peer import Peer
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.http2_frames import PATH, headers, hello, reset, window_update
@@ -111,3 +113,18 @@ async def test_the_connection_with_most_unread_answers_is_closed() -> None:
     assert faults == ["answers_unread"]
     assert server.held.unsent < 100_000
     assert not few.closed
+
+
+@pytest.fixture
+def limits() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("limits")
+@pytest.mark.parametrize(("files", "peers"), [(600, 300), (300, 44), (256, 1)])
+def test_the_limit_of_connections_leaves_descriptors_for_other_files(files: int, peers: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    assert max_peers() == peers

@@ -15,8 +15,8 @@ from hpack import Decoder
 
 from epp.config.listening import Listen
 from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
+from epp.protocol.conversation import LiveStreams
 from epp.protocol.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health
-from epp.protocol.live_streams import LiveStreams
 from epp.protocol.stream_settings import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED

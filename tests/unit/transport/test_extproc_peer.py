@@ -272,3 +272,55 @@ async def test_too_many_unread_answers_are_reported_after_the_turn() -> None:
     server.held.unsent = 1001
     peer.data_received(opens_call(3))
     assert server.unsent == 1
+
+
+# -- the end of a connection ---------------------------------------------------------------------------------
+
+
+def test_peer_that_lets_our_bytes_wait_for_over_thirty_seconds_is_cut_off() -> None:
+    server = PeerServer()
+    peer, wire = peer_of(server)
+    peer.pause_writing()
+    peer.tick(now=server.now_s + 30.0)
+    assert not wire.closed
+    with pytest.raises(AssertionError, match="peer_never_reads"):
+        peer.tick(now=server.now_s + 30.1)
+
+
+class HalfClosing(Pipe):
+    """A transport whose own side can end alone. Notes what is done with it."""
+
+    def __init__(self, *, peer_is_gone: bool = False) -> None:
+        super().__init__()
+        self.peer_is_gone = peer_is_gone
+        self.ended = 0
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if self.peer_is_gone:
+            raise OSError("the socket is not connected")
+        self.ended += 1
+
+
+def test_peer_has_one_second_to_close_its_side_from_the_first_end_of_ours() -> None:
+    server, wire = PeerServer(), HalfClosing()
+    peer = Peer(server)
+    peer.connection_made(wire)
+    peer.close()
+    server.now_s += 0.9
+    peer.close()
+    assert (wire.ended, wire.reads, wire.closed) == (1, True, False)
+    peer.tick(now=11.0)
+    assert not wire.closed
+    peer.tick(now=11.1)
+    assert wire.closed
+
+
+@pytest.mark.parametrize("wire", [Pipe(), HalfClosing(peer_is_gone=True)])
+def test_a_side_that_cannot_end_alone_is_closed_or_cut(wire: Pipe) -> None:
+    peer = Peer(PeerServer())
+    peer.connection_made(wire)
+    peer.close()
+    assert wire.closed

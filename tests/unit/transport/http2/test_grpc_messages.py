@@ -25,19 +25,6 @@ def test_a_message_is_whole_after_its_last_part_and_what_follows_is_left(part_by
     assert (message, data[at:], held.now) == (b"abcdef", b"rest", 0)
 
 
-def test_an_assembly_says_which_bytes_it_takes_without_a_search() -> None:
-    held = HeldBytes(most=10)
-    assembly = begun(held)
-    assembly.take(MESSAGE, 0, 6, max_bytes=6)
-    assert [assembly.takes(size) for size in (0, 4, 5, 6)] == [False, True, False, False]
-    assert assembly.with_part(b"bcd") is None
-    assert held.now == 4
-    held.now = 9  # other connections hold the rest
-    assert not assembly.takes(2)
-    held.most = 20
-    assert assembly.with_part(b"ef") == b"abcdef"
-
-
 def test_bytes_are_counted_while_they_are_held() -> None:
     held = HeldBytes(most=100)
     assembly = begun(held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.transport.http2.call_events import Fault, Gone, HalfClosed, Message, Opened
 from epp.transport.http2.frames import Code, Kind, frame
 from epp.transport.http2.limits import Limits
 from tests.harness.http2_frames import (
@@ -79,7 +79,7 @@ def test_a_client_that_overruns_a_window_is_stopped(where: str) -> None:
         (stop,) = side.sent()
         assert (stop.kind, stop.code) == (Kind.RST_STREAM, Code.FLOW_CONTROL_ERROR)
     else:
-        assert side.feed(headers(1), data(1, bytes(65_536)))[-1] == Over("window_overrun")
+        assert side.feed(headers(1), data(1, bytes(65_536)))[-1] == Fault("window_overrun")
         assert side.sent()[-1].code == Code.FLOW_CONTROL_ERROR
 
 
@@ -179,7 +179,6 @@ def test_closing_ends_every_call() -> None:
     assert side.connection.close(now=side.now) == [
         Gone(1, "connection"),
         Gone(3, "connection"),
-        Over("closed"),
     ]
     assert side.sent()[-1].code == Code.NO_ERROR
     assert side.connection.close(now=side.now) == []

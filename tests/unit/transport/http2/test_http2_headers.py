@@ -8,7 +8,7 @@ import pytest
 
 from epp.transport.http2.call_events import Fault, Gone
 from epp.transport.http2.headers import HeaderReader
-from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, data, headers
+from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, continuation, data, headers
 
 
 def test_header_blocks_are_kept_once_the_peer_has_given_up_its_table() -> None:
@@ -58,3 +58,13 @@ def test_a_deadline_that_cannot_be_read_is_an_error(text: str) -> None:
         Gone(1, "bad_timeout"),
     ]
     assert side.status(side.sent())[0] == 13
+
+
+def test_endless_continuation_frames_end_the_connection() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, b"", whole=False))
+    events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))
+    assert events[-1] == Fault("continuation_flood")
+    side = CallerSide().opened()
+    side.feed(headers(1, bytes(9000), whole=False))
+    assert side.feed(continuation(1, bytes(9000), whole=False))[-1] == Fault("header_list_too_large")

@@ -1,12 +1,81 @@
-"""What happens to a peer that takes too long: at its beginning, in a call, with its windows, in silence."""
+"""The first bytes, frames that carry no part of a call, our own leaving, and a peer that takes too long: at
+its beginning, in a call, with its windows, in silence.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone, Over
-from epp.transport.http2.frames import PREFACE, Code, Kind
-from tests.harness.http2_frames import CallerSide, block, data, grpc, headers, hello, ping
+from epp.transport.http2.call_events import Fault, Gone, Opened
+from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting, settings
+from tests.harness.http2_frames import (
+    CallerSide,
+    block,
+    bodies,
+    data,
+    grpc,
+    headers,
+    hello,
+    ping,
+    reset,
+    window_update,
+)
+
+
+def test_change_of_the_initial_window_changes_the_windows_of_open_streams() -> None:
+    side = CallerSide().opened(window=10)
+    side.feed(headers(1))
+    side.connection.send(1, b"x" * 20)
+    side.sent()
+    side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 3)]), window_update(1, 7))
+    assert bodies(side.sent(), 1) == b"", "ten bytes were sent, and seven more are allowed"
+    side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 100)]))
+    assert len(bodies(side.sent(), 1)) == 15
+
+
+def test_a_reset_ends_a_call_once() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    assert side.feed(reset(1), reset(1)) == [Gone(1, "reset")]
+    side.connection.send(1, b"late")
+    side.connection.end(1)
+    assert side.sent() == []
+
+
+def test_a_graceful_shutdown_takes_two_steps() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    side.connection.leave(now=side.now)
+    goaway, question = side.sent()
+    assert (int.from_bytes(goaway.payload[:4]), goaway.code) == (2**31 - 1, Code.NO_ERROR)
+    assert isinstance(side.feed(headers(3))[0], Opened), "a call that was on its way is served"
+    side.feed(ping(question.payload, ack=True))
+    (goaway,) = side.sent()
+    assert int.from_bytes(goaway.payload[:4]) == 3
+    assert side.feed(headers(5)) == [Fault("too_many_streams")]
+    assert side.sent()[0].code == Code.REFUSED_STREAM
+    assert not side.connection.drained
+    side.connection.end(1)
+    side.connection.end(3)
+    assert side.connection.drained
+
+
+def test_a_ping_is_answered() -> None:
+    side = CallerSide().opened()
+    side.feed(ping(b"abcdefgh"))
+    (answer,) = side.sent()
+    assert (answer.kind, answer.flags, answer.payload) == (Kind.PING, Flag.ACK, b"abcdefgh")
+
+
+def test_the_server_sends_its_settings_and_window_first() -> None:
+    first, second = CallerSide().greeting
+    assert (first.kind, second.kind) == (Kind.SETTINGS, Kind.WINDOW_UPDATE)
+    said = {
+        int.from_bytes(first.payload[n : n + 2]): int.from_bytes(first.payload[n + 2 : n + 6])
+        for n in range(0, 30, 6)
+    }
+    assert said[Setting.HEADER_TABLE_SIZE] == 0
+    assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
 
 
 def test_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
@@ -39,7 +108,7 @@ def test_a_silent_client_gets_a_ping_and_is_then_disconnected() -> None:
     assert side.sent() == []
     side.tick(11)
     assert len(side.sent()) == 1
-    assert side.tick(21) == [Gone(1, "connection"), Fault("peer_gone"), Over("peer_gone")]
+    assert side.tick(21) == [Gone(1, "connection"), Fault("peer_gone")]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +127,7 @@ def test_unfinished_preface_or_header_block_ends_the_connection_after_time(
     side = CallerSide()
     side.feed(wire)
     assert side.tick(seconds - 2) == []
-    assert side.tick(2)[-1] == Over(reason)
+    assert side.tick(2)[-1] == Fault(reason)
 
 
 def test_a_stream_whose_window_never_opens_is_ended_after_a_time() -> None:
@@ -85,7 +154,7 @@ def test_a_peer_without_streams_is_asked_to_leave_after_a_time() -> None:
 def test_a_peer_without_streams_that_does_not_leave_is_disconnected() -> None:
     side = CallerSide().opened()
     side.tick(901)
-    assert side.tick(20) == [Fault("peer_gone"), Over("peer_gone")]
+    assert side.tick(20) == [Fault("peer_gone")]
 
 
 def test_a_message_that_stays_unfinished_ends_its_call_after_a_time() -> None:
