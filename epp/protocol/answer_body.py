@@ -4,8 +4,9 @@ the body must be replaced by the client's name. `stream` makes no `AnswerBody` f
 
 from __future__ import annotations
 
+from epp.base.types import ApiKind
 from epp.picker.events import Pick
-from epp.protocol.asking import Asking, collect
+from epp.protocol.asking import collect
 from epp.protocol.header_names import DECISION, LENGTH, TEST_SERVED
 from epp.protocol.http_events import Answer, BodyMode, Modes, ResponseHeaders, Slot
 from epp.protocol.stream_settings import StreamSettings
@@ -39,13 +40,12 @@ class AnswerBody:
 
 
 def read_answer(
-    event: ResponseHeaders, pick: Pick, asking: Asking, *, modes: Modes, hold: bool
+    event: ResponseHeaders, pick: Pick, settings: StreamSettings, *, modes: Modes, hold: bool
 ) -> AnswerBody | None:
     """Return the reader for the body of this answer. None: nobody has to read the body. hold: the stream
     stays to the end. A data plane that wants the request's body back cannot be asked for that of the answer.
     """
-    context = asking.context
-    settings, echoed = context.settings, modes.response_body.echoed
+    echoed = modes.response_body.echoed
     comes = modes.response_body is not BodyMode.NONE or (
         hold and settings.mode_override and not modes.request_body.echoed
     )
@@ -54,7 +54,7 @@ def read_answer(
     names: AnswerNames | None = None
     if pick.sampled and decision.status == 200 and comes:
         reader = ResponseReader(
-            kind=asking.kind,
+            kind=ApiKind(decision.kind),
             content_type=found.get("content-type", ""),
             content_encoding=found.get("content-encoding", ""),
         )

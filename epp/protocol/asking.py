@@ -1,16 +1,12 @@
-"""Makes the question of one stream to the picker, a `Question`, from the head and the body of a request.
-Makes the answer to the data plane from the pick.
-
-Owns the facts from the head. Also owns a body with a replaced model name until the body is sent on. `stream`
-knows when the body is there, asks the picker, and knows in which message the answer goes.
+"""Makes the question of one stream to the picker (`ask`), a `Question`, from the head and the body of a
+request. Makes the answer to the data plane from the pick (`answer`). `stream` knows when the body is there,
+asks the picker, and knows in which message the answer goes.
 
 Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
 
-A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). Such
-a data plane gets one destination in the answer to the headers, and no body back, and its requests never wait.
-It closes the stream cleanly after the pick, while the HTTP request goes on.
-
-Pure. `stream` owns an `Asking`.
+A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). Such a data plane
+gets one destination in the answer to the headers, and no body back, and its requests never wait. It closes
+the stream cleanly after the pick, while the HTTP request goes on. Pure.
 """
 
 from __future__ import annotations
@@ -22,14 +18,13 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.errors import BadRequestError, NoEndpointError, NoRoomError, PickError
+from epp.base.errors import BadRequestError, NoEndpointError, NoRoomError
 from epp.base.types import Address, ApiKind, InferenceRequest
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Question
-from epp.picker.events import Pick, Refused
+from epp.picker.events import Pick
 from epp.picker.gate import NO_CLAIM, FlowClaim
-from epp.protocol.bodies import pieces
 from epp.protocol.header_names import (
     DESTINATION,
     LENGTH,
@@ -44,21 +39,11 @@ from epp.protocol.header_names import (
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import (
-    Action,
-    Answer,
-    BodyMode,
-    Estimate,
-    Modes,
-    Refuse,
-    RequestHeaders,
-    Slot,
-)
-from epp.protocol.refusals import refused
+from epp.protocol.http_events import Answer, BodyMode, Estimate, Modes, RequestHeaders, Slot
 from epp.protocol.stream_settings import StreamContext
 from epp.request.client_names import bounded_name
 from epp.request.parse import parse_request, skim_request
-from epp.request.rewriting import Rewrites, with_model
+from epp.request.rewriting import with_model
 from epp.request.state_names import id_in_path, makes_state
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
@@ -79,6 +64,8 @@ _APART: Final = (ApiKind.OTHER, ApiKind.QUERY)
 """Requests whose paths may name what one server keeps."""
 _KEEPING: Final = (ApiKind.RESPONSES, ApiKind.QUERY)
 """Requests whose answers may name what the server keeps."""
+_CHANGEABLE: Final = (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
+"""The modes in which the picker may send on another body than the one that came."""
 _RESERVED: Final = frozenset(RESERVED)
 _REQUEST_NAMES: Final = _RESERVED.union(
     (":method", ":path", REQUEST_ID, LENGTH, "content-encoding", TEST_SELECTION)
@@ -92,13 +79,14 @@ _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
 
 
-class RequestHead(Struct, eq=False, gc=False):
-    """The facts from the request headers. The state machine holds one object for each request."""
+class Head(Struct, eq=False, gc=False):
+    """The facts from the request headers. A stream keeps them until the pick or the refusal: it may stay open
+    for long, and clients choose the size of these facts.
+    """
 
     path: str
     """Empty: the data plane sends no pseudo-headers, so the body has to show the API."""
     request_id: str
-    """Empty: no request id came."""
     declared_bytes: int
     """Content-Length. 0 if the header is absent or not a number."""
     encoded: bool
@@ -110,217 +98,130 @@ class RequestHead(Struct, eq=False, gc=False):
     session: str
     debug: bool
     prescribed: str
-    trace: str = ""
+    trace: str
     """A trace context, not yet checked. It is read only if tracing is on."""
-    claim: FlowClaim = NO_CLAIM
-
-    def forget(self) -> None:
-        """Forget the facts that only the pick needs. The stream may stay open for long, and clients choose
-        the size of these facts.
-        """
-        self.path = self.session = self.prescribed = ""
-        self.claim = NO_CLAIM
-
-
-NO_HEAD: Final = RequestHead(
-    path="",
-    request_id="",
-    declared_bytes=0,
-    encoded=False,
-    reserved=(),
-    session="",
-    debug=False,
-    prescribed="",
-)
-"""No request headers came yet."""
+    claim: FlowClaim
+    made_id: bool = False
+    """Whether no request id came, so that the picker made one."""
+    subset: tuple[str, ...] | None = None
+    """As in `RequestHeaders`."""
+    asks_only: bool = False
+    """Whether the data plane wants only the pick."""
 
 
-class Asking:
-    """Call `read` for the head, then `request` once, then `answer` or `refusal`."""
+class Asked(Struct, frozen=True, gc=False):
+    """What the picker is asked, and what the answer needs besides the pick."""
 
-    __slots__ = (
-        "_changed_body", "_changed_bytes", "_made_id", "_once", "_subset", "_trace", "asks_only", "context", "head", "hurried", "kind",
-    )  # fmt: skip
+    request: Question
+    head: Head
+    only_once: bool
+    """Whether only one server may get the request."""
+    changed_body: bytes | None
+    """The body with the model's name replaced. None: the body goes on as it came."""
 
-    def __init__(self, context: StreamContext, *, trace: str, hurried: bool) -> None:
-        self.context = context
-        self._trace = trace
-        self.hurried = hurried
-        """Whether the picker has too much work to read the body."""
-        self.asks_only = False
-        """Whether the data plane wants only the pick."""
-        self.kind = NO_BODY.kind
-        self.head = NO_HEAD
-        self._made_id = False
-        self._once = False
-        """Whether only one server may get the request."""
-        self._subset: tuple[str, ...] | None = None
-        self._changed_body: bytes | None = None
-        """The body with the model's name replaced, until it is sent on."""
-        self._changed_bytes = 0
-        """The size of the changed body."""
 
-    @property
-    def changes_body(self) -> bool:
-        """Whether another body than the one that came has to be sent on."""
-        return self._changed_body is not None
+def ask(
+    head: Head,
+    body: bytes | memoryview,
+    context: StreamContext,
+    *,
+    modes: Modes,
+    instead: InferenceRequest | None = None,
+    partial: bool = False,
+    hurried: bool = False,
+    now: float,
+) -> Asked:
+    """Return the question to the picker. Raises PickError if the request is refused. instead: stands for the
+    body, which is then not read. hurried: the picker has too much work to read the body.
+    """
+    picker, settings, started = context.picker, context.settings, context.timer()
+    body_hash = xxh3_64_intdigest(body, picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0
+    only_once = bool(picker.fatal.struck) and picker.fatal.suspects(body_hash, now=now)
+    inference, asked_model, changed = NO_BODY, "", None
+    if instead is not None:
+        load = picker.policy.spec.load
+        if instead is NO_ROOM and load.when_saturated == "Reject":
+            raise NoRoomError(retry_after_s=load.retry_after_seconds)
+        inference = instead
+    elif head.encoded:
+        inference = ENCODED
+    elif body:
+        inference = _read_body(head.path, body, partial=partial, hurried=hurried)
+        if picker.rewrites is not None and inference.model and not head.asks_only:
+            target = picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
+            # In the other modes the data plane sends its own copy of the body.
+            if target != inference.model and modes.request_body in _CHANGEABLE:
+                asked_model = inference.model
+                changed = with_model(body, before=asked_model, after=target)
+                inference = msgspec.structs.replace(inference, model=target)
+    prescribed: tuple[Address, ...] = ()
+    if settings.conformance_headers and head.prescribed:
+        prescribed = read_prescribed(head.prescribed, picker.endpoints())
+        if not prescribed:
+            raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+    request = Question(
+        request_id=head.request_id,
+        inference=inference,
+        body_bytes=max(len(body), head.declared_bytes),
+        subset=None if head.subset is None else read_addresses(head.subset),
+        session=head.session,
+        asked_model=asked_model,
+        prescribed=prescribed,
+        max_destinations=1 if head.asks_only or only_once else settings.max_destinations,
+        hurried=hurried,
+        trace=head.trace,
+        began_s=started,
+        path_hash=hash(head.path.partition("?")[0]),
+        body_hash=body_hash,
+        names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
+        makes_state=inference.kind in _KEEPING and inference.stores and makes_state(head.path),
+    )
+    return Asked(request, head, only_once, changed)
 
-    def read(self, event: RequestHeaders) -> RequestHead:
-        """Read the request's headers."""
-        context = self.context
-        picker = context.picker
-        head = self.head = read_head(event.headers, picker.policy.spec, flow=picker.flow_read)
-        if not head.request_id:
-            head.request_id, self._made_id = context.new_request_id(), True
-        self._subset = event.subset
-        self.asks_only = event.modes is None and not (head.path and context.settings.shows_answers)
-        if not self._trace:
-            self._trace = head.trace
-        return head
 
-    def body_back(self, body: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Action]:
-        """Return the answers to a body that was held. The body goes on unchanged, or with another name for
-        the model.
-        """
-        if self.asks_only:
-            return ()
-        changed, self._changed_body = self._changed_body, None
-        return pieces(Slot.REQUEST_BODY, body if changed is None else changed, end_of_stream=end_of_stream)
+def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: bool) -> InferenceRequest:
+    if hurried:
+        return skim_request(path, body, unread=OVERLOADED.unread)
+    try:
+        return parse_request(path, body)
+    except BadRequestError:
+        if partial:
+            return PARTIAL
+        raise
 
-    def request(
-        self,
-        body: bytes | memoryview,
-        *,
-        instead: InferenceRequest | None,
-        partial: bool,
-        modes: Modes,
-        now: float,
-    ) -> Question:
-        """Return the question to the picker. Raises PickError if the request is refused. instead: stands for
-        the body, which is then not read.
-        """
-        head, context = self.head, self.context
-        settings, started = context.settings, context.timer()
-        fatal = context.picker.fatal
-        body_hash = (
-            xxh3_64_intdigest(body, context.picker.caches.roots.seed(model=_BODIES)) >> 2 if body else 0
-        )
-        self._once = bool(fatal.struck) and fatal.suspects(body_hash, now=now)
-        inference, asked_model = NO_BODY, ""
-        if instead is not None:
-            load = context.picker.policy.spec.load
-            if instead is NO_ROOM and load.when_saturated == "Reject":
-                raise NoRoomError(retry_after_s=load.retry_after_seconds)
-            inference = instead
-        elif head.encoded:
-            inference = ENCODED
-        elif body:
-            inference = self._read_body(head.path, body, partial=partial)
-            self.kind = inference.kind
-            rewrites = context.picker.rewrites
-            if rewrites is not None and inference.model and self._can_change_body(modes):
-                asked_model, inference = inference.model, self._renamed(inference, body, head, rewrites)
-        prescribed: tuple[Address, ...] = ()
-        if settings.conformance_headers and head.prescribed:
-            prescribed = read_prescribed(head.prescribed, context.picker.endpoints())
-            if not prescribed:
-                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
-        subset, self._subset = self._subset, None
-        return Question(
-            request_id=head.request_id,
-            inference=inference,
-            body_bytes=max(len(body), head.declared_bytes),
-            subset=None if subset is None else read_addresses(subset),
-            session=head.session,
-            asked_model=asked_model if asked_model != inference.model else "",
-            prescribed=prescribed,
-            max_destinations=1 if self.asks_only or self._once else settings.max_destinations,
-            hurried=self.hurried,
-            trace=self._trace,
-            began_s=started,
-            path_hash=hash(head.path.partition("?")[0]),
-            body_hash=body_hash,
-            names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
-            makes_state=inference.kind in _KEEPING and inference.stores and makes_state(head.path),
-        )
 
-    def _read_body(self, path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:
-        if self.hurried:
-            return skim_request(path, body, unread=OVERLOADED.unread)
-        try:
-            return parse_request(path, body)
-        except BadRequestError:
-            if partial:
-                return PARTIAL
-            raise
-
-    def _can_change_body(self, modes: Modes) -> bool:
-        """Return whether the picker may send on another body than the one that came.
-
-        In the other modes the data plane sends its own copy.
-        """
-        mode = modes.request_body
-        return mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED) and not self.asks_only
-
-    def _renamed(
-        self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead, rewrites: Rewrites
-    ) -> InferenceRequest:
-        """Return the body with the model's name replaced by the name that a rewrite gives."""
-        model = rewrites.target(inference, session=head.session, request_id=head.request_id)
-        if model == inference.model:
-            return inference
-        self._changed_body = with_model(body, before=inference.model, after=model)
-        self._changed_bytes = len(self._changed_body)
-        return msgspec.structs.replace(inference, model=model)
-
-    def answer(self, slot: Slot, pick: Pick) -> Answer:
-        """Return the answer that says where the request goes. Parts of the head that only the pick needed are
-        forgotten.
-        """
-        head, settings = self.head, self.context.settings
-        pick.decision.tenant = pick.decision.tenant or head.claim.tenant
-        head.forget()
-        destination = ",".join([address.text for address in pick.destinations])
-        scores: tuple[tuple[str, float], ...] = ()
-        if settings.scores_metadata:
-            scores = tuple((str(c.address), c.score_s) for c in pick.decision.candidates if not c.excluded)
-        cost: Estimate | None = None
-        if settings.cost_metadata:
-            decision = pick.decision
-            cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
-        if slot is Slot.REQUEST_TRAILERS:
-            return Answer(slot, destination=destination, scores=scores, cost=cost)
-        headers = [(DESTINATION, destination), *pick.set_headers]
-        if self._once:
-            headers.append((MAX_RETRIES, "0"))
-        elif settings.retries_once and self.context.picker.fleet.failures.marks:
-            headers.append((MAX_RETRIES, _RETRIES_IN_TROUBLE))
-        if self._made_id:
-            headers.append((REQUEST_ID, head.request_id))
-        if self._changed_bytes and head.declared_bytes:
-            headers.append((LENGTH, str(self._changed_bytes)))
-        changed = None
-        if slot is Slot.REQUEST_BODY:
-            changed, self._changed_body = self._changed_body, None
-        return Answer(
-            slot,
-            set_headers=tuple(headers),
-            body=changed,
-            remove_headers=not_set(head.reserved, headers),
-            clear_route_cache=settings.clear_route_cache,
-            destination=destination,
-            scores=scores,
-            cost=cost,
-        )
-
-    def refusal(self, error: PickError) -> Refuse:
-        """Return the refusal, in the format of the request's API."""
-        self._changed_body = None
-        head = self.head
-        self.context.picker.report(Refused(head.request_id, error, self._trace))
-        answer = refused(error, path=head.path, request_id=head.request_id)
-        head.forget()
-        return answer
+def answer(question: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answer:
+    """Return the answer that says where the request goes."""
+    head, settings, decision = question.head, context.settings, pick.decision
+    decision.tenant = decision.tenant or head.claim.tenant
+    destination = ",".join([address.text for address in pick.destinations])
+    scores: tuple[tuple[str, float], ...] = ()
+    if settings.scores_metadata:
+        scores = tuple((str(c.address), c.score_s) for c in decision.candidates if not c.excluded)
+    cost: Estimate | None = None
+    if settings.cost_metadata:
+        cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
+    if slot is Slot.REQUEST_TRAILERS:
+        return Answer(slot, destination=destination, scores=scores, cost=cost)
+    headers = [(DESTINATION, destination), *pick.set_headers]
+    if question.only_once:
+        headers.append((MAX_RETRIES, "0"))
+    elif settings.retries_once and context.picker.fleet.failures.marks:
+        headers.append((MAX_RETRIES, _RETRIES_IN_TROUBLE))
+    if head.made_id:
+        headers.append((REQUEST_ID, head.request_id))
+    if question.changed_body is not None and head.declared_bytes:
+        headers.append((LENGTH, str(len(question.changed_body))))
+    return Answer(
+        slot,
+        set_headers=tuple(headers),
+        body=question.changed_body if slot is Slot.REQUEST_BODY else None,
+        remove_headers=not_set(head.reserved, headers),
+        clear_route_cache=settings.clear_route_cache,
+        destination=destination,
+        scores=scores,
+        cost=cost,
+    )
 
 
 # -- heads -----------------------------------------------------------------------------------------------
@@ -336,13 +237,25 @@ def request_names(spec: PolicySpec, *, flow: Flow | None = None, traced: bool = 
     return names.union(OBJECTIVES, (TTFT_MS, flow.tenant_header))
 
 
-def read_head(
-    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, flow: Flow | None = None
-) -> RequestHead:
+def head_of(event: RequestHeaders, context: StreamContext, *, trace: str) -> Head:
+    """Return the head of a stream's request. trace: the data plane's own trace context, which goes before the
+    client's.
+    """
+    picker, settings = context.picker, context.settings
+    head = read_head(event.headers, picker.policy.spec, flow=picker.flow_read)
+    head.subset, head.trace = event.subset, trace or head.trace
+    head.asks_only = event.modes is None and not (head.path and settings.shows_answers)
+    if not head.request_id:
+        head.request_id, head.made_id = context.new_request_id(), True
+    return head
+
+
+def read_head(headers: Sequence[tuple[str, str]], spec: PolicySpec, *, flow: Flow | None = None) -> Head:
+    """Read what the headers of a request say."""
     found = collect(headers)
     length = found.get(LENGTH, "")
     session = found.get(spec.session_header, "")
-    return RequestHead(
+    return Head(
         path=found.get(":path", ""),
         request_id=found.get(REQUEST_ID, "").strip()[:_MAX_REQUEST_ID_CHARS],
         declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
@@ -374,7 +287,7 @@ def answer_status(headers: Sequence[tuple[str, str]]) -> int:
 
 
 def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
-    """Return the headers to remove, which `RequestHead.reserved` holds."""
+    """Return the headers to remove, which `Head.reserved` holds."""
     removed = () if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found)
     if flow.mode == "Hold":
         for claim, names in (("Objective", OBJECTIVES), ("Deadline", (TTFT_MS,))):

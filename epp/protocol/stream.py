@@ -8,9 +8,9 @@ If a data plane does not state its mode, the setting `assumed_modes` stands for 
 Harmless events in a wrong order are accepted and reported to the picker's listeners. All other
 events in a wrong order raise a StreamProtocolError.
 
-`asking` reads the head and makes the question of head and body, the picker or flow control (`waiting`)
-decides, and `asking` makes the answer. `bodies` holds a body that comes in pieces, and `answer_body` reads an
-answer from which the picker learns.
+`asking` reads the head, makes the question of head and body, and makes the answer of question and pick. The
+picker or flow control (`waiting`) decides. `bodies` holds a body that comes in pieces, and `answer_body`
+reads an answer from which the picker learns.
 
 Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
 is answered.
@@ -24,10 +24,21 @@ from typing import Final
 from epp.base.errors import BlockedPathError, BodyTooLargeError, PickError
 from epp.base.types import InferenceRequest
 from epp.picker.decision import Outcome
-from epp.picker.events import Pick, ProtocolFault
+from epp.picker.events import Pick, ProtocolFault, Refused
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.protocol.answer_body import AnswerBody, answer_to_headers, read_answer
-from epp.protocol.asking import NO_BODY, NO_HEAD, NO_ROOM, NOT_SEEN, OVERLOADED, Asking, answer_status
+from epp.protocol.asking import (
+    NO_BODY,
+    NO_ROOM,
+    NOT_SEEN,
+    OVERLOADED,
+    Head,
+    Asked,
+    answer,
+    answer_status,
+    ask,
+    head_of,
+)
 from epp.protocol.bodies import Body, passed_on, pieces
 from epp.protocol.header_names import RESERVED, read_address
 from epp.protocol.http_events import (
@@ -46,7 +57,7 @@ from epp.protocol.http_events import (
     Slot,
     StreamProtocolError,
 )
-from epp.protocol.refusals import model_list
+from epp.protocol.refusals import model_list, refused
 from epp.protocol.stream_settings import StreamContext
 from epp.protocol.waiting import WaitingStream, offer
 
@@ -62,7 +73,8 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_answer_body", "_asking", "_body", "_context", "_deliver", "_modes", "_phase", "_request_ended", "_waiting", "hold", "passes", "pick",
+        "_answer_body", "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_hurried", "_modes", "_phase",
+        "_request_ended", "_trace", "_waiting", "hold", "passes", "pick",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +92,15 @@ class HttpStream:
         """
         self._context = context
         self._deliver = deliver
-        self._asking = Asking(context, trace=trace, hurried=unread)
+        self._trace = trace
+        self._hurried = unread
+        """Whether the picker has too much work to read the body."""
+        self._head: Head | None = None
+        """None: no request headers came yet, or the pick or the refusal is made."""
+        self._asks_only = False
+        """Whether the data plane wants only the pick."""
+        self._explains = False
+        """Whether the client wants to know the reasons of the pick."""
         self.hold = context.settings.hold_streams and not unread
         """Whether the stream stays until the HTTP request ends. A drain sets this to False. The stream then
         stays until `can_detach` is true.
@@ -102,7 +122,7 @@ class HttpStream:
     def hurry(self) -> None:
         """Go on as with `unread`, if the request is not picked yet: there is no time to read its body."""
         if self.pick is None:
-            self._asking.hurried, self.hold = True, False
+            self._hurried, self.hold = True, False
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
         """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
@@ -133,7 +153,7 @@ class HttpStream:
     def can_detach(self) -> bool:
         """Whether the stream may end without harm to the request: all is answered, and we pass no body on."""
         echoed = self._modes.request_body.echoed
-        if self.pick is not None and self._asking.hurried and not echoed:
+        if self.pick is not None and self._hurried and not echoed:
             return True  # The data plane sends the rest of the request without us.
         if self.phase not in BEGUN:
             return False
@@ -152,7 +172,7 @@ class HttpStream:
         """Take in that the data plane ended its side in order. The request is over, unless the data plane
         wanted only a pick.
         """
-        if self._asking.asks_only and self.phase not in BEGUN:
+        if self._asks_only and self.phase not in BEGUN:
             self.detach(now=now)
         else:
             self.close(now=now)
@@ -229,12 +249,13 @@ class HttpStream:
     # -- the request -----------------------------------------------------------------------------------------
 
     def _on_request_headers(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
-        asking, settings = self._asking, self._context.settings
-        if asking.head is not NO_HEAD or self.phase is Phase.PASSED:
+        picker, settings = self._context.picker, self._context.settings
+        if self._head is not None or self.pick is not None or self.phase is Phase.PASSED:
             raise StreamProtocolError("second_request_headers")
         self._learn(event.modes)
         self._request_ended = event.end_of_stream
-        head = asking.read(event)
+        head = self._head = head_of(event, self._context, trace=self._trace)
+        self._asks_only = head.asks_only
         if self.phase is not Phase.START:
             return _UNPICKED  # The client already has an answer, perhaps the data plane's own.
         if head.path not in settings.blocked.open_apis and settings.blocked.refuse(head.path):
@@ -242,19 +263,18 @@ class HttpStream:
         if not event.end_of_stream:
             if head.declared_bytes > settings.max_body_bytes:
                 return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
-            return self._await_body(now=now)
-        listed = model_list(event, head.path, self._context.picker) if settings.answers_list else None
+            return self._await_body(head, now=now)
+        listed = model_list(event, head.path, picker) if settings.answers_list else None
         if listed is None:
             return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
         self._enter(Phase.REFUSED)
         return (listed,)
 
-    def _await_body(self, *, now: float) -> Sequence[Action]:
+    def _await_body(self, head: Head, *, now: float) -> Sequence[Action]:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
-        head = self._asking.head
-        mode, hurried = self._modes.request_body, self._asking.hurried
+        mode, hurried = self._modes.request_body, self._hurried
         if mode < BodyMode.BUFFERED or (hurried and self._context.picker.one_model):
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
@@ -320,17 +340,16 @@ class HttpStream:
     ) -> Sequence[Action]:
         """Decide, and answer the headers and the body that were held. `after` follows these answers."""
         whole, self._body = body.take(), None
-        first: Sequence[Action] = _UNPICKED
-        if self.phase is Phase.HOLDING:
-            slot, instead = Slot.REQUEST_HEADERS, None if body.has_room else NO_ROOM
-            first = self._decide(slot, whole, instead=instead, now=now)
-        if self.phase is Phase.REFUSED:
-            return first
-        rest = self._asking.body_back(whole, end_of_stream=end_of_stream)
-        if self._waiting is None:
-            return (*first, *rest, *after)
-        self._waiting.after = (*rest, *after)
-        return first
+        if self.phase is not Phase.HOLDING:
+            return (*_UNPICKED, *self._back(whole, end_of_stream=end_of_stream), *after)
+        instead = None if body.has_room else NO_ROOM
+        return self._decide(
+            Slot.REQUEST_HEADERS, whole, instead=instead, ends=end_of_stream, after=after, now=now
+        )
+
+    def _back(self, body: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Action]:
+        """Return the answers to a body that was held."""
+        return () if self._asks_only else pieces(Slot.REQUEST_BODY, body, end_of_stream=end_of_stream)
 
     # -- the decision ----------------------------------------------------------------------------------------
 
@@ -341,23 +360,35 @@ class HttpStream:
         *,
         instead: InferenceRequest | None = None,
         partial: bool = False,
+        ends: bool | None = None,
+        after: Sequence[Action] = (),
         now: float,
     ) -> Sequence[Action]:
         """Pick, and put the pick into the answer to `slot`, or refuse the request, or let it wait. instead:
-        stands for the body, which is then not read.
+        stands for the body, which is then not read. ends: the body was held and goes back behind the pick;
+        whether it ends the stream. `after` follows these answers.
         """
-        context, asking, modes = self._context, self._asking, self._modes
+        context, head, modes, hurried = self._context, self._head, self._modes, self._hurried
         picker, gate = context.picker, context.gate
+        assert head is not None, "the headers came"
         try:
-            request = asking.request(body, instead=instead, partial=partial, modes=modes, now=now)
-            if gate is None or not picker.flow_decides or asking.hurried or asking.asks_only:
-                return self._picked(slot, picker.pick(request, now=now))
-            offered = offer(gate, request, self._on_decided, asking=asking, slot=slot, modes=modes, now=now)
+            question = ask(
+                head, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
+            )
+            if ends is not None:
+                back = body if question.changed_body is None else question.changed_body
+                after = (*self._back(back, end_of_stream=ends), *after)
+            if gate is None or not picker.flow_decides or hurried or head.asks_only:
+                return self._picked(question, slot, picker.pick(question.request, now=now), after)
+            offered = offer(
+                gate, question, self._on_decided, context=context, slot=slot, modes=modes, now=now
+            )
         except PickError as error:
             return self._refuse(error)
         if isinstance(offered, Pick):
-            return self._picked(slot, offered)
+            return self._picked(question, slot, offered, after)
         self._waiting = offered
+        offered.after = after
         self._enter(Phase.WAITING)
         return offered.delays
 
@@ -369,17 +400,24 @@ class HttpStream:
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            self._deliver((*self._picked(waiting.slot, decided), *waiting.after))
+            self._deliver(self._picked(waiting.question, waiting.slot, decided, waiting.after))
 
-    def _picked(self, slot: Slot, pick: Pick) -> Sequence[Action]:
+    def _picked(
+        self, question: Asked, slot: Slot, pick: Pick, after: Sequence[Action]
+    ) -> Sequence[Action]:
         self._enter(Phase.SENT)
         self.pick = pick
-        return (self._asking.answer(slot, pick),)
+        self._head, self._explains = None, question.head.debug
+        return (answer(question, slot, pick, self._context), *after)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
+        """Refuse the request, in the format of its API."""
+        head, self._head = self._head, None
+        assert head is not None, "the headers came"
         self._enter(Phase.REFUSED)
         self._drop()
-        return (self._asking.refusal(error),)
+        self._context.picker.report(Refused(head.request_id, error, head.trace))
+        return (refused(error, path=head.path, request_id=head.request_id),)
 
     # -- the answer ------------------------------------------------------------------------------------------
 
@@ -389,7 +427,7 @@ class HttpStream:
         self._learn(event.modes)
         if self.phase is Phase.WAITING:
             self._drop()  # The client has its answer, which the data plane gave itself.
-        pick, context, debug = self.pick, self._context, self._asking.head.debug
+        pick, context = self.pick, self._context
         if pick is None:
             self._enter(Phase.ANSWERED)
         else:
@@ -398,14 +436,16 @@ class HttpStream:
             served = first if event.served == first.text else read_address(event.served)
             context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
             if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
-                self._answer_body = read_answer(event, pick, self._asking, modes=self._modes, hold=self.hold)
+                self._answer_body = read_answer(
+                    event, pick, context.settings, modes=self._modes, hold=self.hold
+                )
         if event.end_of_stream:
             self._enter(Phase.DONE)
         body = self._answer_body
         self.passes = self._modes.response_body.echoed and body is None
-        if body is None and not debug and not context.settings.conformance_headers:
+        if body is None and not self._explains and not context.settings.conformance_headers:
             return PLAIN[Slot.RESPONSE_HEADERS]
-        return (answer_to_headers(event, pick if debug else None, body, context.settings),)
+        return (answer_to_headers(event, pick if self._explains else None, body, context.settings),)
 
     def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
         """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""

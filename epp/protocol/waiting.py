@@ -22,19 +22,22 @@ from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
-from epp.protocol.asking import Asking
+from epp.protocol.asking import Asked
 from epp.protocol.http_events import Action, Delay, Modes, Slot
-from epp.protocol.stream_settings import StreamSettings
+from epp.protocol.stream_settings import StreamContext, StreamSettings
 
 
 class WaitingStream:
     """A request that waits until `gate` decides, or until it leaves."""
 
-    __slots__ = ("_gate", "_held", "after", "delays", "slot")
+    __slots__ = ("_gate", "_held", "after", "delays", "question", "slot")
 
-    def __init__(self, gate: Gate, held: WaitingRequest, *, slot: Slot, delays: Sequence[Action]) -> None:
+    def __init__(
+        self, gate: Gate, held: WaitingRequest, question: Asked, *, slot: Slot, delays: Sequence[Action]
+    ) -> None:
         self._gate = gate
         self._held = held
+        self.question = question
         self.slot = slot
         """The message whose answer carries the pick."""
         self.delays = delays
@@ -49,10 +52,10 @@ class WaitingStream:
 
 def offer(
     gate: Gate,
-    request: Question,
+    question: Asked,
     decided: Callable[[Pick | PickError, float], None],
     *,
-    asking: Asking,
+    context: StreamContext,
     slot: Slot,
     modes: Modes,
     now: float,
@@ -64,14 +67,14 @@ def offer(
 
     slot: the message whose answer carries the pick.
     """
-    settings = asking.context.settings
+    request, settings = question.request, context.settings
     longest_s = _longest_s(slot, request, modes, settings)
     if longest_s <= 0 or not gate.on:
-        return asking.context.picker.pick(request, now=now)
-    keeps_body = asking.changes_body or modes.request_body.echoed
+        return context.picker.pick(request, now=now)
+    keeps_body = question.changed_body is not None or modes.request_body.echoed
     offered = gate.offer(
         request,
-        asking.head.claim,
+        question.head.claim,
         decided,
         size_bytes=request.inference.held_bytes + (request.body_bytes if keeps_body else 0),
         longest_s=WAIT_SHARE * longest_s,
@@ -80,7 +83,9 @@ def offer(
     if isinstance(offered, Pick):
         return offered
     asks_for_more = settings.longest_delay_s > 0 and longest_s < inf
-    return WaitingStream(gate, offered, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ())
+    return WaitingStream(
+        gate, offered, question, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ()
+    )
 
 
 def _longest_s(slot: Slot, request: Question, modes: Modes, settings: StreamSettings) -> float:
