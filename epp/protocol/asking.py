@@ -112,7 +112,7 @@ class Head(Struct, eq=False, gc=False):
 class Asked(Struct, frozen=True, gc=False):
     """What the picker is asked, and what the answer needs besides the pick."""
 
-    request: Question
+    question: Question
     head: Head
     only_once: bool
     """Whether only one server may get the request."""
@@ -159,7 +159,7 @@ def ask(
         prescribed = read_prescribed(head.prescribed, picker.endpoints())
         if not prescribed:
             raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
-    request = Question(
+    question = Question(
         request_id=head.request_id,
         inference=inference,
         body_bytes=max(len(body), head.declared_bytes),
@@ -176,7 +176,7 @@ def ask(
         names_state=inference.names_state or (id_in_path(head.path) if inference.kind in _APART else ""),
         makes_state=inference.kind in _KEEPING and inference.stores and makes_state(head.path),
     )
-    return Asked(request, head, only_once, changed)
+    return Asked(question, head, only_once, changed)
 
 
 def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: bool) -> InferenceRequest:
@@ -190,9 +190,9 @@ def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: b
         raise
 
 
-def answer(question: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answer:
+def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answer:
     """Return the answer that says where the request goes."""
-    head, settings, decision = question.head, context.settings, pick.decision
+    head, settings, decision = asked.head, context.settings, pick.decision
     decision.tenant = decision.tenant or head.claim.tenant
     destination = ",".join([address.text for address in pick.destinations])
     scores: tuple[tuple[str, float], ...] = ()
@@ -204,18 +204,18 @@ def answer(question: Asked, slot: Slot, pick: Pick, context: StreamContext) -> A
     if slot is Slot.REQUEST_TRAILERS:
         return Answer(slot, destination=destination, scores=scores, cost=cost)
     headers = [(DESTINATION, destination), *pick.set_headers]
-    if question.only_once:
+    if asked.only_once:
         headers.append((MAX_RETRIES, "0"))
     elif settings.retries_once and context.picker.fleet.failures.marks:
         headers.append((MAX_RETRIES, _RETRIES_IN_TROUBLE))
     if head.made_id:
         headers.append((REQUEST_ID, head.request_id))
-    if question.changed_body is not None and head.declared_bytes:
-        headers.append((LENGTH, str(len(question.changed_body))))
+    if asked.changed_body is not None and head.declared_bytes:
+        headers.append((LENGTH, str(len(asked.changed_body))))
     return Answer(
         slot,
         set_headers=tuple(headers),
-        body=question.changed_body if slot is Slot.REQUEST_BODY else None,
+        body=asked.changed_body if slot is Slot.REQUEST_BODY else None,
         remove_headers=not_set(head.reserved, headers),
         clear_route_cache=settings.clear_route_cache,
         destination=destination,

@@ -32,8 +32,8 @@ from epp.protocol.asking import (
     NO_ROOM,
     NOT_SEEN,
     OVERLOADED,
-    Head,
     Asked,
+    Head,
     answer,
     answer_status,
     ask,
@@ -372,21 +372,19 @@ class HttpStream:
         picker, gate = context.picker, context.gate
         assert head is not None, "the headers came"
         try:
-            question = ask(
+            asked = ask(
                 head, body, context, modes=modes, instead=instead, partial=partial, hurried=hurried, now=now
             )
             if ends is not None:
-                back = body if question.changed_body is None else question.changed_body
+                back = body if asked.changed_body is None else asked.changed_body
                 after = (*self._back(back, end_of_stream=ends), *after)
             if gate is None or not picker.flow_decides or hurried or head.asks_only:
-                return self._picked(question, slot, picker.pick(question.request, now=now), after)
-            offered = offer(
-                gate, question, self._on_decided, context=context, slot=slot, modes=modes, now=now
-            )
+                return self._picked(asked, slot, picker.pick(asked.question, now=now), after)
+            offered = offer(gate, asked, self._on_decided, context=context, slot=slot, modes=modes, now=now)
         except PickError as error:
             return self._refuse(error)
         if isinstance(offered, Pick):
-            return self._picked(question, slot, offered, after)
+            return self._picked(asked, slot, offered, after)
         self._waiting = offered
         offered.after = after
         self._enter(Phase.WAITING)
@@ -400,15 +398,13 @@ class HttpStream:
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            self._deliver(self._picked(waiting.question, waiting.slot, decided, waiting.after))
+            self._deliver(self._picked(waiting.asked, waiting.slot, decided, waiting.after))
 
-    def _picked(
-        self, question: Asked, slot: Slot, pick: Pick, after: Sequence[Action]
-    ) -> Sequence[Action]:
+    def _picked(self, asked: Asked, slot: Slot, pick: Pick, after: Sequence[Action]) -> Sequence[Action]:
         self._enter(Phase.SENT)
         self.pick = pick
-        self._head, self._explains = None, question.head.debug
-        return (answer(question, slot, pick, self._context), *after)
+        self._head, self._explains = None, asked.head.debug
+        return (answer(asked, slot, pick, self._context), *after)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
         """Refuse the request, in the format of its API."""

@@ -30,14 +30,14 @@ from epp.protocol.stream_settings import StreamContext, StreamSettings
 class WaitingStream:
     """A request that waits until `gate` decides, or until it leaves."""
 
-    __slots__ = ("_gate", "_held", "after", "delays", "question", "slot")
+    __slots__ = ("_gate", "_held", "after", "asked", "delays", "slot")
 
     def __init__(
-        self, gate: Gate, held: WaitingRequest, question: Asked, *, slot: Slot, delays: Sequence[Action]
+        self, gate: Gate, held: WaitingRequest, asked: Asked, *, slot: Slot, delays: Sequence[Action]
     ) -> None:
         self._gate = gate
         self._held = held
-        self.question = question
+        self.asked = asked
         self.slot = slot
         """The message whose answer carries the pick."""
         self.delays = delays
@@ -52,7 +52,7 @@ class WaitingStream:
 
 def offer(
     gate: Gate,
-    question: Asked,
+    asked: Asked,
     decided: Callable[[Pick | PickError, float], None],
     *,
     context: StreamContext,
@@ -67,33 +67,31 @@ def offer(
 
     slot: the message whose answer carries the pick.
     """
-    request, settings = question.request, context.settings
-    longest_s = _longest_s(slot, request, modes, settings)
+    question, settings = asked.question, context.settings
+    longest_s = _longest_s(slot, question, modes, settings)
     if longest_s <= 0 or not gate.on:
-        return context.picker.pick(request, now=now)
-    keeps_body = question.changed_body is not None or modes.request_body.echoed
+        return context.picker.pick(question, now=now)
+    keeps_body = asked.changed_body is not None or modes.request_body.echoed
     offered = gate.offer(
-        request,
-        question.head.claim,
+        question,
+        asked.head.claim,
         decided,
-        size_bytes=request.inference.held_bytes + (request.body_bytes if keeps_body else 0),
+        size_bytes=question.inference.held_bytes + (question.body_bytes if keeps_body else 0),
         longest_s=WAIT_SHARE * longest_s,
         now=now,
     )
     if isinstance(offered, Pick):
         return offered
     asks_for_more = settings.longest_delay_s > 0 and longest_s < inf
-    return WaitingStream(
-        gate, offered, question, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ()
-    )
+    return WaitingStream(gate, offered, asked, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ())
 
 
-def _longest_s(slot: Slot, request: Question, modes: Modes, settings: StreamSettings) -> float:
+def _longest_s(slot: Slot, question: Question, modes: Modes, settings: StreamSettings) -> float:
     """Return how many seconds the data plane can wait for the answer to `slot`. 0: the answer must come now.
 
     A request without a prompt costs its server next to nothing, and goes at once.
     """
-    if not request.inference.prompt:
+    if not question.inference.prompt:
         return 0.0
     if modes.request_body.echoed:
         return inf
