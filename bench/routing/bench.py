@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.routing.catalog import BY_NAME, router_of
-from bench.routing.held import HoldingRouter
 from bench.routing.more_workloads import MORE
+from bench.routing.peer import HoldingRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.traces import trace_spec
 from bench.routing.untuned_workloads import UNTUNED

@@ -12,11 +12,8 @@ from typing import Any
 
 import msgspec
 
-from bench.routing import rules_cost as cost
-from bench.routing import rules_load as load
-from bench.routing import rules_prefix as prefix
-from bench.routing.held import HoldingRouter
-from bench.routing.peer import Index, PeerRouter, Rule, World
+from bench.routing import rules
+from bench.routing.peer import HoldingRouter, Index, PeerRouter, Rule, World
 from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
 from epp.config.routing import Lora
@@ -55,26 +52,26 @@ CONFIGS: tuple[Config, ...] = (
     Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
     Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),
     Config("least-cost+V8000", ours="least-cost", absent=PREFILL_TIMES, default=False),
-    Config("exact", cost.ExactCost, default=False),
+    Config("exact", rules.ExactCost, default=False),
     Config(
         "calibration",
-        cost.ExactCost,
+        rules.ExactCost,
         {"weight": 3.0, "stall": 0.0, "per_request": 120.0, "near_tie": 0.05},
         default=False,
     ),
-    Config("rr", load.RoundRobin),
-    Config("least", load.LeastLoad),
-    Config("p2c", load.PowerOfTwo),
-    Config("ps-loadaware", cost.LoadAware),
-    Config("sgl", prefix.RadixTree),
-    Config("sgl-zmq", prefix.DeepestHolder),
-    Config("aibrix", prefix.Aibrix),
-    Config("aibrix-pd", cost.AibrixPd),
-    Config("dynamo", cost.Dynamo, busy_steps=16.0),
-    Config("lmetric", cost.LMetric),
-    Config("lpwl", cost.LeastWork),
-    Config("gaie322", cost.WeightedSum, pages_every_s=0.05),
-    Config("llmd-affinity", prefix.LlmdAffinity),
+    Config("rr", rules.RoundRobin),
+    Config("least", rules.LeastLoad),
+    Config("p2c", rules.PowerOfTwo),
+    Config("ps-loadaware", rules.LoadAware),
+    Config("sgl", rules.RadixTree),
+    Config("sgl-zmq", rules.DeepestHolder),
+    Config("aibrix", rules.Aibrix),
+    Config("aibrix-pd", rules.AibrixPd),
+    Config("dynamo", rules.Dynamo, busy_steps=16.0),
+    Config("lmetric", rules.LMetric),
+    Config("lpwl", rules.LeastWork),
+    Config("gaie322", rules.WeightedSum, pages_every_s=0.05),
+    Config("llmd-affinity", rules.LlmdAffinity),
 )
 
 BY_NAME = {config.name: config for config in CONFIGS}
@@ -84,7 +81,7 @@ RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
 
 def is_ours(name: str) -> bool:
     """Return whether this is a rule of the product, or a candidate for one."""
-    return BY_NAME[name].ours is not None or BY_NAME[name].rule is cost.ExactCost
+    return BY_NAME[name].ours is not None or BY_NAME[name].rule is rules.ExactCost
 
 
 def policy_of_config(config: Config) -> Policy:

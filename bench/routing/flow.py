@@ -20,7 +20,7 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,6 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from bench.routing.bench import GRACE_S, Setting, calibrate, plan_of, spec_of
-from bench.routing.fair_shares import of_max_min
 from bench.routing.flow_router import FlowRouter
 from bench.routing.more_workloads import burst, greedy_tenant, two_priorities
 from bench.routing.rows import GOOD_TTFT_S, is_good
@@ -301,6 +300,44 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 
 def _lengths(rows: Sequence[Row]) -> str:
     return " ".join(f"{fmean(shares):.2f}" for shares in zip(*(row.by_length for row in rows), strict=True))
+
+
+_LAST = 0.1
+
+
+def max_min(asked: Mapping[str, float], capacity: float) -> dict[str, float]:
+    """Return the fair share of each tenant: no tenant gets more than it asks for, and no tenant could get
+    more without taking tokens from a tenant with an equal or smaller share.
+    """
+    shares: dict[str, float] = {}
+    left = capacity
+    for name, wanted in sorted(asked.items(), key=lambda item: item[1]):
+        shares[name] = min(wanted, left / (len(asked) - len(shares)))
+        left -= shares[name]
+    return shares
+
+
+def of_max_min(records: Sequence[Record]) -> dict[str, float]:
+    """Return for each tenant the tokens computed for it, divided by its fair share of all tokens that were
+    computed. A request that was never computed counts as if it had no cached tokens.
+
+    Counting stops at the last arrival, since no tenant competes afterwards. Requests that came in the last
+    tenth of this time are left out, since they had no time to be served.
+    """
+    until_s = max((record.arrived_s for record in records), default=0.0)
+    asked: dict[str, float] = {}
+    had: dict[str, float] = {}
+    first_s = min((record.arrived_s for record in records), default=0.0)
+    for record in records:
+        if record.arrived_s > until_s - _LAST * (until_s - first_s):
+            continue
+        tenant = record.request.tenant
+        tokens = record.num_prompt_tokens - (record.num_cached_tokens or 0)
+        asked[tenant] = asked.get(tenant, 0.0) + tokens
+        computed = record.first_token_s is not None and record.first_token_s <= until_s
+        had[tenant] = had.get(tenant, 0.0) + (tokens if computed else 0.0)
+    fair = max_min(asked, sum(had.values()))
+    return {tenant: had[tenant] / fair[tenant] for tenant in asked if fair[tenant] > 0}
 
 
 if __name__ == "__main__":

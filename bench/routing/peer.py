@@ -9,12 +9,13 @@ since no first tokens pass it. So the comparison favours the other rules.
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from model_server.core.hashing import BlockHash
+from model_server.sim.fleet import WAITS
 from model_server.sim.prompts import block_names
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
@@ -258,3 +259,36 @@ class PeerRouter:
         for pod in self._world.pods:
             if pod.name == server:
                 pod.page = page
+
+
+class HoldingRouter(PeerRouter):
+    """Asks its rule only while some server has room. The queue is first come, first served.
+
+    Dynamo's router holds requests while every server is busy (ai-dynamo/dynamo,
+    lib/kv-router/src/scheduling/queue.rs and policy_config.rs at fb5f04b38cf1). A server is busy if it has
+    more prefill tokens than a multiple (16 by default) of its tokens per step.
+    """
+
+    def __init__(self, rule: Rule, world: World, *, index: Index, busy_tokens: int) -> None:
+        super().__init__(rule, world, index=index)
+        self._busy_tokens = busy_tokens
+        self._held: deque[SimRequest] = deque()
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        if self._all_busy():
+            self._held.append(request)
+            return WAITS
+        return super().route(request, now=now)
+
+    def decided(self, *, now: float) -> Iterator[tuple[int, str | None]]:
+        while self._held and not self._all_busy():
+            request = self._held.popleft()
+            yield request.request_id, super().route(request, now=now)
+
+    @property
+    def due_s(self) -> float:
+        """Return infinity. No time is due, because a server gets room only with a first token or an end."""
+        return float("inf")
+
+    def _all_busy(self) -> bool:
+        return all(pod.backlog_tokens > self._busy_tokens for pod in self._world.pods)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from bench.routing.bench import GRACE_S, Setting, plan_of, saturation
 from bench.routing.catalog import BY_NAME, policy_of_config
 from bench.routing.more_workloads import MANY_SERVERS, MORE
-from bench.routing.picker_router import PickerRouter
+from bench.routing.picker_router import PickerRouter, Shared
 from bench.routing.rows import Row, row_of
-from bench.routing.shared import Shared
 from bench.routing.workloads import OpenLoop
 from model_server.sim.fleet import Fleet
 

@@ -16,10 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.routing import rules_cost as cost
-from bench.routing import rules_prefix as prefix
-from bench.routing.held import HoldingRouter
-from bench.routing.peer import Asked, Index, PeerRouter, Pod, Rule, World
+from bench.routing import rules
+from bench.routing.peer import Asked, HoldingRouter, Index, PeerRouter, Pod, Rule, World
 from model_server.core.hashing import BlockHash
 from model_server.sim.engine import EngineShape, SimEngine
 from model_server.sim.fleet import WAITS
@@ -113,7 +111,7 @@ AIBRIX = [
 
 @rows(AIBRIX)
 def test_aibrix_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(prefix.Aibrix(a_world(in_flight=case.loads)), case) == case.may
+    assert all_choices(rules.Aibrix(a_world(in_flight=case.loads)), case) == case.may
 
 
 # sgl-project/sglang sgl-model-gateway/src/policies/cache_aware.rs at 053b63ff26df: select_worker;
@@ -131,7 +129,7 @@ SGLANG = [
 @rows(SGLANG)
 def test_sglang_chooses_as_its_source_does(case: Case) -> None:
     world = a_world(in_flight=case.loads)
-    rule = prefix.RadixTree(world)
+    rule = rules.RadixTree(world)
     same = 100 * case.depths[0]
     rule.placed(asked((1, same), (2, 1000 - same)), world.pods[0], now=0.0)
     what = asked((1, same), (3, 1000 - same))
@@ -154,7 +152,7 @@ DYNAMO = [
 @rows(DYNAMO)
 def test_dynamo_chooses_as_its_source_does(case: Case) -> None:
     world = a_world(in_flight=case.loads, backlog=case.backlog)
-    assert all_choices(cost.Dynamo(world, **case.settings), case) == case.may
+    assert all_choices(rules.Dynamo(world, **case.settings), case) == case.may
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity/plugin.go at
@@ -172,7 +170,7 @@ LLMD = [
 
 @rows(LLMD)
 def test_llmd_affinity_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(prefix.LlmdAffinity(a_world(backlog=case.backlog)), case) == case.may
+    assert all_choices(rules.LlmdAffinity(a_world(backlog=case.backlog)), case) == case.may
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer/lmetric/lmetric.go at 1fee9c80c90f: cost.
@@ -186,7 +184,7 @@ LMETRIC = [
 
 @rows(LMETRIC)
 def test_lmetric_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(cost.LMetric(a_world(in_flight=case.loads, backlog=case.backlog)), case) == case.may
+    assert all_choices(rules.LMetric(a_world(in_flight=case.loads, backlog=case.backlog)), case) == case.may
 
 
 # vllm-project/aibrix pkg/plugins/gateway/algorithms/pd/prefill_scorer.go at 8b4599225ee7 (ScorePod of
@@ -201,7 +199,7 @@ AIBRIX_PD = [
 
 @rows(AIBRIX_PD)
 def test_aibrix_pd_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(cost.AibrixPd(world_of(case)), case) == case.may
+    assert all_choices(rules.AibrixPd(world_of(case)), case) == case.may
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer: queuedepth/queue.go and
@@ -219,7 +217,7 @@ WEIGHTED = [
 
 @rows(WEIGHTED)
 def test_llmd_weighted_sum_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(cost.WeightedSum(world_of(case)), case) == case.may
+    assert all_choices(rules.WeightedSum(world_of(case)), case) == case.may
 
 
 # sgl-project/sglang experimental/sgl-router/src/policies/cache_aware_zmq.rs at 080dd47dba55: select,
@@ -236,7 +234,7 @@ SGL_ZMQ = [
 
 @rows(SGL_ZMQ)
 def test_sglang_by_events_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(prefix.DeepestHolder(world_of(case)), case) == case.may
+    assert all_choices(rules.DeepestHolder(world_of(case)), case) == case.may
 
 
 # ai-dynamo/dynamo lib/kv-router/src/scheduling/policy_config.rs at fb5f04b38cf1: worker_is_busy; queue.rs:
@@ -253,7 +251,7 @@ def test_dynamo_holds_a_request_while_all_servers_are_busy(
     backlog: tuple[int, int, int], *, waits: bool
 ) -> None:
     world = a_world(backlog=backlog)
-    router = HoldingRouter(cost.Dynamo(world), world, index=Index(None), busy_tokens=1000)
+    router = HoldingRouter(rules.Dynamo(world), world, index=Index(None), busy_tokens=1000)
     first, second = asked((1, 900), number=1).request, asked((2, 900), number=2).request
     assert (router.route(first, now=0.0) == WAITS) == waits
     assert not waits or not list(router.decided(now=0.0))
@@ -265,7 +263,7 @@ def test_dynamo_holds_a_request_while_all_servers_are_busy(
 
 def test_the_router_books_until_the_first_token_and_the_end() -> None:
     world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000, max_loras=4)
-    router = PeerRouter(cost.LeastWork(world), world, index=Index(1000))
+    router = PeerRouter(rules.LeastWork(world), world, index=Index(1000))
     router.set_servers(["pod-0"], restarted="", now=0.0)
     for number in range(2):
         router.route(asked(number=number).request, now=0.0)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.routing.bench import Run, Setting, simulate
-from bench.routing.fair_shares import max_min
-from bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
+from bench.routing.flow import SETTINGS, Place, Row, max_min, outcome_of, row_of
 from bench.routing.more_workloads import (
     MORE,
 )

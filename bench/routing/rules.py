@@ -1,0 +1,287 @@
+"""Defines the comparison rules: those that combine cache and load into one number, those that use load alone,
+those that look for the longest match first, and candidates for our own rule.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from statistics import fmean, pstdev
+
+from bench.routing.peer import Asked, LoadRule, Pod, SimpleRule, World
+from model_server.core.hashing import BlockHash
+
+
+class LeastWork(SimpleRule):
+    """LPWL: chooses the server with the least sum of its backlog and the request's own work. Among equal sums
+    the lower load wins.
+    """
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        return self.world.least(
+            self.pods,
+            lambda pod: pod.backlog_tokens + self.uncached(asked, depths, pod) + pod.in_flight / 1e6,
+        )
+
+
+class LMetric(SimpleRule):
+    """Chooses the server with the least product of the request's own uncached tokens and the load. The
+    variant adds the backlog to the tokens.
+    """
+
+    def __init__(self, world: World, *, with_backlog: bool = False) -> None:
+        super().__init__(world)
+        self._with_backlog = with_backlog
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        def key(pod: Pod) -> float:
+            backlog = pod.backlog_tokens if self._with_backlog else 0
+            return (backlog + self.uncached(asked, depths, pod)) * (pod.in_flight + 1)
+
+        return self.world.least(self.pods, key)
+
+
+class Dynamo(SimpleRule):
+    """Chooses the server with the least sum of prefill blocks minus the overlap, plus distinct active blocks.
+    The sum includes the blocks of this request.
+    """
+
+    def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
+        """`scale` is Dynamo's `prefill_load_scale`, the setting that Dynamo's documents name. Dynamo refuses
+        a credit above 1.
+        """
+        super().__init__(world)
+        self._scale, self._load_weight = scale, load_weight
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        size = self.world.block_tokens
+
+        def key(pod: Pod) -> float:
+            prefill = (pod.backlog_tokens + asked.num_tokens) / size - depths[pod.name]
+            own = sum(name not in pod.active_blocks for name in asked.names)
+            return (
+                self._scale * max(0.0, prefill)
+                + len(pod.active_blocks)
+                + own
+                + self._load_weight * pod.in_flight
+            )
+
+        return self.world.least(self.pods, key)
+
+
+class WeightedSum(SimpleRule):
+    """Chooses the server with the greatest 3:2:2 sum of match, queue and KV use. Queue and KV use come from
+    scrapes.
+    """
+
+    def __init__(self, world: World, *, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0) -> None:
+        super().__init__(world)
+        self._prefix, self._queue, self._kv = prefix, queue, kv
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        waiting = {pod.name: pod.page.waiting if pod.page else 0 for pod in self.pods}
+        low, high = min(waiting.values()), max(waiting.values())
+
+        def key(pod: Pod) -> float:
+            queue = 1.0 if high == low else (high - waiting[pod.name]) / (high - low)
+            free = 1 - (pod.page.kv_usage if pod.page else 0.0)
+            return -(self._prefix * self.ratio(asked, depths, pod) + self._queue * queue + self._kv * free)
+
+        return self.world.least(self.pods, key)
+
+
+class LoadAware(SimpleRule):
+    """Chooses the server with the greatest match minus the load above the mean."""
+
+    def __init__(self, world: World, *, beta: float = 1.0) -> None:
+        super().__init__(world)
+        self._beta = beta
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        mean = fmean(pod.in_flight for pod in self.pods)
+        return self.world.least(
+            self.pods,
+            lambda pod: self._beta * (pod.in_flight - mean) / max(1.0, mean) - self.ratio(asked, depths, pod),
+        )
+
+
+class AibrixPd(SimpleRule):
+    """Chooses by the share of the prompt that does not match and by the load. If loads are far apart, it
+    chooses the least load.
+
+    The original counts the running prefills on prefill servers. These servers have no roles, so this rule
+    counts all requests in flight.
+    """
+
+    def __init__(self, world: World, *, gap: int = 16) -> None:
+        super().__init__(world)
+        self._gap = gap
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        if max(loads) - min(loads) > self._gap:
+            return self.world.least(self.pods, lambda pod: pod.in_flight)
+        return self.world.least(self.pods, lambda pod: self._score(asked, depths, pod))
+
+    def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
+        most = max(pod.in_flight for pod in self.pods) or 1
+        return 10 * (1 - self.ratio(asked, depths, pod)) + pod.in_flight / most
+
+
+class ExactCost(SimpleRule):
+    """Chooses by our score with exact knowledge, in tokens: B + U (w + k L) + c L.
+
+    With better signals the real picker would make these choices. Of the scores within `near_tie` of the best,
+    the one with the most cached tokens wins.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        weight: float = 1.0,
+        stall: float = 0.15,
+        per_request: float = 50.0,
+        near_tie: float = 0.0,
+    ) -> None:
+        super().__init__(world)
+        self._weight, self._stall = weight, stall
+        self._per_request, self._near_tie = per_request, near_tie
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        scores = []
+        for pod in self.pods:
+            own = self.uncached(asked, depths, pod) * (self._weight + self._stall * pod.in_flight)
+            scores.append((pod.backlog_tokens + own + self._per_request * pod.in_flight, pod))
+        limit = min(score for score, _ in scores) * (1 + self._near_tie)
+        ties = [pod for score, pod in scores if score <= limit]
+        return self.world.least(ties, lambda pod: -depths[pod.name])
+
+
+class RoundRobin(LoadRule):
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._turn = 0
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        self._turn += 1
+        return self.pods[self._turn % len(self.pods)]
+
+
+class LeastLoad(LoadRule):
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        return self.world.least(self.pods, lambda pod: pod.in_flight)
+
+
+class PowerOfTwo(LoadRule):
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        two = self.world.rng.sample(self.pods, min(2, len(self.pods)))
+        return self.world.least(two, lambda pod: pod.in_flight)
+
+
+class RadixTree(SimpleRule):
+    """If the loads are in balance and enough of the prompt matches, chooses the server that is recorded at
+    the deepest matching node. Otherwise it chooses the least load.
+    """
+
+    index_capacity: float | None = 0.0
+
+    def __init__(
+        self, world: World, *, threshold: float = 0.3, absolute: int = 64, relative: float = 1.5
+    ) -> None:
+        super().__init__(world)
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
+        self._owners: OrderedDict[BlockHash, Pod] = OrderedDict()
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        least = self.world.least(self.pods, lambda pod: pod.in_flight)
+        if max(loads) - min(loads) > self._absolute and max(loads) > self._relative * min(loads):
+            return least
+        depth, owner = 0, None
+        for name in asked.names:
+            found = self._owners.get(name)
+            if found is None:
+                break
+            depth, owner = depth + 1, found
+        if owner is None or owner not in self.pods:
+            return least
+        matched = depth * self.world.block_tokens / asked.num_tokens
+        return owner if matched > self._threshold else least
+
+    def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
+        for name in reversed(asked.names):
+            self._owners[name] = pod
+            self._owners.move_to_end(name)
+        while len(self._owners) > self.world.capacity_blocks * len(self.pods):
+            self._owners.popitem(last=False)
+
+
+class Aibrix(SimpleRule):
+    """Chooses by match, then by load, among the servers that are not too far above the mean load.
+
+    If the loads are out of balance, only the least loaded servers may match.
+    """
+
+    def __init__(self, world: World, *, gap: int = 8, factor: float = 2.0, deviations: float = 1.0) -> None:
+        """Out of balance means that the most loaded server has over `factor` (mean + 1) requests, and at
+        least `gap` more than the least loaded one.
+        """
+        super().__init__(world)
+        self._gap, self._factor, self._deviations = gap, factor, deviations
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        least, most, mean = min(loads), max(loads), fmean(loads)
+        limit = mean + self._deviations * pstdev(loads)
+        if most > self._factor * (mean + 1) and most - least >= self._gap:
+            limit = least
+        fit = [pod for pod in self.pods if depths[pod.name] and pod.in_flight <= limit]
+        if not fit:
+            return self.world.least(self.pods, lambda pod: pod.in_flight)
+        return self.world.least(fit, lambda pod: -depths[pod.name] + pod.in_flight / 1e6)
+
+
+class DeepestHolder(SimpleRule):
+    """If the loads are in balance and some server holds more than half of the prompt, chooses the least
+    loaded of the servers that hold most of it. Otherwise it chooses the least load.
+    """
+
+    def __init__(
+        self, world: World, *, threshold: float = 0.5, absolute: int = 32, relative: float = 1.1
+    ) -> None:
+        super().__init__(world)
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        loads = [pod.in_flight for pod in self.pods]
+        least, most, deepest = min(loads), max(loads), max(depths.values())
+        fit = self.pods
+        balanced = most - least <= self._absolute or most <= int(self._relative * least)
+        if balanced and asked.names and deepest / len(asked.names) > self._threshold:
+            fit = [pod for pod in self.pods if depths[pod.name] == deepest]
+        return self.world.least(fit, lambda pod: pod.in_flight)
+
+
+class LlmdAffinity(SimpleRule):
+    """Considers the servers that hold most of the prompt, unless their backlog is far behind that of the
+    others. Of the considered servers it chooses the one with the least work.
+
+    The work is the tokens in flight plus this request's uncached tokens at that server.
+    """
+
+    def __init__(
+        self, world: World, *, threshold: float = 0.8, budget_s: float = 18.0, rate: float = 15928.0
+    ) -> None:
+        super().__init__(world)
+        self._threshold, self._budget_s, self._rate = threshold, budget_s, rate
+
+    def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
+        holders = [pod for pod in self.pods if self.ratio(asked, depths, pod) >= self._threshold]
+        others = [pod for pod in self.pods if pod not in holders]
+        if holders and others:
+            behind = min(p.backlog_tokens for p in holders) - min(p.backlog_tokens for p in others)
+            if behind / self._rate > self._budget_s:
+                holders = []
+        return self.world.least(
+            holders or self.pods, lambda pod: pod.backlog_tokens + self.uncached(asked, depths, pod)
+        )
