@@ -21,7 +21,7 @@ from epp.serve.envoy import sds
 from epp.serve.envoy.bootstrap import bootstrap
 from model_server import serve_flags
 from model_server.cli import command_line
-from model_server.pods.sync.files import read_adapters
+from model_server.pods.sync.sync import read_adapters
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,

@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from model_server.core.hashing import BlockHash, PrefixScope, event_hash, make_hasher
 from model_server.pods.sync.client import AdapterServer
-from model_server.pods.sync.loop import LoraSync
-from model_server.pods.sync.plan import Backoff
+from model_server.pods.sync.sync import LoraSync
 from model_server.server.kv_events import BlockStored, KvEventBatch, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY
 from tests.vllm_env import server as vllm
@@ -152,15 +151,7 @@ async def test_lora_sync_follows_the_file_and_keeps_adapters_from_the_start(
 
     beta, missing = str(started.adapters / BETA), str(started.adapters / "no-such-adapter")
     async with AdapterServer(f"http://{started.server.address}") as client:
-        sync = LoraSync(
-            file=file,
-            server=client,
-            clock=lambda: now,
-            rng=random.Random(1),
-            interval_s=5.0,
-            backoff=Backoff(),
-            prune=False,
-        )
+        sync = LoraSync(file=file, server=client, clock=lambda: now, rng=random.Random(1))
         want((BETA, beta), ("gamma", missing))
         await sync.sync()
         assert states() == {BETA: "loaded", "gamma": "failed", ALPHA: "foreign"}

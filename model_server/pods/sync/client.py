@@ -1,23 +1,37 @@
 """Asks a model server, which is vLLM or `model-server`, for its LoRA adapters, and makes it load and unload
-adapters. Caller: `loop`.
+adapters. Caller: `sync`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import aiohttp
 import msgspec
 
-from model_server.pods.sync.errors import ServerError
-from model_server.pods.sync.plan import Action, AdapterName, Adapters, Load
+Adapters = Mapping[str, str]
+"""The path of each adapter, by name."""
 
 _LIST_TIMEOUT_S = 10.0
 _CHANGE_TIMEOUT_S = 300.0
 """The timeout is long, because a load may fetch gigabytes."""
 _SHOWN_CHARACTERS = 300
+
+
+class ServerError(Exception):
+    """The server cannot be reached, or refused the request. The status and the log show the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    verb: Literal["load", "unload"]
+    name: str
+    path: str
+    """The path from which the adapter is loaded, or was loaded."""
 
 
 class _Card(msgspec.Struct):
@@ -28,14 +42,6 @@ class _Card(msgspec.Struct):
 
 class _Cards(msgspec.Struct):
     data: list[_Card]
-
-
-class _Fault(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _Fault
 
 
 class AdapterServer:
@@ -63,15 +69,14 @@ class AdapterServer:
             cards = msgspec.json.decode(raw, type=_Cards).data
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ServerError(f"{self.url}/v1/models is not a list of models: {error}") from error
-        return {AdapterName(card.id): card.root or "" for card in cards if card.parent is not None}
+        return {card.id: card.root or "" for card in cards if card.parent is not None}
 
     async def do(self, action: Action) -> None:
         """Load or unload an adapter. Raise ServerError if the server refuses or fails."""
-        if isinstance(action, Load):
-            path, body = "/v1/load_lora_adapter", {"lora_name": action.name, "lora_path": action.path}
-        else:
-            path, body = "/v1/unload_lora_adapter", {"lora_name": action.name}
-        await self._ask("POST", path, body, timeout_s=_CHANGE_TIMEOUT_S)
+        body = {"lora_name": action.name}
+        if action.verb == "load":
+            body["lora_path"] = action.path
+        await self._ask("POST", f"/v1/{action.verb}_lora_adapter", body, timeout_s=_CHANGE_TIMEOUT_S)
 
     async def _ask(self, method: str, path: str, body: dict[str, str] | None, *, timeout_s: float) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -83,14 +88,6 @@ class AdapterServer:
         except (aiohttp.ClientError, ValueError) as error:
             raise ServerError(f"{self.url}{path}: {error}") from error
         if answer.status != HTTPStatus.OK:
-            raise ServerError(f"{path} answered {answer.status}: {_message(raw)}")
+            shown = raw.decode(errors="replace")[:_SHOWN_CHARACTERS]
+            raise ServerError(f"{path} answered {answer.status}: {shown}")
         return raw
-
-
-def _message(raw: bytes) -> str:
-    """Return the message of an error in the API's shape, or the beginning of any other answer."""
-    try:
-        text = msgspec.json.decode(raw, type=_Refusal).error.message
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        text = raw.decode(errors="replace")
-    return text[:_SHOWN_CHARACTERS]

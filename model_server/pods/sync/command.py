@@ -1,6 +1,4 @@
-"""The command `model-server lora-sync`. This module has the flags, the status page, signals and exit codes
-around the loop.
-"""
+"""The command `model-server lora-sync`: the flags, the loop, the status page, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from pathlib import Path
 from aiohttp import web
 
 from model_server.pods.sync.client import AdapterServer
-from model_server.pods.sync.loop import LoraSync
-from model_server.pods.sync.plan import Backoff
+from model_server.pods.sync.sync import LoraSync
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +41,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=5.0,
         metavar="S",
         help="time between two passes, in seconds (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-backoff-s",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="longest wait before a failed adapter is tried again, in seconds; the first wait is 1 s (default %(default)s)",
     )
     parser.add_argument(
         "--prune", action="store_true", help="also unload adapters that this process did not load"
@@ -85,13 +75,8 @@ def run(args: argparse.Namespace) -> int:
     Return 1 if with --once the server is not in sync, or the status port is taken. Return 2 for invalid
     flags.
     """
-    if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
-        ("http://", "https://")
-    ):
-        print(
-            "model-server: --server must be an http URL, and --interval-s and --max-backoff-s must be above 0",
-            file=sys.stderr,
-        )
+    if not args.interval_s > 0 or not args.server.startswith(("http://", "https://")):
+        print("model-server: --server must be an http URL, and --interval-s above 0", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:
@@ -103,37 +88,37 @@ def run(args: argparse.Namespace) -> int:
 
 async def _run(args: argparse.Namespace) -> int:
     async with AdapterServer(args.server, api_key=os.environ.get(args.api_key_env)) as server:
-        sync = LoraSync(
-            file=args.file,
-            server=server,
-            clock=time.monotonic,
-            rng=random.Random(),
-            interval_s=args.interval_s,
-            backoff=Backoff(first_s=min(1.0, args.max_backoff_s), most_s=args.max_backoff_s),
-            prune=args.prune,
-        )
+        rng = random.Random()
+        sync = LoraSync(file=args.file, server=server, clock=time.monotonic, rng=rng, prune=args.prune)
         if args.once:
             await sync.sync()
             print(json.dumps(sync.status()))
             return 0 if sync.in_sync else 1
         if args.status_port is None:
-            await _until_signal(sync)
+            await _until_signal(sync, args.interval_s)
         else:
             async with status_page(sync, host=args.status_host, port=args.status_port) as port:
                 print(f"status at http://{args.status_host}:{port}/status", flush=True)
-                await _until_signal(sync)
+                await _until_signal(sync, args.interval_s)
     return 0
 
 
-async def _until_signal(sync: LoraSync) -> None:
+async def _until_signal(sync: LoraSync, interval_s: float) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with asyncio.TaskGroup() as tasks:
-        syncing = tasks.create_task(sync.run(), name="lora-sync")
+        syncing = tasks.create_task(_keep(sync, interval_s), name="lora-sync")
         await stop.wait()
         syncing.cancel()
+
+
+async def _keep(sync: LoraSync, interval_s: float) -> None:
+    """Make passes. The time between two passes differs by up to a tenth, so that a fleet spreads."""
+    while True:
+        await sync.sync()
+        await asyncio.sleep(interval_s * random.uniform(0.9, 1.1))
 
 
 @asynccontextmanager
