@@ -49,7 +49,7 @@ ON_GPU: Final = Setting(
     in_turn=True,
     variables=(("VLLM_CACHE_ROOT", str(cache_folder() / "vllm-scratch")),),
 )
-TINY: Final = Setting(servers=2, users=4, probe_tokens=64)
+TINY: Final = Setting(servers=2, users=4, probe_tokens=64, hurry=6.0)
 
 
 def main() -> int:

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from bench.tables import show
-from bench.tiers.samples import Sequencer, documents
+from bench.tiers.samples import MemorySource, Sequencer, documents
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
-from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
+from model_server.tiers.learnt import NodeImportance
 from model_server.tiers.selection import Choice, Chooser, Seen, head_weights, probe
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.similarity import threshold
-from model_server.tiers.view import MemorySource, SelectiveView
+from model_server.tiers.view import SelectiveView
 from model_server.weights.known import SMOLLM2, find
 
 _NUM_SINKS = 4

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from bench.tiers.samples import MODULES, Sequencer
+from bench.tiers.samples import MODULES, MemorySource, Sequencer
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.selection import Choice, Seen, head_weights
-from model_server.tiers.view import MemorySource, SelectiveView
+from model_server.tiers.view import SelectiveView
 from model_server.weights.cache import made_once
 from model_server.weights.known import SMOLLM2, Progress, find
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import pydoc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from model_server.core.request import Request, RequestId, TokenId
 from model_server.core.scheduler import Chunk
 from model_server.runners.hf.attention import PagedStep
 from model_server.runners.hf.batch import make_batch
+from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.views import KvView
 from model_server.text.pretrained import PretrainedLanguage
@@ -45,6 +47,32 @@ def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -
         if len(found) == count:
             return found
     raise SystemExit(f"only {len(found)} manual pages have {length_tokens} tokens; ask for fewer samples")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemorySource:
+    """A prefix in paged memory. Nothing is read from another tier, and only the attention is selective."""
+
+    memory: KvMemory
+    blocks: torch.Tensor
+    num_tokens: int
+    probe_kv_heads: int
+
+    def probe_keys(self, layer: int) -> torch.Tensor:
+        return self._all(layer)[0][:, : self.probe_kv_heads]
+
+    def chunks(self, _layer: int) -> None:
+        return None
+
+    def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._all(layer)
+        return (keys, values) if tokens is None else (keys[tokens], values[tokens])
+
+    def _all(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (
+            read.flatten(0, 1)[: self.num_tokens] for read in self.memory.read(layer, self.blocks)
+        )
+        return keys, values
 
 
 class Sequencer:

@@ -23,13 +23,12 @@ from bench.tiers.shapes import Compute
 from model_server.core.hashing import BlockHash
 from model_server.runners.hf.memory import KvShape
 from model_server.tiers.placement import ChunkUse, Score, by_product, by_uses_and_importance
-from model_server.tiers.reader import TieredReader
+from model_server.tiers.reader import TieredPrefix, TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import Choice, choose
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
-from model_server.tiers.tiered_prefix import TieredPrefix
 
 BLOCK, CHUNK, SINKS = 16, 16, 4
 CHUNK_SHARE = 0.98

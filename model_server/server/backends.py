@@ -159,12 +159,16 @@ def _with_tiers(
     paged: PagedModel, settings: KvStoreSettings | None, folder: Path
 ) -> tuple[Runner, Tiers | None]:
     from model_server.runners.hf.runner import HfRunner  # noqa: PLC0415 - needs torch
-    from model_server.tiers import fingerprint, serving  # noqa: PLC0415 - needs torch
+    from model_server.tiers import owned_folder, serving  # noqa: PLC0415 - needs torch
 
     if settings is None:
         return HfRunner(paged), None
     tiers = serving.ServedTiers(
-        paged, settings, fingerprint=fingerprint.of_model(folder), clock=time.monotonic
+        paged,
+        settings,
+        runner=HfRunner(paged),
+        fingerprint=owned_folder.fingerprint(folder),
+        clock=time.monotonic,
     )
     paged.view_for = serving.view_for
-    return serving.TieredRunner(HfRunner(paged), tiers), tiers
+    return tiers, tiers

@@ -71,7 +71,6 @@ class Metrics:
         self._answer_size = self._histogram(
             "request_generation_tokens", "Answer tokens of a request", _TOKENS
         )
-        self._by_source: dict[str, Counter] = {}
         self._adapters_asked_for = False
         self._lora = _LoraInfo(max_loras)
         self.registry.register(self._lora)
@@ -101,14 +100,6 @@ class Metrics:
     def watch_store(self, engine: Engine, status: Callable[[], StoreStatus]) -> None:
         """Also report the store below the cache."""
         self.registry.register(StoreMetrics(engine, status, self._values))
-        by_source = Counter(
-            "vllm:prompt_tokens_by_source",
-            "Prompt tokens by the place that their KV came from",
-            (*_LABELS, "source"),
-            registry=self.registry,
-        )
-        sources = ("local_compute", "local_cache_hit", "external_kv_transfer")
-        self._by_source = {source: by_source.labels(*self._values, source) for source in sources}
 
     def step_began(self, plan: StepPlan, scheduler: Scheduler) -> None:
         self._preemptions.inc(len(plan.preempted))
@@ -124,8 +115,6 @@ class Metrics:
                 self._ttft.observe(now - request.arrival_s)
                 self._prompt_tokens.inc(request.num_prompt_tokens)
                 self._cached_tokens.inc(request.num_cached_tokens or 0)
-                if self._by_source:
-                    self._count_sources(request)
             if request.finish_reason is not None:
                 self._request_ended(request, request.finish_reason)
         self.lora_activity(scheduler)
@@ -144,12 +133,6 @@ class Metrics:
         running = ",".join(sorted({r.adapter.name for r in scheduler.running if r.adapter}))
         waiting = ",".join(sorted({r.adapter.name for r in scheduler.waiting if r.adapter}))
         self._lora.note(running, waiting, now=self._wall_clock)
-
-    def _count_sources(self, request: Request) -> None:
-        cached, stored = request.num_cached_tokens or 0, request.num_stored_tokens
-        self._by_source["local_compute"].inc(request.num_prompt_tokens - cached)
-        self._by_source["local_cache_hit"].inc(cached - stored)
-        self._by_source["external_kv_transfer"].inc(stored)
 
     def _request_ended(self, request: Request, reason: FinishReason) -> None:
         scheduled, first, last = request.scheduled_s, request.first_token_s, request.last_token_s

@@ -12,13 +12,77 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from collections.abc import Collection, Sequence
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
 
 Blocks = tuple[BlockHash, ...]
+
+
+class NodeImportance:
+    """How important each token of a node was to the requests that used it, as a running mean for each layer.
+    A mean over requests is kept because one request's attention says little about the attention of the next.
+    The caller normalizes weights, so that each request has the same weight. A request may have used only the
+    beginning of the node; then only these tokens are counted.
+
+    Invariants (`check_integrity`): every layer has a mean for each token, and none is negative. Tokens that
+    no request has used have zero, and come after the used tokens.
+    """
+
+    def __init__(self, *, num_layers: int, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self._uses = array("L", bytes(array("L").itemsize * num_tokens))
+        self._means = [array("d", bytes(8 * num_tokens)) for _ in range(num_layers)]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._means)
+
+    @property
+    def num_requests(self) -> int:
+        return self._uses[0]
+
+    def record(self, weights: Sequence[Sequence[float]]) -> None:
+        """Record the weights of one request, (layer, token), for the node's first tokens or for all its
+        tokens.
+        """
+        num_used = len(weights[0]) if weights else 0
+        fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
+        if not fits or any(len(layer) != num_used for layer in weights):
+            raise ValueError(
+                f"the weights must have {self.num_layers} layers and at most {self.num_tokens} tokens"
+            )
+        for token in range(num_used):
+            self._uses[token] += 1
+        for means, layer in zip(self._means, weights, strict=True):
+            for token, weight in enumerate(layer):
+                means[token] += (weight - means[token]) / self._uses[token]
+
+    def means(self, layer: int) -> Sequence[float]:
+        return self._means[layer]
+
+    def split(self, num_tokens: int) -> tuple[NodeImportance, NodeImportance]:
+        """Return the importance of the first `num_tokens` tokens, and of the other tokens, because the node
+        was split between them.
+        """
+        assert 0 < num_tokens < self.num_tokens
+        return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
+
+    def _part(self, tokens: slice) -> NodeImportance:
+        part = NodeImportance(num_layers=self.num_layers, num_tokens=tokens.stop - tokens.start)
+        part._uses = self._uses[tokens]
+        part._means = [means[tokens] for means in self._means]
+        return part
+
+    def check_integrity(self) -> None:
+        assert len(self._uses) == self.num_tokens
+        assert list(self._uses) == sorted(self._uses, reverse=True)
+        for means in self._means:
+            assert len(means) == self.num_tokens
+            assert all(mean >= 0 for mean in means)
+            assert not any(mean for mean, uses in zip(means, self._uses, strict=True) if not uses)
 
 
 class Learnt:
@@ -41,12 +105,9 @@ class Learnt:
             self._importance[blocks[0]] = blocks, head
         return self._importance[blocks[0]][1]
 
-    def record(
-        self, blocks: Blocks, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()
-    ) -> None:
-        """Add the attention weights of one request to the node's importance.
-        `weights` (layer, token) are for the node's first tokens or for all its tokens; `chosen` are the
-        tokens that each layer read for the request.
+    def record(self, blocks: Blocks, weights: Sequence[Sequence[float]]) -> None:
+        """Add the attention weights of one request to the node's importance. `weights` (layer, token) are for
+        the node's first tokens or for all its tokens.
         """
         importance = self.known(blocks)
         if importance is None:
@@ -55,7 +116,7 @@ class Learnt:
             )
             self._importance[blocks[0]] = blocks, importance
             self._reordered_at.pop(blocks[0], None)
-        importance.record(weights, chosen=chosen)
+        importance.record(weights)
         if importance.num_requests >= 2 * max(1, self._reordered_at.get(blocks[0], 0)):
             self._due[blocks[0]] = None
 

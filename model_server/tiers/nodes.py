@@ -6,8 +6,8 @@ hold the same block. If a new prefix leaves a node in its middle, the node is sp
 node's name.
 
 Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes; nodes
-are not empty. This module does no I/O. Caller: the prefix store, which makes the changes on disk that
-`insert` reports.
+are not empty. This module does no I/O. Caller: the prefix store, which makes the same changes on
+disk.
 """
 
 from __future__ import annotations
@@ -42,13 +42,6 @@ class Match:
 
     node: Node
     num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Inserted:
-    split: tuple[Node, Node] | None
-    """The head, which was the whole node before, and the new tail."""
-    added: Node | None
 
 
 class PrefixTree:
@@ -87,29 +80,22 @@ class PrefixTree:
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
     def split(self, head: Node, num_blocks: int) -> Node:
-        """Split a node. Return its new tail."""
+        """Split a node, whose head keeps its name. Return its new tail."""
         assert 0 < num_blocks < len(head.hashes)
-        return self._split(head, num_blocks)
-
-    def insert(self, hashes: Sequence[BlockHash]) -> Inserted:
-        """Make the tree hold all these blocks."""
-        found = self.match(hashes)
-        covered = sum(match.num_blocks for match in found)
-        if covered == len(hashes):
-            return Inserted(None, None)
-        parent, split = None, None
-        if found:
-            last = found[-1]
-            parent = last.node
-            if last.num_blocks < len(parent.hashes):
-                split = parent, self._split(parent, last.num_blocks)
-        return Inserted(split, self._add(tuple(hashes[covered:]), covered, parent))
+        tail = Node(head.hashes[num_blocks:], head.first_block + num_blocks, head, head.children)
+        for child in tail.children.values():
+            child.parent = tail
+        head.hashes = head.hashes[:num_blocks]
+        head.children = {tail.name: tail}
+        self._nodes[tail.name] = tail
+        self._node_of.update(dict.fromkeys(tail.hashes, tail))
+        return tail
 
     def attach(
         self, hashes: Sequence[BlockHash], *, first_block: int, parent_hash: BlockHash | None
     ) -> Node | None:
-        """Put a node back that was in a tree before. Return None if its blocks are in the tree already, or if
-        its parent's last block is not.
+        """Add a node below the node that ends with `parent_hash`. Return None if its blocks are in the tree
+        already, or if no node ends there.
         """
         if not self._node_of.keys().isdisjoint(hashes):
             return None
@@ -135,16 +121,6 @@ class PrefixTree:
         self._nodes[node.name] = node
         self._node_of.update(dict.fromkeys(hashes, node))
         return node
-
-    def _split(self, head: Node, num_blocks: int) -> Node:
-        tail = Node(head.hashes[num_blocks:], head.first_block + num_blocks, head, head.children)
-        for child in tail.children.values():
-            child.parent = tail
-        head.hashes = head.hashes[:num_blocks]
-        head.children = {tail.name: tail}
-        self._nodes[tail.name] = tail
-        self._node_of.update(dict.fromkeys(tail.hashes, tail))
-        return tail
 
     def check_integrity(self) -> None:
         seen: set[BlockHash] = set()

@@ -1,5 +1,5 @@
-"""Reserves the folder of a store for one process, by a lock, and for one layout, by a manifest. Caller: the
-store.
+"""Reserves the folder of a store for one process, by a lock, and for one model and layout, by a manifest.
+Callers: the store, and the server, which asks for the model's fingerprint.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+import xxhash
+
 from model_server.tiers import segment
 from model_server.tiers.errors import LayoutMismatchError, StoreError
 from model_server.tiers.files import write_whole
@@ -20,6 +22,7 @@ _NAME = "manifest.json"
 _MOST_BYTES = 1 << 16
 """Every manifest that this module writes is shorter than this."""
 _FORMAT = 1
+_PIECE_BYTES = 1 << 24
 
 
 def locked(folder: Path) -> int:
@@ -62,3 +65,21 @@ def check_manifest(folder: Path, layout: KvLayout) -> None:
         raise LayoutMismatchError(
             f"{folder} holds KV with another {', '.join(sorted(differing)) or 'manifest'}; give another folder"
         )
+
+
+def fingerprint(folder: Path) -> str:
+    """Return the hash of all files that decide the KV of the model in this folder. Raise StoreError if the
+    folder has no weights.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise StoreError(
+            f"{folder} has no *.safetensors files, which the KV store needs to distinguish models"
+        )
+    digest = xxhash.xxh3_128()
+    for path in (folder / "config.json", *weights):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+    return digest.hexdigest()

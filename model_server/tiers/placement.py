@@ -35,10 +35,6 @@ class ChunkUse:
     """The number of important tokens in the chunk: the mean over its uses."""
     num_uses: int = 0
     last_use: int = 0
-    earlier: float = 0.0
-    """The product of important tokens and uses from the time before a reordering, when the same tokens were
-    in other chunks.
-    """
     node: Hashable = None
     """The chunk's node. The same requests read all chunks of a node. None means that the chunk belongs to no
     node.
@@ -49,24 +45,18 @@ Score = Callable[[ChunkUse], float]
 
 
 def by_product(use: ChunkUse) -> float:
-    return use.num_important * use.num_uses + use.earlier
+    return use.num_important * use.num_uses
 
 
 def by_importance(use: ChunkUse) -> float:
     return use.num_important
 
 
-_HEAD_START_USES = 2.0
-
-
 def by_uses_and_importance(use: ChunkUse) -> float:
-    """Score a chunk by its uses. A chunk that reordering has just made starts with half of the uses that its
-    tokens had before, but with two at most. Of two chunks with equal uses, the chunk with more important
-    tokens has the higher score.
+    """Score a chunk by its uses. Of two chunks with equal uses, the chunk with more important tokens has the
+    higher score.
     """
-    before = use.earlier / max(1.0, use.num_important)
-    tie = use.num_important / (100 + use.num_important)
-    return use.num_uses + min(before / 2, _HEAD_START_USES) + tie
+    return use.num_uses + use.num_important / (100 + use.num_important)
 
 
 ScoreName = Literal["uses", "importance", "product"]
@@ -122,22 +112,17 @@ class TieredPlacement(Generic[K]):
                 return number
         return len(self._tiers)
 
-    def __contains__(self, key: K) -> bool:
-        """Return whether the chunk was used before."""
-        return key in self._uses
-
     def use(
-        self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0, node: Hashable = None
+        self, key: K, *, size_bytes: int, num_important: float, node: Hashable = None
     ) -> tuple[int, dict[K, int]]:
         """Record that a chunk is read. Return the tier where the chunk was found, and the new tier of each
         chunk that has moved because of this use. The chunk that was read may be one of them.
 
-        `num_important` of the chunk's tokens are important to this use. `earlier` says how often the chunk's
-        tokens were important before this chunk was made of them. `earlier` and `node` are read only at the
-        first use of a chunk.
+        `num_important` of the chunk's tokens are important to this use. `node` is read only at the first use
+        of a chunk.
         """
         self._now += 1
-        use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier, node=node))
+        use = self._uses.setdefault(key, ChunkUse(size_bytes, node=node))
         assert use.size_bytes == size_bytes, "a chunk keeps its size"
         use.num_uses += 1
         use.last_use = self._now

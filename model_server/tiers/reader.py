@@ -29,7 +29,6 @@ from model_server.tiers.segment import KvLayout, Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
 from model_server.tiers.store import PrefixStore
-from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, TieredPrefix
 
 _CPU = torch.device("cpu")
 
@@ -37,6 +36,15 @@ _PATIENCE_S = 60.0
 """The longest wait for one layer's read. Requests lose this time once to a disk that hangs, and then compute
 their prefixes.
 """
+
+PROBE = -1
+"""The number of the chunk that holds a layer's probed keys."""
+
+ChunkKey = tuple[Segment, int, int]
+"""The key of a chunk holds the segment, the layer and the number of the chunk."""
+
+LayerRead = Sequence[tuple[Segment, int, int]]
+"""The chunks in the order in which they are wanted: (segment, chunk, how many chosen tokens it holds)."""
 
 _T = TypeVar("_T")
 
@@ -71,10 +79,6 @@ class TieredReader:
         self._held: dict[ChunkKey, torch.Tensor] = {}
         self._known: set[Segment] = set()
         self._learnt = Learnt(num_layers=store.layout.num_layers, block_tokens=store.layout.block_tokens)
-        self._earlier: dict[Segment, list[dict[int, int]]] = {}
-        """How often the tokens of each chunk were read before the chunk was made, for each layer of a
-        segment.
-        """
         self._hanging: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
@@ -157,7 +161,6 @@ class TieredReader:
             held.device.type == (self.device if self._placement.tier_of(key) == 0 else _CPU).type
             for key, held in self._held.items()
         )
-        assert self._earlier.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         self._learnt.check_integrity()
 
@@ -165,14 +168,12 @@ class TieredReader:
         return [self._chunk((segment, layer, chunk), important) for segment, chunk, important in work]
 
     def _chunk(self, key: ChunkKey, num_important: int) -> torch.Tensor:
-        segment, layer, chunk = key
         content = self._held.get(key)
         if content is None:
             content = _from_disk(key)
-        self._known.add(segment)
-        earlier = 0.0 if key in self._placement else self._earlier_uses(segment)[layer].get(chunk, 0)
+        self._known.add(key[0])
         tier, moved = self._placement.use(
-            key, size_bytes=len(content), num_important=num_important, earlier=earlier, node=segment
+            key, size_bytes=len(content), num_important=num_important, node=key[0]
         )
         self.found_in[tier] += 1
         self._settle(key, content, moved)
@@ -185,23 +186,6 @@ class TieredReader:
             if now < self._placement.num_tiers:
                 self._held[other] = held.to(self.device if now == 0 else _CPU)
 
-    def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
-        """Return how often the tokens of each chunk were used before, for each layer, as known at the first
-        use of a chunk of the segment. So the counts do not start at zero after a reordering.
-        """
-        if (known := self._earlier.get(segment)) is not None:
-            return known
-        earlier: list[dict[int, int]] = [{} for _ in segment.orders]
-        if (importance := self._learnt.known(segment.place.hashes)) is not None:
-            size = self.store.layout.chunk_tokens
-            for layer, order in enumerate(segment.orders):
-                counts = earlier[layer]
-                counts[PROBE] = size * importance.num_requests
-                for slot, uses in zip(order.slots, importance.reads(layer), strict=True):
-                    counts[slot // size] = counts.get(slot // size, 0) + uses
-        self._earlier[segment] = earlier
-        return earlier
-
     def _learn(self, parts: Sequence[tuple[Segment, int]], choices: dict[int, Choice]) -> None:
         weights = [choices[layer].importance for layer in sorted(choices)]
         start = 0
@@ -209,8 +193,7 @@ class TieredReader:
             end = start + num_blocks * self.store.layout.block_tokens
             if all(layer is not None for layer in weights):
                 own = [layer[start:end].tolist() for layer in weights if layer is not None]
-                read = [_own_tokens(choices[layer].tokens, start, end) for layer in sorted(choices)]
-                self._learnt.record(segment.place.hashes, own, chosen=read)
+                self._learnt.record(segment.place.hashes, own)
             start = end
 
     def _new_orders(self, old: Segment) -> list[TokenOrder] | None:
@@ -228,21 +211,115 @@ class TieredReader:
             self._placement.forget(keys)
             for key in keys:
                 self._held.pop(key, None)
-            self._earlier.pop(segment, None)
         self._known -= gone
         if gone:
             self._learnt.keep({segment.place.hashes[0] for segment in there})
+
+
+class TieredPrefix:
+    """The `PrefixSource` of one request: layer by layer, first the probed keys, then the chosen tokens.
+    Layers are asked for in ascending order.
+    """
+
+    def __init__(self, reader: TieredReader, parts: Sequence[tuple[Segment, int]]) -> None:
+        self.parts = parts
+        self._reader = reader
+        self._records = reader.records
+        self._block_tokens = reader.layout.block_tokens
+        self._probes: dict[int, Future[list[torch.Tensor]]] = {}
+        self._num_fetched_ahead = 0
+        """The probed keys of this many first layers were fetched ahead. If these keys are needed again, they
+        are not fetched ahead again.
+        """
+        self._probed: dict[int, torch.Tensor] = {}
+        self._reads: dict[int, Future[list[torch.Tensor]]] = {}
+        self._foreseen: torch.Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(num_blocks for _, num_blocks in self.parts) * self._block_tokens
+
+    def foresee(self, tokens: torch.Tensor) -> None:
+        """Note that every layer will read exactly these tokens. Their chunks are fetched ahead, without
+        waiting for a choice.
+        """
+        self._foreseen = tokens
+
+    def probe_keys(self, layer: int) -> torch.Tensor:
+        shape, heads, device = self._records.shape, self._records.probe_kv_heads, self._reader.device
+        if not heads:
+            return torch.empty(self.num_tokens, 0, shape.head_dim, dtype=shape.dtype, device=device)
+        for ahead in self._ahead(layer):
+            if ahead not in self._probes and (ahead == layer or ahead >= self._num_fetched_ahead):
+                self._probes[ahead] = self._reader.submit(ahead, self._probe_read())
+        self._num_fetched_ahead = max(self._num_fetched_ahead, self._ahead(layer).stop)
+        contents = self._reader.wait_for(self._probes.pop(layer))
+        keys = [
+            self._records.tensor(content.to(device), num_heads=heads)[: num_blocks * self._block_tokens]
+            for content, (_, num_blocks) in zip(contents, self.parts, strict=True)
+        ]
+        probed = self._probed[layer] = torch.cat(keys)
+        return probed
+
+    def chunks(self, layer: int) -> torch.Tensor:
+        layout = self._reader.layout
+        numbers, first = [], 0
+        for segment, num_blocks in self.parts:
+            slots = torch.tensor(segment.orders[layer].slots[: num_blocks * self._block_tokens])
+            numbers.append(first + slots // layout.chunk_tokens)
+            first += layout.num_chunks(segment.num_tokens)
+        return torch.cat(numbers).to(self._reader.device)
+
+    def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        probed = self._probed.pop(layer) if layer in self._probed else self.probe_keys(layer)
+        chosen = torch.arange(self.num_tokens) if tokens is None else tokens.cpu()
+        if self._foreseen is not None:
+            assert torch.equal(chosen, self._foreseen), (
+                "the tokens of this read differ from the tokens that were read ahead"
+            )
+            for ahead in self._ahead(layer):
+                if ahead not in self._reads:
+                    self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0])
+        wanted, rows = self._wanted(layer, chosen)
+        reading = self._reads.pop(layer, None) or self._reader.submit(layer, wanted)
+        others = self._records.shape.num_kv_heads - self._records.probe_kv_heads
+        heads = others + self._records.shape.num_kv_heads
+        device = self._reader.device
+        contents = self._reader.wait_for(reading)
+        stored = torch.cat([content.to(device) for content in contents])
+        rest = self._records.tensor(stored, num_heads=heads).index_select(0, rows.to(device))
+        probed = probed.index_select(0, chosen.to(device))
+        return torch.cat((probed, rest[:, :others]), dim=1), rest[:, others:]
+
+    def _ahead(self, layer: int) -> range:
+        return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))
+
+    def _wanted(self, layer: int, chosen: torch.Tensor) -> tuple[LayerRead, torch.Tensor]:
+        """Return the chunks to read, and the row of each chosen token among all rows of these chunks."""
+        layout = self._reader.layout
+        wanted: list[tuple[Segment, int, int]] = []
+        rows, num_rows, start, size = [], 0, 0, layout.chunk_tokens
+        for segment, num_blocks in self.parts:
+            end = start + num_blocks * self._block_tokens
+            own = chosen[(chosen >= start) & (chosen < end)] - start
+            slots = torch.tensor(segment.orders[layer].slots)[own]
+            chunks, ranks, counts = (slots // size).unique(return_inverse=True, return_counts=True)
+            read = chunks.tolist()
+            wanted += [(segment, chunk, held) for chunk, held in zip(read, counts.tolist(), strict=True)]
+            rows.append(num_rows + ranks * size + slots % size)
+            num_rows += sum(min(size, segment.num_tokens - chunk * size) for chunk in read)
+            start = end
+        return wanted, torch.cat(rows)
+
+    def _probe_read(self) -> LayerRead:
+        """Return the read of a probe chunk. Every request needs the whole probe chunk, so all its tokens
+        count as important.
+        """
+        needed = self._reader.layout.chunk_tokens
+        return [(segment, PROBE, needed) for segment, _ in self.parts]
 
 
 def _from_disk(key: ChunkKey) -> torch.Tensor:
     segment, layer, chunk = key
     read = segment.probe(layer) if chunk == PROBE else segment.chunk(layer, chunk)
     return torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0, dtype=torch.uint8)
-
-
-def _own_tokens(tokens: torch.Tensor | None, start: int, end: int) -> list[int]:
-    """Return the tokens in [start, end), counted from `start`. None means all tokens."""
-    if tokens is None:
-        return list(range(end - start))
-    own: list[int] = (tokens[(tokens >= start) & (tokens < end)] - start).tolist()
-    return own

@@ -21,7 +21,6 @@ import errno
 import json
 import os
 import struct
-import sys
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -208,13 +207,13 @@ class Segment:
         row = 2 * self.num_tokens
         self.orders = []
         for start in range(0, layout.num_layers * row, row):
-            order = TokenOrder(tuple(_from_little("H", numbers[start : start + row])))
+            order = TokenOrder(tuple(array("H", numbers[start : start + row])))
             if order == logical:
                 order = logical
             else:
                 order.check_integrity()
             self.orders.append(order)
-        self._checksums = _from_little("I", numbers[layout.num_layers * row :])
+        self._checksums = array("I", numbers[layout.num_layers * row :])
         if len(self._checksums) != layout.num_layers * (1 + layout.num_chunks(self.num_tokens)):
             raise ValueError("the number of checksums is not the number of chunks")
 
@@ -238,8 +237,6 @@ def _place(description: Any, layout: KvLayout) -> Place:
         raise ValueError("it has no blocks, or names a block twice")
     if not isinstance(first_block, int) or (first_block > 0) != (parent is not None):
         raise ValueError("its first block and its parent contradict each other")
-    if description.get("weights"):
-        raise ValueError("it holds the KV of an adapter, which release 0.2.0 stored too")
     return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)))
 
 
@@ -259,18 +256,4 @@ def _describe(
         "parent": place.parent.hex() if place.parent else None,
     }
     slots = array("H", [slot for order in orders for slot in order.slots])
-    return json.dumps(description).encode() + b"\n" + _to_little(slots) + _to_little(array("I", checksums))
-
-
-def _to_little(numbers: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _from_little(code: str, content: bytes) -> array[int]:
-    numbers: array[int] = array(code)
-    numbers.frombytes(content)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+    return json.dumps(description).encode() + b"\n" + slots.tobytes() + array("I", checksums).tobytes()

@@ -27,7 +27,7 @@ from functools import partial
 import torch
 
 from model_server.core.blocks import Block
-from model_server.core.engine import StepResult
+from model_server.core.engine import Runner, StepResult
 from model_server.core.hashing import BlockHash
 from model_server.core.kv_cache import PrefixLoad
 from model_server.core.request import Request
@@ -35,20 +35,18 @@ from model_server.core.scheduler import Chunk, StepPlan
 from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
-from model_server.runners.hf.runner import HfRunner
-from model_server.runners.hf.views import Context, KvView, LongChunk
+from model_server.runners.hf.views import KvView
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.health import Health
 from model_server.tiers.placement import SCORES
-from model_server.tiers.reader import TieredReader
+from model_server.tiers.reader import TieredPrefix, TieredReader
 from model_server.tiers.records import Records
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.selection import num_probe_kv_heads, probe
 from model_server.tiers.settings import KvStoreSettings
 from model_server.tiers.status import StoreStatus
 from model_server.tiers.store import PrefixStore
-from model_server.tiers.tiered_prefix import TieredPrefix
-from model_server.tiers.view import SelectiveView
+from model_server.tiers.view import SelectiveView, UnreadableError
 from model_server.tiers.writer import BackgroundWriter, PendingBlocks
 
 _RECOMPUTED_AT_ONCE = 512
@@ -60,31 +58,6 @@ _LAST_NODE_S = 10.0
 """The time for the node that is being written when the store closes."""
 
 _log = logging.getLogger(__name__)
-
-
-class _UnreadableError(Exception):
-    """A selective load failed in the middle of a step."""
-
-    def __init__(self, request: Request, error: Exception) -> None:
-        super().__init__(request.request_id)
-        self.request = request
-        self.error = error
-
-
-class _GuardedView:
-    """A selective view whose error names its request."""
-
-    def __init__(self, prefix: TieredPrefix, view: SelectiveView) -> None:
-        self.prefix = prefix
-        self.view = view
-
-    def read(
-        self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
-    ) -> Context:
-        try:
-            return self.view.read(layer, chunk, query, memory=memory, scaling=scaling)
-        except (StoreError, OSError) as error:
-            raise _UnreadableError(chunk.request, error) from error
 
 
 @dataclass(slots=True)
@@ -101,11 +74,12 @@ class ServedTiers:
         model: PagedModel,
         settings: KvStoreSettings,
         *,
+        runner: Runner,
         fingerprint: str,
         clock: Callable[[], float],
     ) -> None:
-        """Raise LayoutMismatchError or StoreError if the folder belongs to another model or another
-        process.
+        """`runner` computes the steps between the copies. Raise LayoutMismatchError or StoreError if the
+        folder belongs to another model or another process.
         """
         config, shape = model.module.config, model.memory.shape
         self.settings = settings
@@ -133,6 +107,7 @@ class ServedTiers:
         )
         self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
         self._model = model
+        self._runner = runner
         self.clock = clock
         self._health = Health()
         self._counts = _Counts()
@@ -158,14 +133,10 @@ class ServedTiers:
         counts, written = self._counts, self.writer.counts
         return StoreStatus(
             used_bytes=self.store.used_bytes,
-            capacity_bytes=self.store.capacity_bytes,
-            tier_bytes=(self.reader.resident_bytes(0), self.reader.resident_bytes(1)),
             found_chunks=(self.reader.found_in[0], self.reader.found_in[1], self.reader.found_in[2]),
             read_bytes=self.store.disk.counts.bytes,
             written_bytes=written.written_bytes,
-            stored_blocks=written.stored_blocks,
             dropped_blocks=written.dropped_blocks,
-            waiting_bytes=self.writer.waiting_bytes,
             exact_loads=counts.exact_loads,
             selective_loads=counts.selective_loads,
             reordered_nodes=counts.reordered_nodes,
@@ -212,8 +183,9 @@ class ServedTiers:
         assert self._selection is not None
         choose = partial(probe, settings=self._selection, group=self._group)
         self._counts.selective_loads += 1
-        view = _GuardedView(prefix, SelectiveView(prefix, choose))
-        return OutsidePrefix(prefix.num_tokens // self.store.layout.block_tokens, view)
+        return OutsidePrefix(
+            prefix.num_tokens // self.store.layout.block_tokens, SelectiveView(prefix, choose)
+        )
 
     def _failed(self, prefix: TieredPrefix | None, error: Exception) -> None:
         """Record a failed read. Damaged nodes are dropped; a disk that cannot be read is not used for a
@@ -236,23 +208,23 @@ class ServedTiers:
         if isinstance(request.stored, OutsidePrefix):
             self._health.worked()  # The request has read the prefix by now. `fetch` only opened it.
             view = _view_of(request)
-            self.reader.finish(view.prefix, view.view.choices.items())
+            self.reader.finish(_prefix_of(view), view.choices.items())
             try:
                 self._counts.reordered_nodes += self.reader.reorder_next()
             except (StoreError, OSError) as error:
-                self._failed(view.prefix, error)
+                self._failed(_prefix_of(view), error)
 
     # The step's thread.
 
-    def execute(self, plan: StepPlan, runner: HfRunner) -> StepResult:
+    def execute(self, plan: StepPlan) -> StepResult:
         for load in plan.loads:
             self._copy_in(load)
         while True:
             try:
-                result = runner.execute(plan)
+                result = self._runner.execute(plan)
                 break
-            except _UnreadableError as failed:
-                self._failed(_view_of(failed.request).prefix, failed.error)
+            except UnreadableError as failed:
+                self._failed(_prefix_of(_view_of(failed.request)), failed.error)
                 self._compute_prefix(plan, failed.request)
         for chunk in plan.chunks:
             request, end = chunk.request, chunk.start + chunk.num_tokens
@@ -334,21 +306,15 @@ def view_for(request: Request) -> KvView | None:
     return _view_of(request) if isinstance(request.stored, OutsidePrefix) else None
 
 
-def _view_of(request: Request) -> _GuardedView:
+def _view_of(request: Request) -> SelectiveView:
     assert isinstance(request.stored, OutsidePrefix)
-    assert isinstance(request.stored.view, _GuardedView)
+    assert isinstance(request.stored.view, SelectiveView)
     return request.stored.view
 
 
-class TieredRunner:
-    """The engine's runner, with the tiers around it."""
-
-    def __init__(self, runner: HfRunner, tiers: ServedTiers) -> None:
-        self._runner = runner
-        self._tiers = tiers
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        return self._tiers.execute(plan, self._runner)
+def _prefix_of(view: SelectiveView) -> TieredPrefix:
+    assert isinstance(view.source, TieredPrefix)
+    return view.source
 
 
 def _slots(blocks: Sequence[Block], memory: KvMemory) -> torch.Tensor:

@@ -140,8 +140,8 @@ class PrefixStore:
             own = [records.part(self.layout, start, end) for records in layers]
             written = self._write(place, own, None)
             with self._lock:
-                added = self._tree.insert(hashes).added
-                assert added is not None
+                added = self._tree.attach(place.hashes, first_block=covered, parent_hash=parent)
+                assert added is not None, "the blocks before it end a node"
                 self._hold(added.name, written)
                 self._touch(added)
             return len(hashes) - covered

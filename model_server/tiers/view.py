@@ -10,13 +10,14 @@ Callers: the paged model (`view_for`), the benchmarks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from model_server.core.request import Request
 from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.views import Context, LongChunk
+from model_server.tiers.errors import StoreError
 from model_server.tiers.selection import Choice, Chooser, Seen, visible_to
 
 
@@ -43,20 +44,29 @@ class PrefixSource(Protocol):
         ...
 
 
+class UnreadableError(Exception):
+    """A selective load failed in the middle of a step."""
+
+    def __init__(self, request: Request, error: Exception) -> None:
+        super().__init__(request.request_id)
+        self.request = request
+        self.error = error
+
+
 class SelectiveView:
     """The `KvView` of one request whose first tokens are those of `source`."""
 
     def __init__(self, source: PrefixSource, choose: Chooser) -> None:
         self.choices: dict[int, Choice] = {}
         """The choice of each layer. All layers have chosen once the first chunk of new tokens is computed."""
-        self._source = source
+        self.source = source
         self._choose = choose
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def read(
         self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
     ) -> Context:
-        num_prefix = self._source.num_tokens
+        num_prefix = self.source.num_tokens
         assert chunk.start >= num_prefix, "the prefix itself is not computed again"
         first_block, skipped = divmod(num_prefix, memory.block_size_tokens)
         new_keys, new_values = (
@@ -64,7 +74,10 @@ class SelectiveView:
             for read in memory.read(layer, chunk.blocks[first_block:])
         )
         if layer not in self._kept:
-            self._kept[layer] = self._select(layer, query, new_keys, scaling)
+            try:
+                self._kept[layer] = self._select(layer, query, new_keys, scaling)
+            except (StoreError, OSError) as error:
+                raise UnreadableError(chunk.request, error) from error
         keys, values = self._kept[layer]
         before = keys.shape[0] + chunk.start - num_prefix
         return Context(
@@ -79,40 +92,14 @@ class SelectiveView:
         """Choose by the first chunk of new tokens. Between the prefix and this chunk there may be other
         tokens, which are already in the request's blocks.
         """
-        probed = self._source.probe_keys(layer)
+        probed = self.source.probe_keys(layer)
         seen = Seen(
             layer=layer,
-            num_prefix_tokens=self._source.num_tokens,
+            num_prefix_tokens=self.source.num_tokens,
             query=query,
             keys=torch.cat((probed, new_keys[:, : probed.shape[1]])),
             scaling=scaling,
-            chunks=self._source.chunks(layer),
+            chunks=self.source.chunks(layer),
         )
         choice = self.choices[layer] = self._choose(seen)
-        return self._source.read(layer, choice.tokens)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MemorySource:
-    """A prefix in paged memory. Nothing is read from another tier, and only the attention is selective."""
-
-    memory: KvMemory
-    blocks: torch.Tensor
-    num_tokens: int
-    probe_kv_heads: int
-
-    def probe_keys(self, layer: int) -> torch.Tensor:
-        return self._all(layer)[0][:, : self.probe_kv_heads]
-
-    def chunks(self, _layer: int) -> None:
-        return None
-
-    def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self._all(layer)
-        return (keys, values) if tokens is None else (keys[tokens], values[tokens])
-
-    def _all(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = (
-            read.flatten(0, 1)[: self.num_tokens] for read in self.memory.read(layer, self.blocks)
-        )
-        return keys, values
+        return self.source.read(layer, choice.tokens)

@@ -121,7 +121,7 @@ async def test_answers_are_stored_too_and_prompts_share_their_common_beginning(s
     async with serve() as server:
         tokens = (await server.post("/tokenize", prompt=FIRST))["count"]
         await server.ask(FIRST, max_tokens=34, ignore_eos=True)
-        assert server.tiers.status().stored_blocks == (tokens + 33) // 16
+        assert server.tiers.writer.counts.stored_blocks == (tokens + 33) // 16
         half = FIRST[: len(FIRST) // 2] + SECOND[: len(SECOND) // 10]
         answer, _ = await server.ask(half)
         assert len(server.tiers.store.segments()) >= 3, (
@@ -151,7 +151,9 @@ async def test_002_8_a_selective_load_is_kept_apart_and_never_stored(serve: Serv
         )
         status = server.tiers.status()
         assert status.selective_loads == 4
-        assert status.exact_loads == status.stored_blocks == 0, "approximate blocks are not stored"
+        assert status.exact_loads == server.tiers.writer.counts.stored_blocks == 0, (
+            "approximate blocks are not stored"
+        )
         await server.loader_idle()
         assert await server.ask(FIRST) == (one, cached), "reordered nodes read as before"
         assert await server.metric("kv_store:reordered_nodes_total") >= 1

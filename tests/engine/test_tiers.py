@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bench.tiers.bench_accuracy import ORACLE, PROBE, RANDOM, SINKS, measure
-from bench.tiers.samples import Sequencer, documents
+from bench.tiers.samples import MemorySource, Sequencer, documents
 from model_server.runners.hf import model as hf
 from model_server.text.pretrained import PretrainedLanguage
 from model_server.tiers.layout import TokenOrder
@@ -25,7 +25,7 @@ from model_server.tiers.selection import Choice, Seen, choose, in_few_chunks, pr
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import threshold
 from model_server.tiers.store import PrefixStore
-from model_server.tiers.view import MemorySource, SelectiveView
+from model_server.tiers.view import SelectiveView
 from model_server.weights.known import SMOLLM2, find
 from tests.engine.harness import tokens
 from tests.engine.tiny_models import tiny

@@ -57,7 +57,7 @@ def main() -> None:
         "--requests",
         type=int,
         metavar="N",
-        help="number of prompts of 001-6 (default 20; 200 on a GPU) and of requests of 003-5 (default 64)",
+        help="number of prompts of 001-6 (default 20; 200 on a GPU) and of requests of 001-7 (24; 500) and 003-5 (64)",
     )
     parser.add_argument(
         "--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="modes of 003-5 to run"

@@ -47,7 +47,7 @@ class Bench:
     whole: bool
     """True if the machine is fast enough for the documents' own numbers of prompts."""
     requests: int | None = None
-    """The number of prompts in 001-6 and of requests in 003-5, instead of the row's own number."""
+    """The number of prompts in 001-6 and of requests in 001-7 and 003-5, instead of the row's own number."""
     modes: Sequence[str] = MODES
 
     def twin(self) -> Bench:

@@ -10,7 +10,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -42,6 +42,7 @@ def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, An
     times.
     """
     load = WHOLE if bench.whole else SMALL
+    load = replace(load, requests=bench.requests or load.requests)
 
     def serve(repeat: int, *, cache: bool) -> float:
         row = run(bench, load, cache=cache, seed=repeat)

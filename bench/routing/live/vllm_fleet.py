@@ -54,6 +54,8 @@ class Setting:
     users: int = 10
     scale: float = 1.0
     """The factor for the lengths of the conversations."""
+    hurry: float = 1.0
+    """Users think for a time that is divided by this number."""
     probe_tokens: int = 400
     in_turn: bool = False
     """True if a server starts only when the one before is ready. Servers that start on one GPU at the same
@@ -71,7 +73,7 @@ class Setting:
     def workload(self, *, seed: int, seconds: float) -> ClosedLoop:
         """Return the workload. The same arguments always give the same workload."""
         talking = talks(random.Random(f"talks {seed}"), scale=self.scale)
-        return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6)
+        return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6, speed=self.hurry)
 
     def shape(self, speed: Speed) -> EngineShape:
         """Return servers for the simulator, with the speed that the real servers have together."""

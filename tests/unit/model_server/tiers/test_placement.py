@@ -66,48 +66,37 @@ def test_002_4_random_importance_finds_more_than_lru_and_lfu() -> None:
 
 
 def test_by_default_number_of_uses_decides_and_important_tokens_break_ties() -> None:
-    def strength(*, uses: int, important: float, earlier: float = 0.0) -> float:
-        return by_uses_and_importance(ChunkUse(1, important, uses, earlier=earlier))
+    def strength(*, uses: int, important: float) -> float:
+        return by_uses_and_importance(ChunkUse(1, important, uses))
 
     assert strength(uses=2, important=0) > strength(uses=1, important=16), (
         "the document's rule prefers the important chunk"
     )
     assert strength(uses=2, important=3) > strength(uses=2, important=2)
-    assert strength(uses=1, important=4, earlier=8) == 1 + strength(uses=1, important=4), (
-        "the tokens of this chunk had two uses"
-    )
-    long_ago = strength(uses=1, important=4, earlier=4000)
-    assert strength(uses=3, important=4) == long_ago < strength(uses=4, important=0)
 
 
-def chunks_found(score: Score, *, seed: int, history_holds: bool) -> int:
+def chunks_found(score: Score, *, seed: int) -> int:
     """Return how often a chunk is in a fast tier when it is read. A chunk is read whole, however many of
-    its tokens are important. All chunks have a history of uses. With `holds` false, other chunks are read
-    often now.
+    its tokens are important.
     """
     rng = random.Random(seed)
     keys = range(200)
     often = [1 / (rank + 1) ** 0.9 for rank in keys]
     rng.shuffle(often)
-    before = often if history_holds else rng.sample(often, len(often))
     important = [rng.choice((1, 2, 4, 8, 16)) for _ in keys]
     tiers: TieredPlacement[int] = TieredPlacement([15, 25], score=score)
     found = 0
     for key in rng.choices(keys, often, k=3000):
-        earlier = 60 * before[key] * important[key]
-        tier, _ = tiers.use(key, size_bytes=1, num_important=important[key], earlier=earlier)
+        tier, _ = tiers.use(key, size_bytes=1, num_important=important[key])
         found += tier < tiers.num_tiers
     return found
 
 
-@pytest.mark.parametrize("history_holds", [True, False])
-def test_only_the_default_finds_as_many_chunks_as_counting_uses(*, history_holds: bool) -> None:
-    seeds = range(8)
+def test_only_the_default_finds_as_many_chunks_as_counting_uses() -> None:
     found = {
-        score: sum(chunks_found(score, seed=seed, history_holds=history_holds) for seed in seeds)
+        score: sum(chunks_found(score, seed=seed) for seed in range(8))
         for score in (by_uses_and_importance, by_uses, by_product)
     }
-    print(f"\n{found.values()}")
     assert found[by_uses_and_importance] >= 0.995 * found[by_uses]
     assert found[by_product] < 0.95 * found[by_uses]
 
@@ -160,20 +149,6 @@ def test_002_4_a_use_counts_the_tokens_that_were_important_for_it() -> None:
     assert tiers.tier_of("a") == 0, "a chunk with an equal score does not replace another"
     tiers.use("b", size_bytes=1, num_important=1)
     assert tiers.tier_of("b") == 0
-
-
-def test_002_4_earlier_uses_of_its_tokens_count_from_first_use_of_chunk() -> None:
-    tiers: TieredPlacement[str] = TieredPlacement([1], score=by_product)
-    for _ in range(3):
-        tiers.use("old", size_bytes=1, num_important=2)
-    assert "new" not in tiers
-    tiers.use("new", size_bytes=1, num_important=2, earlier=5.0)
-    assert "new" in tiers
-    assert tiers.tier_of("new") == 0
-    tiers.use("new", size_bytes=1, num_important=0, earlier=50.0)
-    tiers.use("old", size_bytes=1, num_important=2)
-    assert tiers.tier_of("old") == 0, "earlier uses are reported once"
-    tiers.check_integrity()
 
 
 def test_002_4_a_request_does_not_evict_chunks_that_it_reads_next() -> None:

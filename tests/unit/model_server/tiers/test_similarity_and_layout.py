@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
+from model_server.tiers.learnt import NodeImportance
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import by_chance, jaccard, mean_jaccard, threshold
 
@@ -86,16 +86,6 @@ def test_importance_is_the_mean_over_requests() -> None:
         part.check_integrity()
     assert list(tail.means(0)) == pytest.approx([0.3, 0.2])
     assert (head.num_tokens, tail.num_tokens, tail.num_requests) == (1, 2, 2)
-
-
-def test_002_4_the_number_of_reads_of_each_token_is_kept_with_the_node() -> None:
-    importance = NodeImportance(num_layers=2, num_tokens=3)
-    for chosen in ([[0, 2], [1]], [[0], []]):
-        importance.record([[1.0, 0.0, 0.0]] * 2, chosen=chosen)
-        importance.check_integrity()
-    assert [list(importance.reads(layer)) for layer in (0, 1)] == [[2, 0, 1], [0, 1, 0]]
-    head, tail = importance.split(1)
-    assert [list(part.reads(0)) for part in (head, tail)] == [[2], [0, 1]]
 
 
 def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None:

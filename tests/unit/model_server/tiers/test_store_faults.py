@@ -27,8 +27,8 @@ import pytest
 from model_server.core.hashing import BlockHash
 from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
-from model_server.tiers.importance import NodeImportance
 from model_server.tiers.layout import TokenOrder
+from model_server.tiers.learnt import NodeImportance
 from model_server.tiers.store import PrefixStore
 from tests.unit.model_server.tiers.stored_prefixes import (
     CAPACITY,
@@ -342,7 +342,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "numbers for blocks": lambda: segment_of(told={"hashes": [1, 2, 3]}),
     "a text for a place": lambda: segment_of(told={"first_block": "0"}),
     "a place before the first": lambda: segment_of(told={"first_block": -1}),
-    "a number for weights": lambda: segment_of(told={"weights": 7}),
     "a list for a parent": lambda: segment_of(told={"first_block": 1, "parent": []}),
     "slots outside": lambda: segment_of(slots=[*range(11), 65_535]),
     "slots twice": lambda: segment_of(slots=[0] * 12),
