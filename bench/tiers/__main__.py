@@ -6,8 +6,6 @@ request, so that other load affects all of them alike.
 
 --disk counted   measure no time: records have one number for each head instead of 128, and bytes are
                  multiplied
-       limited   read through the page cache at a limited rate, in slow motion: disk and accelerator are
-                 slower by the same factor, so that this machine's own overhead weighs little
        direct    read this machine's disk with O_DIRECT, past this system's page cache
 --device cpu     a computation takes at least the time that a stated accelerator would need
          cuda    the computation is real, with random weights of the shape; the first tier is the GPU's memory
@@ -27,7 +25,7 @@ from typing import Any
 import torch
 
 from bench.tables import show, write_json
-from bench.tiers.disks import DirectDisk, RateLimitedDisk, SwitchedDisk
+from bench.tiers.disks import DirectDisk, SwitchedDisk
 from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, carry, patterns
 from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
 from bench.tiers.systems import COUNTED, RECOMPUTE, SYSTEMS, Served, Stores, Traffic, Weights
@@ -36,8 +34,6 @@ from model_server.tiers.disk import Disk
 
 FLOPS_PER_S, WEIGHTS_BYTES_PER_S = 150e12, 1500e9
 """The accelerator that is imposed."""
-DISK_BYTES_PER_S, READ_S = 5e9, 100e-6
-"""The limited disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +106,7 @@ def _ask_all(cell: Cell, stores: Stores, compute: Compute, args: argparse.Namesp
         for ask in warm_up if each.system is not RECOMPUTE else []:
             each.ask(ask, without_waiting)
         each.warmed()
-    stores.disk.now = disk_of(args)
+    stores.disk.now = DirectDisk() if args.disk == "direct" else Disk()
     rng = random.Random(9)
     for ask in traffic.asked(args.requests):
         for each in rng.sample(served, len(served)):
@@ -134,22 +130,13 @@ def _row(cell: Cell, served: Served, *, factor: int) -> dict[str, Any]:
     }
 
 
-def disk_of(args: argparse.Namespace) -> Disk:
-    if args.disk == "limited":
-        return RateLimitedDisk(bytes_per_s=DISK_BYTES_PER_S / args.slow_motion, per_read_s=READ_S)
-    return DirectDisk() if args.disk == "direct" else Disk()
-
-
 def compute_of(shape: Shape, args: argparse.Namespace) -> Compute:
     if args.disk == "counted":
         return NoCompute()
     if args.device == "cuda" or args.real_compute:
         dtype = torch.float16 if args.device == "cuda" else torch.float32
         return RealCompute(shape, device=torch.device(args.device), dtype=dtype)
-    slower = args.slow_motion if args.disk == "limited" else 1.0
-    return ImposedCompute(
-        shape, flops_per_s=FLOPS_PER_S / slower, weights_bytes_per_s=WEIGHTS_BYTES_PER_S / slower
-    )
+    return ImposedCompute(shape, flops_per_s=FLOPS_PER_S, weights_bytes_per_s=WEIGHTS_BYTES_PER_S)
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:
@@ -189,8 +176,7 @@ def parser() -> argparse.ArgumentParser:
     add("--shape", choices=sorted(SHAPES), default="opt-30b", help="sizes of the model")
     add("--device", default="cpu", help="device of the computation")
     add("--real-compute", action="store_true", help="do real multiplications on the CPU too")
-    add("--disk", choices=("counted", "limited", "direct"), default="counted", help="kind of disk, as above")
-    add("--slow-motion", type=float, default=50.0, help="how many times slower disk and accelerator are")
+    add("--disk", choices=("counted", "direct"), default="counted", help="kind of disk, as above")
     add("--prefix-tokens", type=int, nargs="+", default=[256, 512], help="lengths of the prefixes")
     add("--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of a prefix that are kept")
     add(

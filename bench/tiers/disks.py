@@ -1,5 +1,5 @@
-"""Provides disks to measure on: the machine's own disk without its page cache, a disk that is slowed down
-to a given rate, and a disk that is switched between runs.
+"""Provides disks to measure on: the machine's own disk without its page cache, and a disk that is switched
+between runs.
 
 `DirectDisk` reads with O_DIRECT, so its bytes come from the block device. In a virtual machine they come from
 the host, whose own cache cannot be controlled. The benchmark on large shapes calls this module.
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-import time
 
 from model_server.tiers.disk import Disk
 
@@ -65,25 +63,3 @@ class SwitchedDisk(Disk):
         self.counts.reads += 1
         self.counts.bytes += num_bytes
         return self.now.read(file, offset=offset, num_bytes=num_bytes)
-
-
-class RateLimitedDisk(Disk):
-    """A queue that serves `bytes_per_s`, after `per_read_s` for each read. Reads take at least that long."""
-
-    def __init__(self, *, bytes_per_s: float, per_read_s: float) -> None:
-        super().__init__()
-        self.bytes_per_s = bytes_per_s
-        self._per_read_s = per_read_s
-        self._queue = threading.Lock()
-        self._free_at = 0.0
-
-    def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
-        content = super().read(file, offset=offset, num_bytes=num_bytes)
-        with self._queue:
-            self._free_at = (
-                max(self._free_at, time.monotonic()) + self._per_read_s + num_bytes / self.bytes_per_s
-            )
-            wait_s = self._free_at - time.monotonic()
-            if wait_s > 0:
-                time.sleep(wait_s)
-        return content

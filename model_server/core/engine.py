@@ -98,13 +98,6 @@ class EngineConfig:
         return token_id == self.eos_token_id or token_id in self.more_eos_token_ids
 
 
-def blocks_for_concurrency(*, requests: int, max_len_tokens: int, block_size_tokens: int) -> int:
-    """Return the number of blocks that this many requests need at once if each is as long as the model
-    allows.
-    """
-    return -(-max_len_tokens * requests // block_size_tokens)
-
-
 class Engine:
     def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.config = config

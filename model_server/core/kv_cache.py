@@ -23,15 +23,42 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block
-from model_server.core.cache_observer import CacheObserver, Unobserved
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import make_order
 from model_server.core.hashing import BlockHash, make_hasher
-from model_server.core.request import Request, RequestId
-from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
+from model_server.core.request import LoadedPrefix, OutsidePrefix, Request, RequestId
+
+
+class CacheObserver(Protocol):
+    """Follows the content of the cache. The manager calls the observer while it plans a step, so an observer
+    only takes notes. Only full blocks are reported. A block that two requests computed is stored twice, and
+    reported as stored and as removed twice.
+    """
+
+    def stored(self, request: Request, *, first: int, end: int) -> None:
+        """Note that the blocks [first, end) of the request can now be found under its `block_hashes`."""
+
+    def removed(self, block_hash: BlockHash) -> None:
+        """Note that one of the blocks under this hash can no longer be found."""
+
+    def cleared(self) -> None:
+        """Note that no block can be found any more. `removed` may have been called for some of them just
+        before.
+        """
+
+
+class Unobserved:
+    """Ignores all events."""
+
+    def stored(self, request: Request, *, first: int, end: int) -> None: ...
+
+    def removed(self, block_hash: BlockHash) -> None: ...
+
+    def cleared(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ import xxhash
 
 from model_server.core.hashing import BlockHash, PrefixScope
 from model_server.core.sampling import GREEDY, SamplingParams
-from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
@@ -45,6 +44,29 @@ class Adapter:
 
     name: str
     path: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPrefix:
+    """Exact KV of the blocks [first_block, end_block), in memory and verified. The runner copies it into
+    blocks.
+    """
+
+    first_block: int
+    end_block: int
+    size_bytes: int
+    content: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutsidePrefix:
+    """The runner reads the first `num_blocks` blocks from the store through its view, and copies nothing. The
+    request's own blocks at these places stay empty, and cannot be found. All KV that is computed after such a
+    prefix is approximate, so the request's scope names the approximation.
+    """
+
+    num_blocks: int
+    view: object
 
 
 @dataclass(slots=True, eq=False)

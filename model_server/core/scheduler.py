@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from model_server.core.blocks import Block
 from model_server.core.kv_cache import BlockCopy, CachedPrefix, KVCacheManager, PrefixLoad
 from model_server.core.prompt_cache import PromptCache, PromptEntry
-from model_server.core.request import Adapter, Request, RequestId, RequestState
-from model_server.core.stored_prefix import LoadedPrefix
+from model_server.core.request import Adapter, LoadedPrefix, Request, RequestId, RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,12 +48,6 @@ def _add_size(group: Group) -> None:
         f"default {DEFAULT_COST_BLOCKS}; {DEFAULT_HF_BLOCKS} with --runner hf, whose blocks take real memory"
     )
     value(group, "--num-blocks", "N", f"blocks in the KV cache ({blocks})")
-    value(
-        group,
-        "--kv-cache-max-concurrency",
-        "N",
-        "used instead of --num-blocks: the cache gets as many blocks as N requests of --max-model-len tokens fill",
-    )
     switch(
         group,
         "--no-prefix-caching",

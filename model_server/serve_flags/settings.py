@@ -39,7 +39,6 @@ def settings(args: argparse.Namespace) -> ServerSettings:
         max_adapters=args.max_adapters,
         allow_runtime_lora_updating=args.allow_runtime_lora_updating,
         num_blocks=args.num_blocks,
-        max_concurrency=args.kv_cache_max_concurrency,
         block_size_tokens=args.block_size,
         enable_prefix_caching=not args.no_prefix_caching,
         max_model_len_tokens=args.max_model_len,
@@ -64,7 +63,6 @@ def _check(args: argparse.Namespace) -> None:
         ("--max-body-bytes", args.max_body_bytes),
         ("--max-adapters", args.max_adapters),
         ("--num-blocks", args.num_blocks),
-        ("--kv-cache-max-concurrency", args.kv_cache_max_concurrency),
         ("--max-model-len", args.max_model_len),
     ):
         if number is not None and number < 1:

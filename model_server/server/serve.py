@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.engine import Engine, EngineConfig, blocks_for_concurrency
+from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Adapter
 from model_server.core.scheduler import SchedulerLimits
 from model_server.server.app import Api
@@ -62,9 +62,7 @@ class ServerSettings:
     allow_runtime_lora_updating: bool = False
     """True means that clients may load and unload adapters over HTTP."""
     num_blocks: int | None = None
-    """The number of blocks. None means as many as `max_concurrency` or the backend asks for."""
-    max_concurrency: int | None = None
-    """The cache has room for this many requests of `max_model_len_tokens`."""
+    """The number of blocks. None means the backend's usual number."""
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
@@ -91,10 +89,6 @@ class ServerSettings:
             )
         if self.prompt_cache_entries < 0:
             raise ValueError("--prompt-cache-size must not be negative; 0 keeps no prompts")
-        if self.max_concurrency is not None and (self.num_blocks or not self.max_model_len_tokens):
-            raise ValueError(
-                "--kv-cache-max-concurrency needs --max-model-len, and replaces --num-blocks: do not give both"
-            )
         if self.kv_store is not None:
             self._check_kv_store()
         if self.kv_transfer is not None:
@@ -107,17 +101,6 @@ class ServerSettings:
             raise ValueError(
                 "KV events name full blocks only, but --partial-blocks caches partial blocks, too"
             )
-
-    @property
-    def wanted_blocks(self) -> int | None:
-        """Return the number of blocks that were asked for. None means that no size was asked for."""
-        if self.max_concurrency is None or self.max_model_len_tokens is None:
-            return self.num_blocks
-        return blocks_for_concurrency(
-            requests=self.max_concurrency,
-            max_len_tokens=self.max_model_len_tokens,
-            block_size_tokens=self.block_size_tokens,
-        )
 
     def _check_kv_transfer(self) -> None:
         real_kv = isinstance(self.backend, HfSettings)
@@ -155,7 +138,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, *, progress: Callable[[str], None] = _quietly) -> None:
         hf = isinstance(settings.backend, HfSettings)
-        num_blocks = settings.wanted_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
+        num_blocks = settings.num_blocks or (DEFAULT_HF_BLOCKS if hf else DEFAULT_COST_BLOCKS)
         backend = self.backend = _backend(settings, num_blocks=num_blocks, progress=progress)
         names = settings.served_names or (settings.model,)
         self.models = ServedModels(

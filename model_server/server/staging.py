@@ -25,9 +25,8 @@ from typing import Protocol
 from model_server.core.blocks import Block
 from model_server.core.engine import Engine
 from model_server.core.hashing import BlockHash
-from model_server.core.request import FinishReason, Request
+from model_server.core.request import FinishReason, LoadedPrefix, OutsidePrefix, Request
 from model_server.core.scheduler import StepPlan
-from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.tiers.status import StoreStatus
 
 _log = logging.getLogger(__name__)

@@ -30,9 +30,8 @@ from model_server.core.blocks import Block
 from model_server.core.engine import Runner, StepResult
 from model_server.core.hashing import BlockHash
 from model_server.core.kv_cache import PrefixLoad
-from model_server.core.request import Request
+from model_server.core.request import LoadedPrefix, OutsidePrefix, Request
 from model_server.core.scheduler import Chunk, StepPlan
-from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.views import KvView

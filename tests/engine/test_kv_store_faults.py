@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from model_server.cli import main
-from model_server.core.stored_prefix import LoadedPrefix
 from model_server.tiers.errors import StoreError
 from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.segment import KvLayout
@@ -31,6 +30,7 @@ from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, ser
 from tests.engine.test_real_server import folder
 
 __all__ = ["folder", "serve"]
+from model_server.core.request import LoadedPrefix
 
 
 def stop_clocks(server: Stored) -> None:

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from model_server.core.cache_observer import Unobserved
 from model_server.core.engine import Engine, StepResult
+from model_server.core.kv_cache import Unobserved
 from model_server.core.scheduler import SchedulerLimits, StepPlan
 from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from bench.model_server.bench_free_queue import LazyQueue
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block, BlockId
 from model_server.core.eviction import EVICTION_NAMES, EvictionName, make_order
@@ -18,6 +18,48 @@ from model_server.core.free_queue import FreeOrder, LinkedQueue
 from model_server.core.hashing import BlockHash
 
 NUM_BLOCKS = 12
+
+
+class LazyQueue:
+    """A hit only marks the block, and marked blocks are skipped when they come to the front. A marked block
+    that is freed again has to leave its old place first, which is O(n).
+
+    Invariant: every marked block has exactly one entry, which is stale. Every free block has exactly one
+    entry that is not stale.
+    """
+
+    __slots__ = ("_entries", "_marked")
+
+    def __init__(self) -> None:
+        self._entries: deque[Block] = deque()
+        self._marked: set[Block] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries) - len(self._marked)
+
+    def __iter__(self) -> Iterator[Block]:
+        return (block for block in self._entries if block not in self._marked)
+
+    def append(self, block: Block) -> None:
+        if block in self._marked:
+            self._entries.remove(block)
+            self._marked.remove(block)
+        self._entries.append(block)
+
+    def remove(self, block: Block) -> None:
+        assert block not in self._marked, "the block is not in the queue"
+        self._marked.add(block)
+
+    def pop_first(self) -> Block:
+        assert len(self), "no free block is left"
+        while (block := self._entries.popleft()) in self._marked:
+            self._marked.remove(block)
+        return block
+
+    def check_integrity(self) -> None:
+        assert len(self._entries) == len(set(self._entries))
+        assert self._marked <= set(self._entries)
+
 
 # A list of operations on an order: (what, which of the blocks that fit, last use, uses, prefix).
 operations = st.lists(

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 
 from model_server.core.engine import Engine, EngineConfig, StepResult
 from model_server.core.hashing import BlockHash
-from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
+from model_server.core.request import NO_TOKEN, LoadedPrefix, OutsidePrefix, Request, RequestId, TokenId
 from model_server.core.scheduler import Chunk, SchedulerLimits, StepPlan
-from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
 
 BLOCK = 4

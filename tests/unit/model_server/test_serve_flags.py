@@ -141,16 +141,6 @@ def test_invalid_settings_of_a_kv_transfer_are_refused(flags: tuple[str, ...], s
         settings("--kv-transfer", *flags)
 
 
-def test_the_cache_may_be_sized_by_requests_of_the_greatest_length() -> None:
-    found = settings("--kv-cache-max-concurrency", "3", "--max-model-len", "1000", "--block-size", "64")
-    assert found.wanted_blocks == 47  # 3,000 tokens
-    server = Server(found)
-    assert server.engine.config.num_blocks == 47
-    for flags in (("--max-model-len", "1000", "--num-blocks", "5"), ()):
-        with pytest.raises(ValueError, match="--kv-cache-max-concurrency needs"):
-            settings("--kv-cache-max-concurrency", "3", *flags)
-
-
 def test_the_documents_ways_to_keep_and_choose_are_selectable() -> None:
     """Rows 002-1 to 002-4: the score, the probed heads, the threshold's exponent, the size of a chunk."""
     store = ("--runner", "hf", "--kv-store", "x", "--kv-store-ratio", "0.25")

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from model_server.core.beginnings import Beginnings
 from model_server.core.blocks import Block, BlockId
+from model_server.core.partial_cache import Beginnings
 from model_server.core.request import TokenId
 
 

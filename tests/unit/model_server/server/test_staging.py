@@ -13,8 +13,7 @@ import pytest_asyncio
 from model_server.core.blocks import Block
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.hashing import BlockHash
-from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
-from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
+from model_server.core.request import NO_TOKEN, LoadedPrefix, OutsidePrefix, Request, RequestId, TokenId
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.server.driver import EngineDriver, Mailbox
 from model_server.server.metrics import Metrics
