@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from model_server.cli import main
+from model_server.core.request import LoadedPrefix
 from model_server.tiers.errors import StoreError
 from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.segment import KvLayout
@@ -30,7 +31,6 @@ from tests.engine.test_kv_store import BLOCKS, FIRST, SECOND, Serve, Stored, ser
 from tests.engine.test_real_server import folder
 
 __all__ = ["folder", "serve"]
-from model_server.core.request import LoadedPrefix
 
 
 def stop_clocks(server: Stored) -> None:
