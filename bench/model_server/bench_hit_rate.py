@@ -68,7 +68,7 @@ def family(
     """Measure row 000-5 at several K."""
     curves = []
     for bound in bounds:
-        options = replace(REPORT, max_unused_blocks=bound, hash_algorithm="xxh3")
+        options = replace(REPORT, max_unused_blocks=bound)
         points = []
         for tenth in tenths:
             p = tenth / 10
@@ -137,7 +137,7 @@ def policies_on_one_trace(
             found = run(
                 mixed_trace(seed=4, num_requests=num_requests, drift_every=drift_every),
                 num_blocks=num_blocks,
-                options=CacheOptions(eviction=name, hash_algorithm="xxh3"),
+                options=CacheOptions(eviction=name),
                 answer_tokens=(5, 30),
                 concurrency=8,
             )

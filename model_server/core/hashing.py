@@ -6,11 +6,9 @@ before the block are equal too. So it is a chain: hash(hash of the block before,
 The LoRA adapter also decides the content of the KV cache, and the cache salt decides who may share it. Both
 belong to the prompt's `PrefixScope`, which the hashes cover.
 
-Algorithms:
-- `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A
-  cryptographic hash keeps tenants apart: if collisions could be made on purpose, a tenant could write a
-  prompt that reads another tenant's blocks in spite of the salt;
-- `xxh3`: 128 bits, several times cheaper, for a server with a single tenant.
+`sha256` and `sha256_cbor` are vLLM's two formulas bit for bit, so that KV events name the same blocks. A
+cryptographic hash keeps tenants apart: if collisions could be made on purpose, a tenant could write a prompt
+that reads another tenant's blocks in spite of the salt.
 
 Callers: the KV cache managers.
 """
@@ -20,15 +18,12 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NewType, get_args
 
-import xxhash
-
 BlockHash = NewType("BlockHash", bytes)
-HashAlgorithm = Literal["sha256", "sha256_cbor", "xxh3"]
+HashAlgorithm = Literal["sha256", "sha256_cbor"]
 HASH_ALGORITHMS: tuple[HashAlgorithm, ...] = get_args(HashAlgorithm)
 
 DEFAULT_SEED = "vllm-none-hash"
@@ -62,13 +57,25 @@ class PrefixScope:
         return b"".join(struct.pack("<I", len(field)) + field for field in fields)
 
 
-class BlockHasher(ABC):
-    """Names blocks of up to `block_size_tokens` tokens. The first block of a prompt begins at position 0."""
+class BlockHasher:
+    """Names blocks of up to `block_size_tokens` tokens. The first block of a prompt begins at position 0.
 
-    def __init__(self, block_size_tokens: int) -> None:
+    The formula is vLLM's: H((hash before, own tokens, extra keys)) over a serialized form, beginning with
+    H(seed). An adapter is an extra key of each of its blocks. A salt is an extra key of the first block only,
+    since the hashes of later blocks depend on the first hash.
+    """
+
+    def __init__(self, algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> None:
         if block_size_tokens < 1:
             raise ValueError(f"a block holds at least one token, not {block_size_tokens}")
+        if algorithm not in HASH_ALGORITHMS:
+            # The name comes from a command line or a file, so the type does not guarantee it.
+            raise ValueError(
+                f"unknown hash algorithm {algorithm!r}; choose one of {', '.join(HASH_ALGORITHMS)}"
+            )
         self.block_size_tokens = block_size_tokens
+        self._formula: _Formula = _sha256_cbor if algorithm == "sha256_cbor" else _sha256_pickle
+        self._root = BlockHash(self._formula(seed))
 
     def extend(
         self, chain: list[BlockHash], token_ids: Sequence[int], *, num_blocks: int, scope: PrefixScope
@@ -81,75 +88,20 @@ class BlockHasher(ABC):
         for index in range(len(chain), num_blocks):
             chain.append(self.name(chain, token_ids, end=(index + 1) * size, scope=scope))
 
-    @abstractmethod
     def name(
         self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
     ) -> BlockHash:
         """Return the hash of the block after the blocks of `chain`. The block ends before position `end`, and
         may be partial.
         """
-
-
-class ChainedHasher(BlockHasher):
-    """vLLM's formula: H((hash before, own tokens, extra keys)) over a serialized form, beginning with
-    H(seed).
-
-    An adapter is an extra key of each of its blocks. A salt is an extra key of the first block only, since
-    the hashes of later blocks depend on the first hash.
-    """
-
-    def __init__(self, block_size_tokens: int, *, formula: _Formula, seed: str) -> None:
-        super().__init__(block_size_tokens)
-        self._formula = formula
-        self._root = BlockHash(formula(seed))
-
-    def name(
-        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
-    ) -> BlockHash:
         own = tuple(token_ids[len(chain) * self.block_size_tokens : end])
         parent = chain[-1] if chain else self._root
         return BlockHash(self._formula((parent, own, _vllm_extra_keys(scope, first=not chain))))
 
 
-class Xxh3Hasher(BlockHasher):
-    """Chained xxh3, 128 bits, over the hash before and the own tokens as 32 bits each. The root covers the
-    scope.
-    """
-
-    def __init__(self, block_size_tokens: int, *, seed: str) -> None:
-        super().__init__(block_size_tokens)
-        self._seed = seed.encode()
-
-    def name(
-        self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
-    ) -> BlockHash:
-        own = token_ids[len(chain) * self.block_size_tokens : end]
-        parent = chain[-1] if chain else xxhash.xxh3_128_digest(self._seed + scope.packed())
-        return BlockHash(xxhash.xxh3_128_digest(parent + _packed(own)))
-
-
-def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> BlockHasher:
-    """Return the hasher for an algorithm. Raise ValueError if no algorithm has this name."""
-    match algorithm:
-        case "sha256":
-            return ChainedHasher(block_size_tokens, formula=_sha256_pickle, seed=seed)
-        case "sha256_cbor":
-            return ChainedHasher(block_size_tokens, formula=_sha256_cbor, seed=seed)
-        case "xxh3":
-            return Xxh3Hasher(block_size_tokens, seed=seed)
-        case _:  # The name comes from a command line or a file, so the type does not guarantee it.
-            raise ValueError(
-                f"unknown hash algorithm {algorithm!r}; choose one of {', '.join(HASH_ALGORITHMS)}"
-            )
-
-
 def event_hash(block_hash: BlockHash) -> int:
     """Return the name of the block in vLLM's KV events: the low 64 bits of its hash."""
     return int.from_bytes(block_hash[-8:], "big")
-
-
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def _vllm_extra_keys(scope: PrefixScope, *, first: bool) -> _ExtraKeys:

@@ -29,7 +29,7 @@ from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import make_order
-from model_server.core.hashing import BlockHash, make_hasher
+from model_server.core.hashing import BlockHash, BlockHasher
 from model_server.core.request import LoadedPrefix, OutsidePrefix, Request, RequestId
 
 
@@ -133,7 +133,7 @@ class KVCacheManager:
         """The observer hears of full blocks only, so it does not fit a cache that also finds partial
         blocks.
         """
-        self._hasher = make_hasher(
+        self._hasher = BlockHasher(
             options.hash_algorithm, block_size_tokens=block_size_tokens, seed=options.hash_seed
         )
         self._tables: dict[RequestId, list[Block]] = {}

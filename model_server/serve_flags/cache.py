@@ -75,8 +75,7 @@ def _add_policy(group: Group) -> None:
         group,
         "--prefix-caching-hash-algo",
         HASH_ALGORITHMS,
-        "hash function of the block hashes: sha256 and sha256_cbor give vLLM's hashes; xxh3 is faster, but its hashes can be "
-        "forged",
+        "hash function of the block hashes, as in vLLM",
     )
     value(
         group,

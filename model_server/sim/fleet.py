@@ -89,15 +89,6 @@ class Change:
     """The speed of the server that joins or restarts, as a share of the usual speed."""
 
 
-class Scaler(Protocol):
-    """Changes the fleet during the run, like an autoscaler."""
-
-    every_s: float
-
-    def changes(self, *, now: float) -> Iterable[Change]:
-        """Return the changes to make, now or later. The fleet asks every `every_s`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
     shape: EngineShape = field(default_factory=EngineShape)
@@ -142,13 +133,11 @@ class Fleet:
         workload: Workload,
         rng: random.Random,
         gate: Gate | None = None,
-        scaler: Scaler | None = None,
     ) -> None:
         """`gate` is the same object as the router, if requests may wait in it."""
         self._plan = plan
         self._router = router
         self._gate = gate
-        self._scaler = scaler
         self._gate_due_s = float("inf")
         self._held = 0
         self._workload = workload
@@ -175,8 +164,6 @@ class Fleet:
         self._router.set_servers(list(self._engines), restarted="", now=0.0)
         for change in plan.changes:
             self._at(change.at_s, self._change_of(change))
-        if self._scaler is not None:
-            self._at(self._scaler.every_s, self._ask(self._scaler))
         for when, request in self._workload.start():
             self._plan_arrival(when, request)
         self._at(0.5, self._sample_load)
@@ -317,14 +304,6 @@ class Fleet:
             self._router.set_servers(list(self._engines), restarted=change.restart, now=now)
 
         return apply
-
-    def _ask(self, scaler: Scaler) -> _Handler:
-        def ask(now: float) -> None:
-            for change in scaler.changes(now=now):
-                self._at(max(change.at_s, now), self._change_of(change))
-            self._at(now + scaler.every_s, ask)
-
-        return ask
 
     def _scrape_of(self, scraper: int, name: str) -> _Handler:
         plan = self._plan

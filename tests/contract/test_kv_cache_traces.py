@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.hashing import make_hasher
+from model_server.core.hashing import BlockHasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, TokenId
 from tests.contract.kv_cache_traces import (
@@ -34,7 +34,7 @@ class OurSide:
             enable_prefix_caching=True,
             options=options,
         )
-        self.hasher = make_hasher(options.hash_algorithm, block_size_tokens=trace.block_tokens)
+        self.hasher = BlockHasher(options.hash_algorithm, block_size_tokens=trace.block_tokens)
         self.requests: dict[int, Request] = {}
         self.last_hashes: list[str] = []
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model_server.core.blocks import BlockId
 from model_server.core.request import RequestId
 from model_server.runners.hf.errors import UnsupportedModelError
 from model_server.runners.hf.freed_memory import keep_freed_memory
@@ -19,7 +18,7 @@ from model_server.runners.hf.memory import KvMemory
 from model_server.runners.hf.model import PagedModel, load
 from model_server.runners.hf.packed import PackedLinear, pack
 from model_server.runners.hf.views import Context, LongChunk, attention_weights
-from tests.engine.harness import BLOCK_TOKENS, check_against_plain, engine_around, named_request, tokens
+from tests.engine.harness import check_against_plain, engine_around, named_request, tokens
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
 from tests.harness.engine_requests import run_to_end
 
@@ -152,19 +151,6 @@ def test_a_prompt_with_another_salt_is_computed_again_with_the_same_tokens() -> 
         run_to_end(engine)
     assert [request.num_cached_tokens for request in requests] == [0, 0, 32]
     assert requests[0].token_ids == requests[1].token_ids == requests[2].token_ids
-
-
-def test_a_saved_block_put_back_elsewhere_serves_the_same_prefix() -> None:
-    module = tiny("qwen2")
-    model = PagedModel(module, num_blocks=4, block_size_tokens=BLOCK_TOKENS)
-    model.memory.data.normal_()
-    saved = model.memory.save_block(BlockId(1))
-    model.memory.load_block(BlockId(3), saved)
-    for layer in range(model.memory.shape.num_layers):
-        keys, values = model.memory.read(layer, torch.tensor([1, 3]))
-        assert torch.equal(keys[0], keys[1])
-        assert torch.equal(values[0], values[1])
-    assert saved.nbytes == model.memory.shape.bytes_per_token * BLOCK_TOKENS
 
 
 class Window:

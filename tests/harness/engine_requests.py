@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from model_server.core.engine import Engine
-from model_server.core.hashing import BlockHash, HashAlgorithm, PrefixScope, make_hasher
+from model_server.core.hashing import BlockHash, BlockHasher, HashAlgorithm, PrefixScope
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, TokenId
 
@@ -59,11 +59,11 @@ def block_ids(manager: KVCacheManager, request: Request) -> list[int]:
 
 
 def block_hashes_of(
-    tokens: Sequence[int], *, block_tokens: int, algorithm: HashAlgorithm = "xxh3"
+    tokens: Sequence[int], *, block_tokens: int, algorithm: HashAlgorithm = "sha256"
 ) -> list[BlockHash]:
     """Return the hashes of all whole blocks of a prompt without a salt."""
     hashes: list[BlockHash] = []
-    make_hasher(algorithm, block_size_tokens=block_tokens).extend(
+    BlockHasher(algorithm, block_size_tokens=block_tokens).extend(
         hashes, tokens, num_blocks=len(tokens) // block_tokens, scope=PrefixScope()
     )
     return hashes

@@ -15,7 +15,7 @@ import yaml
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from model_server.core.hashing import BlockHash, PrefixScope, event_hash, make_hasher
+from model_server.core.hashing import BlockHash, BlockHasher, PrefixScope, event_hash
 from model_server.pods.sync.client import AdapterServer
 from model_server.pods.sync.sync import LoraSync
 from model_server.server.kv_events import BlockStored, KvEventBatch, decode_batch
@@ -102,7 +102,7 @@ def replayed(address: str) -> list[KvEventBatch]:
 
 def test_blocks_in_its_kv_events_have_the_hashes_that_the_seed_fixes(started: Started) -> None:
     asked = [(model, prose(f"pod {model}", words=120)) for model in (vllm.MODEL_NAME, ALPHA)]
-    hasher = make_hasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
+    hasher = BlockHasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
     expected: set[int] = set()
     for model, prompt in asked:
         choices = first_token(started, prompt, model=model)["choices"]

@@ -5,7 +5,7 @@ Keys are kept after the rotation that encodes their positions. The same prefix s
 request that shares the block, so the positions are always the same. Slots that were never written hold zeros,
 because even values that attention masks out must be numbers. The core decides who may write to which block.
 
-Callers: the attention function, block copies, and a tiered store that brings blocks in or takes them out.
+Callers: the attention function, block copies, and the store below the blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 
-from model_server.core.blocks import BlockId
 from model_server.core.kv_cache import BlockCopy
 
 
@@ -83,11 +82,3 @@ class KvMemory:
         for copy in copies:
             source, target, end = copy.source.block_id, copy.target.block_id, copy.num_tokens
             self.data[:, :, target, :end] = self.data[:, :, source, :end]
-
-    def load_block(self, block_id: BlockId, content: torch.Tensor) -> None:
-        """Restore the result of `save_block`, which may be on any device and of any type."""
-        self.data[:, :, block_id] = content.to(device=self.device, dtype=self.shape.dtype)
-
-    def save_block(self, block_id: BlockId) -> torch.Tensor:
-        """Return a copy of one block on the CPU, with the shape (layer, keys and values, slot, head, dim)."""
-        return self.data[:, :, block_id].to("cpu", copy=True)

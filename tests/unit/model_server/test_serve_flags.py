@@ -32,7 +32,7 @@ def test_every_cache_option_has_a_flag() -> None:
     flags = (
         *(
             "--prefix-caching-hash-algo",
-            "xxh3",
+            "sha256_cbor",
             "--hash-seed",
             "7",
             "--eviction",
@@ -41,7 +41,7 @@ def test_every_cache_option_has_a_flag() -> None:
         *("--partial-blocks", "--max-unused-blocks", "5", "--preallocated-blocks", "2"),
     )
     wanted = CacheOptions(
-        hash_algorithm="xxh3",
+        hash_algorithm="sha256_cbor",
         hash_seed="7",
         eviction="lfu",
         partial_blocks=True,

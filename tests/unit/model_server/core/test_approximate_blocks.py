@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 
 from model_server.core.engine import Engine, EngineConfig
-from model_server.core.hashing import HASH_ALGORITHMS, BlockHash, HashAlgorithm, PrefixScope, make_hasher
+from model_server.core.hashing import HASH_ALGORITHMS, BlockHash, BlockHasher, HashAlgorithm, PrefixScope
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.runners.cost import CostModel, CostRunner
 from model_server.tiers.settings import SelectionSettings
@@ -58,7 +58,7 @@ def test_002_8_no_block_of_an_approximate_prefix_has_hash_of_exact_block(
         PrefixScope("a", "/a", approximation="sel:0.5"),
     ):
         chain: list[BlockHash] = []
-        hasher = make_hasher(algorithm, block_size_tokens=16)
+        hasher = BlockHasher(algorithm, block_size_tokens=16)
         hasher.extend(chain, PROMPT, num_blocks=4, scope=scope)
         chains.append(chain)
     assert len({block for chain in chains for block in chain}) == 24

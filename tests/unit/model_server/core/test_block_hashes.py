@@ -16,7 +16,6 @@ from model_server.core.hashing import (
     HashAlgorithm,
     PrefixScope,
     event_hash,
-    make_hasher,
 )
 from tests.contract.recordings import read_kv_events
 from tests.contract.vllm_block_hashes import block_hashes
@@ -58,8 +57,8 @@ def prompts_that_share(rng: random.Random, *, num_blocks: int, block: int) -> It
 @pytest.mark.slow
 def test_000_1_chained_and_direct_hashes_name_the_same_prefixes() -> None:
     block = 4
-    hashers: dict[str, BlockHasher] = {"direct": DirectHasher(block)}
-    hashers |= {name: make_hasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}
+    hashers: dict[str, BlockHasher] = {"direct": DirectHasher("sha256", block_size_tokens=block)}
+    hashers |= {name: BlockHasher(name, block_size_tokens=block) for name in HASH_ALGORITHMS}
     prefix_of: dict[tuple[str, BlockHash], tuple[int, ...]] = {}
     seen: set[tuple[int, ...]] = set()
     hits = 0
@@ -94,7 +93,10 @@ def test_000_1_only_direct_hashing_covers_quadratically_many_tokens() -> None:
         hasher.extend([], tokens, num_blocks=num_blocks, scope=PLAIN)
         return tokens.read
 
-    chained, direct = make_hasher("sha256", block_size_tokens=16), DirectHasher(16)
+    chained, direct = (
+        BlockHasher("sha256", block_size_tokens=16),
+        DirectHasher("sha256", block_size_tokens=16),
+    )
     assert [tokens_read(chained, n) for n in (100, 200, 400)] == [1600, 3200, 6400]
     assert [tokens_read(direct, n) for n in (100, 200, 400)] == [
         16 * n * (n + 1) // 2 for n in (100, 200, 400)
@@ -104,7 +106,7 @@ def test_000_1_only_direct_hashing_covers_quadratically_many_tokens() -> None:
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
 def test_vllms_formulas_give_the_hashes_of_its_recorded_events(algorithm: HashAlgorithm) -> None:
     recording = read_kv_events(algorithm)
-    hasher = make_hasher(algorithm, block_size_tokens=recording.block_tokens, seed=recording.hash_seed)
+    hasher = BlockHasher(algorithm, block_size_tokens=recording.block_tokens, seed=recording.hash_seed)
     ours: set[int] = set()
     for request in recording.requests:
         adapter = "" if request.model == "tiny" else request.model
@@ -130,7 +132,7 @@ def test_vllms_formulas_hold_for_large_tokens_adapters_and_salts(
     expected = block_hashes(
         tokens, algorithm=algorithm, seed="s", block_tokens=16, adapter=apart, cache_salt=parsed_salt
     )
-    hasher = make_hasher(algorithm, block_size_tokens=16, seed="s")
+    hasher = BlockHasher(algorithm, block_size_tokens=16, seed="s")
     assert chain_of(hasher, tokens, scope=PrefixScope(name, path, salt or "")) == expected
 
 
@@ -144,15 +146,15 @@ def test_scopes_seeds_and_earlier_tokens_change_every_hash(algorithm: HashAlgori
         PrefixScope("", "", "a"),
         PrefixScope("a", "", "a"),
     ]
-    chains = [chain_of(make_hasher(algorithm, block_size_tokens=16), tokens, scope=scope) for scope in scopes]
-    chains.append(chain_of(make_hasher(algorithm, block_size_tokens=16, seed="other"), tokens))
-    chains.append(chain_of(make_hasher(algorithm, block_size_tokens=16), [99, *tokens[1:]]))
+    chains = [chain_of(BlockHasher(algorithm, block_size_tokens=16), tokens, scope=scope) for scope in scopes]
+    chains.append(chain_of(BlockHasher(algorithm, block_size_tokens=16, seed="other"), tokens))
+    chains.append(chain_of(BlockHasher(algorithm, block_size_tokens=16), [99, *tokens[1:]]))
     assert len({name for chain in chains for name in chain}) == 4 * len(chains)
 
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
 def test_extending_a_chain_in_parts_gives_the_same_chain(algorithm: HashAlgorithm) -> None:
-    hasher = make_hasher(algorithm, block_size_tokens=4)
+    hasher = BlockHasher(algorithm, block_size_tokens=4)
     tokens, scope = list(range(40)), PrefixScope("a", "/p", "salt")
     chain: list[BlockHash] = []
     for num_blocks in (1, 4, 4, 10):
@@ -162,7 +164,7 @@ def test_extending_a_chain_in_parts_gives_the_same_chain(algorithm: HashAlgorith
 
 @pytest.mark.parametrize("algorithm", HASH_ALGORITHMS)
 def test_a_partial_block_has_a_hash_of_its_own(algorithm: HashAlgorithm) -> None:
-    hasher, tokens = make_hasher(algorithm, block_size_tokens=4), list(range(8))
+    hasher, tokens = BlockHasher(algorithm, block_size_tokens=4), list(range(8))
     chain = chain_of(hasher, tokens, num_blocks=1)
     names = {hasher.name(chain, tokens, end=end, scope=PLAIN) for end in (5, 6, 7, 8)}
     assert len(names) == 4
@@ -171,6 +173,6 @@ def test_a_partial_block_has_a_hash_of_its_own(algorithm: HashAlgorithm) -> None
 
 def test_unknown_algorithms_and_empty_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="md5"):
-        make_hasher("md5", block_size_tokens=4)  # type: ignore[arg-type]  # as from a command line
+        BlockHasher("md5", block_size_tokens=4)  # type: ignore[arg-type]  # as from a command line
     with pytest.raises(ValueError, match="at least one token"):
-        make_hasher("sha256", block_size_tokens=0)
+        BlockHasher("sha256", block_size_tokens=0)
