@@ -95,6 +95,8 @@ class App:
         self._tracer = tracing.make(worker=worker) if tracing.on(config.tracing) else None
         if self._tracer is not None:
             self._picker.subscribe(self._tracer.on_event)
+        self._refused_policies: Sequence[str] = ()
+        """Why policies of the cluster are not accepted."""
         self._board = self._make_board()
         self._admin = self._make_admin()
         self._room = BodyRoom(config.streams.max_held_body_bytes)
@@ -268,7 +270,11 @@ class App:
     def _problems(self) -> list[str]:
         """Return what keeps this picker from working as its files and objects say."""
         faults = [watcher.fault for watcher in self._watchers if watcher.fault]
-        return [*faults, *self._sources.failing(now=asyncio.get_running_loop().time())]
+        return [
+            *faults,
+            *self._refused_policies,
+            *self._sources.failing(now=asyncio.get_running_loop().time()),
+        ]
 
     def _overload(self) -> float:
         return self._server.overload.share(now=time.monotonic())
@@ -312,7 +318,7 @@ class App:
                 policies=self._use_policies,
                 served=self._picker.fleet.listed_names,
                 followed=self._metrics.followed,
-                judged=self._metrics.judged,
+                judged=self._judged,
                 objectives=self._gate.set_objectives,
                 rewrites=self._picker.set_rewrites,
             ),
@@ -321,6 +327,10 @@ class App:
             writes=self._worker == 0,  # all workers of one pod see the same, so only one of them writes it
             rng=self._rng,
         )
+
+    def _judged(self, accepted: int, faults: Sequence[str]) -> None:
+        self._refused_policies = faults
+        self._metrics.judged(accepted, len(faults))
 
     def _use_policies(self, acting: Policy, tried: Policy | None) -> None:
         if acting != self._picker.policy:

@@ -172,15 +172,20 @@ async def _look_up(servers: Sequence[ServerName]) -> dict[ServerName, Sequence[s
 
 
 async def _follow(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
-    """Look the names up again and again. A name that has no address for now keeps its last ones."""
+    """Look the names up again and again."""
     while True:
         await asyncio.sleep(_LOOK_S)
-        for server, last in found.items():
-            try:
-                found[server] = await addresses_of(server)
-            except OSError as error:
-                _log.warning("%s keeps the addresses %s: %s", server.host, ", ".join(last), error.strerror)
-        _write_endpoints(folder, found)
+        await look_again(folder, found)
+
+
+async def look_again(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
+    """Write the present addresses. A name that has no address for now keeps its last ones."""
+    for server, last in found.items():
+        try:
+            found[server] = await addresses_of(server)
+        except OSError as error:
+            _log.warning("%s keeps the addresses %s: %s", server.host, ", ".join(last), error.strerror)
+    _write_endpoints(folder, found)
 
 
 def _write_endpoints(folder: Path, found: Mapping[ServerName, Sequence[str]]) -> None:

@@ -52,8 +52,8 @@ class Hooks:
     """Every model that a server lists. None: not every server has given its list."""
     followed: Callable[[str, bool], None]
     """Whether the API server lets us follow pods, pool or policies."""
-    judged: Callable[[int, int], None]
-    """How many policies are accepted, and how many are refused."""
+    judged: Callable[[int, Sequence[str]], None]
+    """How many policies are accepted, and why each of the others is not."""
     objectives: Callable[[Mapping[str, int]], None] = lambda _: None
     """Priority by the name of an InferenceObjective."""
     rewrites: Callable[[Rewrites], None] = lambda _: None
@@ -181,8 +181,12 @@ class Cluster:
             if self._policies.changed:
                 before = self._outcome
                 after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
-                sound = sum(verdict.accepted.so is True for verdict in after.verdicts.values())
-                self._hooks.judged(sound, len(after.verdicts) - sound)
+                faults = [
+                    f"policy {name} is not accepted: {verdict.accepted.message}"
+                    for name, verdict in after.verdicts.items()
+                    if verdict.accepted.so is not True
+                ]
+                self._hooks.judged(len(after.verdicts) - len(faults), faults)
                 if (after.acting, after.tried) != (before.acting, before.tried):
                     self._hooks.policies(after.acting, after.tried)
             await asyncio.sleep(_GATHER_S)

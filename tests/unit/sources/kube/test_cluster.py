@@ -60,7 +60,7 @@ class News:
         self.acting: Policy = DEFAULT_POLICY
         self.tried: Policy | None = None
         self.followed: dict[str, bool] = {}
-        self.judged = (0, 0)
+        self.judged: tuple[int, list[str]] = (0, [])
         self.objectives: dict[str, int] = {}
         self.rewrites = Rewrites(())
         self.hooks = Hooks(
@@ -68,7 +68,7 @@ class News:
             policies=self.take_policies,
             served=lambda: None,
             followed=self.followed.__setitem__,
-            judged=lambda *counts: setattr(self, "judged", counts),
+            judged=lambda *told: setattr(self, "judged", told),
             objectives=lambda found: setattr(self, "objectives", dict(found)),
             rewrites=lambda found: setattr(self, "rewrites", found),
         )
@@ -140,11 +140,20 @@ async def test_endpoints_policy_priorities_and_names_come_from_the_cluster(tmp_p
         assert (news.acting.spec.rule, news.acting.metadata.name) == ("random", "p")
         assert news.tried is not None
         assert news.tried.spec.rule == "affinity"
-        assert news.judged == (2, 0)
+        assert news.judged == (2, [])
         await wait_until(lambda: news.objectives == {"urgent": 7}, what="the priorities")
         await wait_until(lambda: set(news.rewrites.aliases) == {"gpt"}, what="the rewrites")
         assert all(news.followed.values())
     assert server.wrote == [], "this process does not write"
+
+
+async def test_a_policy_that_is_refused_is_told_with_its_fault(tmp_path: Path) -> None:
+    server = ApiServer(pods=[], prefixroutingpolicies=[policy("p"), policy("q", rule="nonsense")])
+    async with following_cluster(server, tmp_path) as (news, _):
+        await wait_until(lambda: news.judged[0] == 1, what="the verdicts")
+        (fault,) = news.judged[1]
+        assert fault.startswith("policy q is not accepted: ")
+        assert "nonsense" in fault
 
 
 async def test_an_api_group_that_the_cluster_lacks_is_reported(
