@@ -152,7 +152,7 @@ clean: ## remove the virtual environment and caches of this checkout
 $(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/protocol/_wire.c epp/picker/prefix_index/_chain.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages (the first time: half a minute)"
-	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/run.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/run.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
