@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 import ssl
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from epp.config.policy import load_policy
 from epp.config.settings import Config, load_config
 from epp.serve.envoy import sds
 from epp.serve.envoy.bootstrap import bootstrap
+from epp.serve.preflight import contradictions
 from model_server import serve_flags
 from model_server.cli import command_line
 from model_server.pods.sync.sync import read_adapters
@@ -253,6 +255,37 @@ def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> No
     config = config_of(helm.render(GATEWAY, values), tmp_path)
     assert (config.envoy.max_body_bytes, config.admin.keep_decisions, config.drain_seconds) == (70000, 5, 1)
     assert config.envoy.eds_file == "/run/prefix-gateway/eds.json", "values that were not set stay"
+
+
+def waiting(provider: str, **envoy: Any) -> dict[str, Any]:
+    return behind(provider, route=True) | {"config": {"envoy": envoy}}
+
+
+@pytest.mark.parametrize(
+    ("values", "remark"),
+    [
+        ({}, ""),
+        ({"config": {"envoy": {"maxMessageTimeoutSeconds": 5}}}, "with envoy a request .* after 4.5 s"),
+        (waiting(""), "an unknown gateway .* no request with a buffered body waits"),
+        (waiting("", maxMessageTimeoutSeconds=60), ""),
+        (waiting("envoy-gateway"), "after 0.9 s, nine tenths of envoy.messageTimeoutSeconds"),
+        (waiting("envoy-gateway", messageTimeoutSeconds=40), ""),
+        (waiting("istio"), ""),
+        (waiting("ai-gateway"), ""),
+        (waiting("agentgateway"), ""),
+        (waiting("gke"), ""),
+        (waiting("nginx"), "nginx does not wait for the body"),
+    ],
+)
+def test_a_wait_that_is_longer_than_the_gateway_allows_is_named(
+    helm: Helm, tmp_path: Path, values: dict[str, Any], remark: str
+) -> None:
+    objects = helm.render(GATEWAY, {**values, "policy": {"flow": {"mode": "Hold"}}})
+    config = config_of(objects, tmp_path)
+    written = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-policy")["data"]["policy.yaml"]
+    said = contradictions(config, load_policy(written.encode(), source="policy.yaml"))
+    assert len(said) == bool(remark), said
+    assert re.search(remark, "".join(said))
 
 
 # -- model servers -------------------------------------------------------------------------------------------

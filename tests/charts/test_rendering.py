@@ -1,10 +1,11 @@
-"""The rendered charts: lint, and the properties that every pod shares."""
+"""The rendered charts: lint, the properties that every pod shares, and helm 3, which clusters still use."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -21,10 +22,12 @@ from tests.charts.rendering import (
     pod_specs,
     value_set,
 )
+from tests.cluster_env import environment
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
+MADE_ANEW: Final = re.compile(r"(password: |checksum/password: |tls\.(?:crt|key): ).*")
 BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
 
 
@@ -215,3 +218,23 @@ def test_clients_that_are_named_do_not_shut_out_helm_test_and_load_test(helm: He
         assert sum(wanted <= labels.items() for wanted in admitted) == 1
     gateway = of_kind(objects, "Deployment", "gateway-prefix-gateway")["spec"]["template"]["metadata"]
     assert not any(wanted <= gateway["labels"].items() for wanted in admitted)
+
+
+@pytest.fixture(scope="session")
+def helm3(helm: Helm) -> Helm:
+    """Return helm 3. The fixture asks for `helm` first, so the test is skipped if the cluster's tools are
+    missing.
+    """
+    found = Helm(environment.helm3(progress=print))
+    assert found.run("version", "--short").startswith("v3.")
+    assert helm.run("version", "--short").startswith("v4.")
+    return found
+
+
+@BY_NAME
+def test_both_helms_make_the_same_objects(helm: Helm, helm3: Helm, wanted: ValueSet) -> None:
+    texts = [
+        sorted(MADE_ANEW.sub(r"\1", part).strip() for part in text.split("\n---\n"))
+        for text in (each.text(wanted.chart, wanted.values, release=wanted.release) for each in (helm, helm3))
+    ]
+    assert texts[0] == texts[1]
