@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,22 +120,10 @@ def watchers(
         )
 
     if on_endpoints is not None:
-        source = config.endpoints_file
-        yield watcher(
-            "endpoints",
-            source,
-            inputs.endpoints_text,
-            lambda text: load_endpoints(text, source=source),
-            on_endpoints,
-        )
-    if config.policy_file:
-        yield watcher(
-            "policy",
-            config.policy_file,
-            inputs.policy_text,
-            lambda text: file_policy(text, config),
-            on_policy,
-        )
+        path, parse = config.endpoints_file, partial(load_endpoints, source=config.endpoints_file)
+        yield watcher("endpoints", path, inputs.endpoints_text, parse, on_endpoints)
+    if path := config.policy_file:
+        yield watcher("policy", path, inputs.policy_text, partial(file_policy, config=config), on_policy)
 
 
 def certificate_watch(tls: Tls, metrics: Metrics) -> CertificateWatch:
