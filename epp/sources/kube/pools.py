@@ -19,6 +19,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from epp.base.errors import ConfigError
 from epp.base.types import Endpoint, EndpointName
 from epp.config.kubernetes import Kubernetes
 from epp.sources.keep import Keep
@@ -31,7 +32,6 @@ _log = logging.getLogger(__name__)
 _POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _GATHER_S: Final = 0.1
-_RETRY_S: Final = 1.0
 _NAMED: Final = 5
 
 
@@ -203,7 +203,6 @@ class Pools:
         self._on_state = on_state
         self._keep = keep
         self._changed = asyncio.Event()
-        self._complaint = ""
         self._states: dict[tuple[str, str], bool] = {}
         """For each kind of object and pool, whether the API server lets us follow it."""
         self._shared: frozenset[EndpointName] = frozenset()
@@ -244,8 +243,11 @@ class Pools:
         self._on_state(what, all(so for (each, _), so in self._states.items() if each == what))
 
     async def _hand_on(self) -> None:
-        """Pass on the endpoints when they have changed. The first list waits until all pools are known."""
+        """Pass on the endpoints when they have changed. The first list waits until all pools are known.
+        Raises ConfigError if they cannot be used at the moment, as on a full disk.
+        """
         handed_on: tuple[list[Endpoint], frozenset[str]] | None = None
+        self._changed.set()  # after a failure, the same endpoints are passed on again
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -253,11 +255,11 @@ class Pools:
             if heard_of_all and (handed_on is None or any(watch.changed for watch in self._watches)):
                 news = self._endpoints(), self.existing
                 if news != handed_on:
-                    handed_on = news if self._use(*news) else None
-                    self.settled = self.settled or handed_on is not None
-                if handed_on is None:
-                    await asyncio.sleep(_RETRY_S)
-                    self._changed.set()
+                    try:
+                        self._on_endpoints(*news)
+                    except OSError as error:
+                        raise ConfigError(f"the new endpoints cannot be used yet: {error}") from error
+                    handed_on, self.settled = news, True
             await asyncio.sleep(_GATHER_S)
 
     def _endpoints(self) -> list[Endpoint]:
@@ -272,15 +274,3 @@ class Pools:
             )
         self._shared = shared
         return united(found)
-
-    def _use(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> bool:
-        """Pass on the endpoints. Return False if they cannot be used at the moment."""
-        try:
-            self._on_endpoints(endpoints, existing)
-        except OSError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                _log.error("cannot use the new endpoints yet and will try again: %s", error)
-            return False
-        self._complaint = ""
-        return True

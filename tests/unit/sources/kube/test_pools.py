@@ -76,6 +76,8 @@ class ReceivedLists:
     def __init__(self, server: WatchedServer, *names: str) -> None:
         self.told: list[list[str]] = []
         self.followed: dict[str, bool] = {}
+        self.failures = 0
+        """How often from now on the endpoints cannot be used."""
         self._news = asyncio.Event()
         self.pools = Pools(
             server,
@@ -89,6 +91,9 @@ class ReceivedLists:
         )
 
     def _take(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the disk is full")
         assert existing == self.pools.existing
         self.told.append([f"{e.name} {e.pool}" for e in endpoints])
         self._news.set()
@@ -190,3 +195,14 @@ async def test_a_pod_of_two_pools_counts_once_and_the_log_says_so(caplog: pytest
     assert (
         "1 endpoints belong to several InferencePools and count for the first of them: x:8000" in caplog.text
     )
+
+
+async def test_endpoints_that_cannot_be_used_are_passed_on_again(caplog: pytest.LogCaptureFixture) -> None:
+    made = ReceivedLists(two_pools(), "a")
+    made.failures = 2
+    task = asyncio.create_task(made.pools.run())
+    assert await made.next()
+    assert made.pools.settled
+    assert "the new endpoints cannot be used yet: the disk is full" in caplog.text
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
