@@ -218,7 +218,6 @@ class Config(Strict, frozen=True):
                 raise ConfigError(
                     f"envoy.extraHttpFilters[{n}]: has no name; write the filter as Envoy's http_filters do"
                 )
-        self._check_workers()
         self.sharing.validate()
         if self.exact_mode is not None:
             self.exact_mode.validate()
@@ -261,48 +260,31 @@ class Config(Strict, frozen=True):
             )
 
     def _check_addresses(self) -> None:
-        listen, envoy = self.listen, self.envoy
-        texts = {
-            "admin.address": self.admin.address,
-            "envoy.listen": envoy.listen,
-            "envoy.admin": envoy.admin,
-            "envoy.status": envoy.status,
-            "listen.address": listen.address,
-        }
-        if not envoy.status:
-            del texts["envoy.status"]
-        if listen.health_address:
-            texts["listen.healthAddress"] = listen.health_address
-            if listen.transport != "http2" or self.workers > 1:
-                raise ConfigError("listen.healthAddress: needs listen.transport: http2 and workers: 1")
-        if listen.address.startswith("unix:"):
-            del texts["listen.address"]
-            if not listen.address.startswith("unix:/"):
-                raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
-            if listen.tls:
-                raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
+        """Check that every process can listen at each of its addresses, and that none is used twice."""
+        listen, envoy, workers = self.listen, self.envoy, self.workers
+        unix = listen.address.startswith("unix:")
+        if listen.health_address and (listen.transport != "http2" or workers > 1):
+            raise ConfigError("listen.healthAddress: needs listen.transport: http2 and workers: 1")
+        if unix and not listen.address.startswith("unix:/"):
+            raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
+        if unix and listen.tls:
+            raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
         if listen.tls and listen.transport == "grpcio":
             raise ConfigError("listen.transport: grpcio has no TLS; remove it, and http2 is used")
-        for field, text in texts.items():
+        texts = {"envoy.listen": envoy.listen, "envoy.admin": envoy.admin}
+        optional = {"envoy.status": envoy.status, "listen.healthAddress": listen.health_address}
+        texts |= {field: text for field, text in optional.items() if text}
+        sections: dict[str, Listen | Admin] = {"listen.address": listen, "admin.address": self.admin}
+        taken: dict[str, str] = {}
+        for field, text in (texts | {field: each.address for field, each in sections.items()}).items():
             try:
-                Address.parse(text)
-            except ValueError as error:
-                raise ConfigError(f"{field}: {error}") from error
-
-    def _check_workers(self) -> None:
-        """Check that every worker has addresses of its own, and that no address is used twice."""
-        taken = {self.envoy.listen: "envoy.listen", self.envoy.admin: "envoy.admin"}
-        if status := self.envoy.status:
-            if status in taken:
-                raise ConfigError(f"envoy.status: {status} is taken by {taken[status]}; choose another port")
-            taken[status] = "envoy.status"
-        for field, section in (("listen.address", self.listen), ("admin.address", self.admin)):
-            try:
-                addresses = section.addresses(workers=self.workers)
+                if field != "listen.address" or not unix:
+                    Address.parse(text)
+                addresses = sections[field].addresses(workers=workers) if field in sections else (text,)
             except ValueError as error:
                 raise ConfigError(f"{field}: {error}") from error
             for address in map(str, addresses):
-                if address in taken and not address.endswith(":0"):
+                if address in taken:
                     raise ConfigError(f"{field}: {address} is taken by {taken[address]}; choose another port")
                 taken[address] = field
 
