@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shlex
 import shutil
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TextIO, TypeVar
 
 import aiohttp
 
@@ -23,11 +24,10 @@ from bench.demo.address import announced
 from bench.demo.counters import cpu_spent_s, scrape
 from bench.demo.fleet import DemoError, Fleet, running_fleet
 from bench.demo.load import Run, ask, drive
-from bench.demo.progress import Progress
 from bench.demo.report import RuleFigures, document, footnotes, table
 from bench.demo.serving import Serving
-from bench.demo.visit import QUESTION, chat_body, invitation
-from bench.demo.workload import Workload, make_workload
+from bench.demo.workload import MODEL, Workload, make_workload
+from bench.tables import percentile
 from epp.config.policy import RuleName
 
 _T = TypeVar("_T")
@@ -199,3 +199,98 @@ def _directory(*, keep: bool) -> Iterator[Path]:
             print(f"Logs and configuration: {directory}", flush=True)
         else:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+LIVE_EVERY_S: Final = 0.25
+PLAIN_EVERY_S: Final = 5.0
+_BAR: Final = 24
+
+
+class Progress:
+    """Shows the progress. Call `show` every `interval_s`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self.interval_s = LIVE_EVERY_S if self._live else PLAIN_EVERY_S
+
+    def show(self, rule: str, run: Run, *, now: float) -> None:
+        text = line(rule, run, now=now)
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r\x1b[K{text[:width]}")
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the line, so that later output starts on its own line."""
+        if self._live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def line(rule: str, run: Run, *, now: float) -> str:
+    """Return the state of a run in one line."""
+    filled = _BAR * run.done // run.total
+    bar = "█" * filled + "░" * (_BAR - filled)
+    parts = [f"  {rule:<14} {bar} {run.done:>4}/{run.total}", f"{now - run.started_at:3.0f} s"]
+    parts.append(f"{run.in_flight:2} in flight")
+    if run.ttfts_s:
+        parts.append(f"TTFT p50 {percentile(run.ttfts_s, 0.5) * 1000:,.0f} ms")
+    if run.failures:
+        parts.append(f"{len(run.failures)} failed")
+    return "  ".join(parts)
+
+
+QUESTION: Final = "What is the capital of France?"
+
+
+def chat_body(*, stream: bool = False) -> bytes:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    if stream:
+        body["stream"] = True
+    return json.dumps(body).encode()
+
+
+def curl_line(url: str) -> str:
+    """Return a curl command for a chat request that also prints the answer's headers, which contain the
+    request id.
+    """
+    json_type = shlex.quote("content-type: application/json")
+    return f"curl -i {url}/v1/chat/completions -H {json_type} -d {shlex.quote(chat_body().decode())}"
+
+
+def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
+    """Return the lines that name every address and the next commands."""
+    admin = fleet.admin_url
+    places = [
+        ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
+        ("live page", f"{admin}/  (servers, hot prefixes, queue, current requests)"),
+        ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
+        ("metrics", f"{admin}/metrics"),
+        (
+            "policy",
+            f"{fleet.config.policy_file}  (change `rule` there: the picker uses the new rule within a second)",
+        ),
+        ("Envoy admin", f"{fleet.envoy.admin_url}/"),
+        ("model servers", "  ".join(fleet.server_urls)),
+    ]
+    lines = ["The gateway stays up. Try it:", "", f"  {curl_line(fleet.envoy.url)}", ""]
+    lines += [f"  {name:<14} {where}" for name, where in places]
+    lines += [
+        "",
+        "  In another terminal: make load (locust)",
+        "  See why prompt tokens were missed, and what other rules would have done (after `. .venv/bin/activate`):",
+        f"    epp explain --admin {admin}",
+        f"    epp record recording.jsonl --admin {admin}     # while requests come, until Ctrl-C",
+        "    epp replay recording.jsonl --rule round-robin --load 1.3",
+        "",
+        "Ctrl-C ends everything.",
+    ]
+    return "\n".join(lines)

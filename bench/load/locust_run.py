@@ -22,8 +22,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from locust.stats import PERCENTILES_TO_REPORT, StatsCSV
 
 from bench.load.client import Client
-from bench.load.figures import Figures, RunRecord, together
-from bench.load.health import LOOK_S
+from bench.load.figures import LOOK_S, Figures, RunRecord, together
 from bench.load.probe import LoadError, Served, probe
 from bench.load.recorder import Recorder
 from bench.load.report import generator_lines

@@ -1,5 +1,5 @@
-"""The transport on which the pickers of a test run: our own HTTP/2, unless a module asks for both
-(`transport_fixtures`).
+"""The transport on which the pickers of a test run: our own HTTP/2, except in
+`tests/conformance`, which runs on both.
 
 Every picker that the harness starts, in this process or another, gets `listen.transport` from here. `make
 run` imports this module, so it does without pytest.

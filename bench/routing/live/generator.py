@@ -19,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from bench.load.samples import Samples
+from bench.load.figures import Samples
 from bench.load.sse import AnswerError, read_answer
 from bench.routing.live.words import prompt_of
 from epp.config.policy import DEFAULT_POLICY

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from bench.demo.counters import read_counters
+from bench.demo.demo import Progress
 from bench.demo.load import Run, drive
-from bench.demo.progress import Progress
 from bench.demo.workload import Shape, make_workload
 from tests.harness.listening import serving
 

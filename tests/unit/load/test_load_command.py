@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from bench.demo.address import Place, announced, running
-from bench.load.figures import Figures, RunRecord, together
-from bench.load.health import LOOK_S, Health
+from bench.load.figures import LOOK_S, Figures, Health, RunRecord, Samples, together
 from bench.load.report import text
-from bench.load.samples import Samples
 from bench.load.sse import AnswerError, read_answer
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
