@@ -80,10 +80,6 @@ class Gate:
         return self._picker.flow_decides and not self._draining
 
     @property
-    def _holds(self) -> bool:
-        return self._picker.policy.spec.flow.mode == "Hold"
-
-    @property
     def waiting(self) -> int:
         return sum(len(queue.control) for queue in (*self._queues.values(), *self._released))
 
@@ -111,35 +107,29 @@ class Gate:
         policy = picker.policy
         if policy is not self._policy:
             self._follow_policy(now=now)
-        considered = picker.consider(request, now=now)
-        spec = policy.spec.flow
-        if spec.mode != "Hold":
+        considered, spec = picker.consider(request, now=now), policy.spec.flow
+        if not picker.flow_decides:
             return picker.commit(considered, now=now)
-        model, ttft_s = considered.base_model, claim.ttft_s
+        model = considered.base_model
         queue = self._queues.get(model) or self._queue_of(model)
-        left_s = (spec.deadline_seconds or inf) if ttft_s is None else ttft_s
-        forecast = forecast_of(considered, left_s=left_s)
-        priority = self._priority(spec, claim, request, queue)
-        fate = queue.control.admit(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
+        left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
+        waiting = WaitingRequest(request, considered.prompt, queue, decided)
+        fate = queue.control.offer(
+            waiting,
+            forecast_of(considered, left_s=left_s),
+            priority=self._priority(spec, claim, request, queue),
+            tenant=claim.tenant,
+            size_bytes=size_bytes,
+            left_s=left_s,
+            longest_s=longest_s,
+            now=now,
+        )
         if isinstance(fate, TenantFlow):
             return picker.commit(considered, queued=Queued(0.0, fate.band.priority, fate.tenant), now=now)
-        if fate is None:
-            waiting = WaitingRequest(request, considered.prompt, queue, decided)
-            held = queue.control.hold(
-                waiting,
-                forecast,
-                priority=priority,
-                tenant=claim.tenant,
-                size_bytes=size_bytes,
-                ttft_s=ttft_s,
-                longest_s=longest_s,
-                now=now,
-            )
-            if not isinstance(held, Refusal):
-                waiting.item = held
-                return waiting
-            fate = held
-        raise _error(fate, waited_s=0.0)
+        if isinstance(fate, Refusal):
+            raise _error(fate, waited_s=0.0)
+        waiting.item = fate
+        return waiting
 
     def leave(self, waiting: WaitingRequest) -> None:
         """Remove a waiting request, because its client is gone."""
@@ -186,7 +176,7 @@ class Gate:
         """Take reports of another picker. anew: they replace all its earlier reports."""
         if anew:
             self.forget(picker)
-        if self._draining or not self._holds:
+        if self._draining or not self._picker.flow_decides:
             return
         by_model: dict[str, list[Row]] = {}
         for model, row in received:
@@ -283,7 +273,7 @@ class Gate:
         if policy is self._policy:
             return
         self._policy = policy
-        if self._draining or not self._holds:
+        if self._draining or not self._picker.flow_decides:
             self._let_all_go()
             return
         for queue in self._queues.values():

@@ -5,8 +5,8 @@ server, overtaken, or cancelled at no cost. This module owns the waiting request
 bounds. It knows no bodies, no servers and no wire format: a request is an opaque payload, and `Forecaster`
 gives the picker's forecast for the request. Every method is synchronous, and time is an argument.
 
-How a caller uses it: `admit` each request. If `admit` returns no decision, `hold` the request. Later `next`
-returns the request, or the caller takes it back with `leave`. Call `next` until it returns None, after each
+How a caller uses it: `offer` each request. If it waits, `next` returns it later, or the caller takes it back
+with `leave`. Call `next` until it returns None, after each
 event that may have freed a server or brought a request, and at `due_at`. The caller must send each request
 that goes, which books it, before calling `next` again. `_decide` makes every decision about a forecast.
 
@@ -84,27 +84,7 @@ class FlowControl(Generic[T]):
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def admit(
-        self, forecast: Forecast, *, priority: int, tenant: str, ttft_s: float | None, now: float
-    ) -> TenantFlow[T] | Refusal | None:
-        """Decide about a new request. Return the flow of the tenant that is charged for it, if it goes at
-        once; most requests do. None: call `hold`.
-
-        ttft_s: the request's own deadline, in seconds from now.
-        """
-        queues = self._queues
-        left_s = queues.left_s if ttft_s is None else ttft_s
-        flow = queues.flow(priority, tenant)
-        priority = flow.band.priority
-        fate = self._decide(forecast, left_s, self._headroom_s(flow.band, flow.tag, now=now))
-        if fate == "late":
-            return self._refusal(priority, forecast.tokens, "deadline", now=now)
-        if fate == "waits" or (queues.in_all.requests and not self._draining):
-            return None
-        self._charge(flow, forecast, now=now)
-        return flow
-
-    def hold(
+    def offer(
         self,
         payload: T,
         forecast: Forecast,
@@ -112,19 +92,27 @@ class FlowControl(Generic[T]):
         priority: int,
         tenant: str,
         size_bytes: int,
-        ttft_s: float | None,
+        left_s: float,
         longest_s: float,
         now: float,
-    ) -> QueueItem[T] | Refusal:
-        """Let a new request wait. `next` returns it later. Return a refusal if it is worth least of too many.
-        The request may push out waiting requests: `next` returns those.
+    ) -> TenantFlow[T] | QueueItem[T] | Refusal:
+        """Decide about a new request. Return the flow of the tenant that is charged for it, if it goes at
+        once; most requests do. Return its item if it waits: `next` returns the request later. Return a
+        refusal if the request would come too late, or is worth least of too many. The request may push out
+        waiting requests: `next` returns those.
 
-        longest_s: the longest time that the request can wait, whatever the settings say.
+        left_s: the time to its deadline. longest_s: the longest time that the request can wait, whatever the
+        settings say.
         """
-        settings = self._queues.settings
-        flow = self._queues.flow(priority, tenant)
+        settings, flow = self._queues.settings, self._queues.flow(priority, tenant)
         priority = flow.band.priority
-        deadline = now + (self._queues.left_s if ttft_s is None else ttft_s)
+        fate = self._decide(forecast, left_s, self._headroom_s(flow.band, flow.tag, now=now))
+        if fate == "late":
+            return self._refusal(priority, forecast.tokens, "deadline", now=now)
+        if fate == "goes" and (self._draining or not self._queues.in_all.requests):
+            self._charge(flow, forecast, now=now)
+            return flow
+        deadline = now + left_s
         item = QueueItem(
             payload,
             number=next(self._numbers),

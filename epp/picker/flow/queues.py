@@ -201,11 +201,6 @@ class Queues(Loads, Generic[T]):
         self._bands: dict[int, Band[T]] = {}
         """By priority."""
 
-    @property
-    def left_s(self) -> float:
-        """The time to the deadline of a new request that names none. Infinity: it has no deadline."""
-        return self.settings.deadline_seconds or inf
-
     def __len__(self) -> int:
         return self.in_all.requests
 

@@ -125,25 +125,22 @@ class FlowMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.offered += 1
             forecast = self.fleet.forecast(ask, now=self.now)
-            fate = self.flow.admit(forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=self.now)
-            held: QueueItem[Ask] | Refusal | None = None
-            if fate is None:
-                held = self.flow.hold(
-                    ask,
-                    forecast,
-                    priority=priority,
-                    tenant=tenant,
-                    size_bytes=size_bytes,
-                    ttft_s=ttft_s,
-                    longest_s=inf,
-                    now=self.now,
-                )
+            fate = self.flow.offer(
+                ask,
+                forecast,
+                priority=priority,
+                tenant=tenant,
+                size_bytes=size_bytes,
+                left_s=ttft_s if ttft_s is not None else self.settings.deadline_seconds or inf,
+                longest_s=inf,
+                now=self.now,
+            )
             if isinstance(fate, TenantFlow):
                 assert self.draining or (forecast.wait_s <= HEADROOM_S and not self.waiting)
                 self.fates["let go"] += 1
                 self.fleet.take(ask, now=self.now)
-            elif isinstance(held, QueueItem):
-                self.waiting[held.number] = held
+            elif isinstance(fate, QueueItem):
+                self.waiting[fate.number] = fate
             else:
                 self.fates["refused"] += 1
             self.pump()
@@ -283,7 +280,7 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
     """With equal servers, the lead is at most the tokens of one request on each side."""
     fleet = AFleet(2)
     fleet.busy_until = [0.5, 0.5]  # All requests wait before the first goes.
-    gate = FlowGateway(FlowControl(Flow(), fleet), fleet)
+    gate = FlowGateway(Flow(), fleet)
     left = {f"tenant-{n}": len(tokens) for n, tokens in enumerate(sizes)}
     for number in range(60):
         for n, tokens in enumerate(sizes):
@@ -304,7 +301,7 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
 def test_with_order_shortest_a_request_waits_for_a_bounded_time(tokens: int) -> None:
     """Shorter requests go before it only if they come within its patience."""
     fleet = AFleet(1)
-    gate = FlowGateway(FlowControl(Flow(order="Shortest"), fleet), fleet)
+    gate = FlowGateway(Flow(order="Shortest"), fleet)
     gate.offer(Ask(1000), now=0.0)
     item = gate.offer(Ask(tokens), now=0.0)
     now = 0.0
@@ -320,7 +317,7 @@ def test_with_order_shortest_a_request_waits_for_a_bounded_time(tokens: int) -> 
 @settings(max_examples=40, deadline=None)
 def test_a_light_tenant_waits_for_one_request_of_each_other_at_most(tokens: list[int]) -> None:
     fleet = AFleet(1)
-    gate = FlowGateway(FlowControl(Flow(), fleet), fleet)
+    gate = FlowGateway(Flow(), fleet)
     gate.offer(Ask(1000), tenant="greedy", now=0.0)
     for size in tokens:
         gate.offer(Ask(size), tenant="greedy", now=0.0)

@@ -69,9 +69,10 @@ class AFleet:
 class FlowGateway:
     """Flow control in front of that fleet, used as the transport uses it."""
 
-    def __init__(self, flow: FlowControl[Ask], fleet: AFleet) -> None:
-        self.flow = flow
+    def __init__(self, settings: Flow, fleet: AFleet) -> None:
+        self.flow: FlowControl[Ask] = FlowControl(settings, fleet)
         self.fleet = fleet
+        self.left_s = settings.deadline_seconds or inf
         self.let_go: list[QueueItem[Ask]] = []
         self.refused: list[tuple[QueueItem[Ask], Refusal]] = []
 
@@ -87,20 +88,16 @@ class FlowGateway:
     ) -> QueueItem[Ask]:
         """Return the item of the request, whether the request goes, waits or is refused."""
         forecast = self.fleet.forecast(ask, now=now)
-        fate: TenantFlow[Ask] | Refusal | QueueItem[Ask] | None = self.flow.admit(
-            forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=now
+        fate = self.flow.offer(
+            ask,
+            forecast,
+            priority=priority,
+            tenant=tenant,
+            size_bytes=size_bytes,
+            left_s=self.left_s if ttft_s is None else ttft_s,
+            longest_s=inf,
+            now=now,
         )
-        if fate is None:
-            fate = self.flow.hold(
-                ask,
-                forecast,
-                priority=priority,
-                tenant=tenant,
-                size_bytes=size_bytes,
-                ttft_s=ttft_s,
-                longest_s=inf,
-                now=now,
-            )
         if isinstance(fate, QueueItem):
             return fate
         item = an_item(ask=ask, priority=priority, tenant=tenant)
@@ -136,8 +133,7 @@ class FlowGateway:
 
 
 def gateway(settings: Flow | None = None, *, num_servers: int = 1) -> FlowGateway:
-    fleet = AFleet(num_servers)
-    return FlowGateway(FlowControl(settings or Flow(), fleet), fleet)
+    return FlowGateway(settings or Flow(), AFleet(num_servers))
 
 
 def an_item(

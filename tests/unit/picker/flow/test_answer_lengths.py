@@ -46,5 +46,8 @@ def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
     flow: FlowControl[Ask] = FlowControl(Flow(), AFleet(1))
     flow.answered("long", 4000)
     for tenant, most in (("long", inf), ("bounded", 5.0)):
-        flow.admit(Forecast(0.0, 0.0, 0.0, 10, most), priority=0, tenant=tenant, ttft_s=None, now=0.0)
+        forecast = Forecast(0.0, 0.0, 0.0, 10, most)
+        flow.offer(
+            Ask(10), forecast, priority=0, tenant=tenant, size_bytes=0, left_s=inf, longest_s=inf, now=0.0
+        )
     assert flow.shares.tokens == {"long": 10 + 2 * 4000, "bounded": 10 + 2 * 5}

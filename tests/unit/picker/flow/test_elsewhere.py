@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.control import FlowControl
 from epp.picker.flow.elsewhere import Elsewhere, Reported, Row
 from epp.picker.flow.queues import QueueLoad
 from tests.unit.picker.flow.a_fleet import AFleet, Ask, FlowGateway
@@ -30,7 +29,7 @@ class Pool:
     def __init__(self, settings: Flow) -> None:
         self.fleet = AFleet(SERVERS)
         self.fleet.busy_until = [1.0] * SERVERS
-        self.gates = [FlowGateway(FlowControl(settings, self.fleet), self.fleet) for _ in range(PICKERS)]
+        self.gates = [FlowGateway(settings, self.fleet) for _ in range(PICKERS)]
         self.reported = [Reported() for _ in range(PICKERS)]
         self.under_way: deque[tuple[float, int, list[Row]]] = deque()
         self.now = 0.0

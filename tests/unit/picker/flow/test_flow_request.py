@@ -25,17 +25,22 @@ class IdleServers:
 def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
     payload, servers = object(), IdleServers()
     flow: FlowControl[object] = FlowControl(Flow(), servers)
-    forecast = servers.forecast(payload, now=3.0)
-    item = flow.hold(
-        payload, forecast, priority=0, tenant="", size_bytes=0, ttft_s=2.0, longest_s=inf, now=3.0
-    )
+
+    def offer(wait_s: float) -> object:
+        forecast = Forecast(wait_s, wait_s, 0.0, 0)
+        return flow.offer(
+            payload, forecast, priority=0, tenant="", size_bytes=0, left_s=2.0, longest_s=inf, now=3.0
+        )
+
+    item = offer(1.0)
     assert isinstance(item, QueueItem)
     assert item.payload is payload
     assert (item.arrived_at, item.deadline, item.expires_at) == (3.0, 5.0, 33.0)
     assert item.tokens == 1, "each request counts as one token at least"
-    assert flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0) is None, "another waits"
-    assert flow.next(now=3.0) == (item, None)
-    assert isinstance(flow.admit(forecast, priority=0, tenant="", ttft_s=2.0, now=3.0), TenantFlow)
+    other = offer(0.0)
+    assert isinstance(other, QueueItem), "another waits"
+    assert [flow.next(now=3.0), flow.next(now=3.0)] == [(item, None), (other, None)]
+    assert isinstance(offer(0.0), TenantFlow)
 
 
 def test_requests_are_refused_for_each_of_the_reasons() -> None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from epp.config.flow import Flow
-from epp.picker.flow.control import FlowControl
 from epp.picker.flow.queues import OTHERS
-from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, FlowGateway, gateway
+from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway
 
 
 def test_the_higher_priority_goes_first() -> None:
@@ -49,20 +48,20 @@ def test_a_tenant_whose_only_request_waited_keeps_its_arrears() -> None:
     """The prompt is cached on a busy server, so another tenant goes first. The first tenant is then owed
     what the other got.
     """
-    gate = FlowGateway(FlowControl(Flow(), fleet := AFleet(2)), fleet)
-    fleet.busy_until = [3.0, 0.0]
+    gate = gateway(num_servers=2)
+    gate.fleet.busy_until = [3.0, 0.0]
     light = gate.offer(Ask(20_000, home=0), tenant="light", now=0.0)
     for n in range(3):
         gate.offer(SECOND, tenant="greedy", now=float(n))
         gate.pump(now=float(n))
     assert (len(gate.let_go), light.waits) == (3, True)
-    fleet.busy_until = [3.0, 3.0]
+    gate.fleet.busy_until = [3.0, 3.0]
     gate.pump(now=3.0)
     assert not light.waits
-    fleet.busy_until = [4.0, 4.0]
+    gate.fleet.busy_until = [4.0, 4.0]
     gate.offer(SECOND, tenant="greedy", now=3.5)
     owed = gate.offer(SECOND, tenant="light", now=3.6)
-    fleet.busy_until = [4.0, 9.0]
+    gate.fleet.busy_until = [4.0, 9.0]
     gate.pump(now=4.0)
     assert gate.let_go[-1] is owed
 
