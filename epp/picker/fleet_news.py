@@ -12,22 +12,20 @@ from collections.abc import Set as AbstractSet
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 from epp.config.policy import PolicySpec
-from epp.picker.cache_sizes import CacheSizes
 from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.growth import restarted
-from epp.picker.endpoints.learned import TokenEstimate
-from epp.picker.endpoints.marks import Form, Probe, Proof, Verdict
+from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.endpoints.recently_left import RecentlyLeft
 from epp.picker.events import Cut, Hangs, Listener, Listeners, Restarted
 from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.kv_reports import KvReport
+from epp.picker.prefix_index.reported import KvReport
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.servers import clear_endpoint, drop_endpoint
 from epp.picker.prefix_index.table import PrefixTable
-from epp.picker.server_caches import Roots, ServerCaches
+from epp.picker.server_caches import ServerCaches
 from epp.request.rewriting import Rewrites
 
 
@@ -45,7 +43,6 @@ class FleetNews:
         """Rewrites of model names. The streams apply them before a prompt is hashed. None: no rewrites."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(spec, secret=secret)
-        self._sizes = CacheSizes(self.caches)
         self.guesses = Guesses(self.fleet, self.caches, self._listeners.send)
         """What is assumed of requests whose answers have not begun. `sharing` uses it too."""
 
@@ -57,23 +54,10 @@ class FleetNews:
         """Stop calling `listener`. It may be unsubscribed already. This is allowed while events are sent."""
         self._listeners.remove(listener)
 
-    def token_estimate(self, model: str) -> TokenEstimate:
-        """Return what was learned about the tokens of a model's prompts. Callers only read it."""
-        return self.caches.token_estimate(model)
-
-    @property
-    def secret(self) -> HashSecret:
-        return self.caches.secret
-
     def set_secret(self, secret: HashSecret) -> None:
         """Use another secret for hashes from the next pick on. The table starts empty."""
         self.caches.set_secret(secret)
         self._fill_table()
-
-    @property
-    def roots(self) -> Roots:
-        """The seeds of hashes. Only pickers with the same seeds may share their tables."""
-        return self.caches.roots
 
     @property
     def table(self) -> PrefixTable:
@@ -116,7 +100,7 @@ class FleetNews:
                 continue
             if same is not None:
                 drop_endpoint(self.table, name)
-            self._sizes.add(state)
+            self.caches.add(state)
         self.caches.forget_models(self.fleet.models)
         self._align()
 
@@ -129,7 +113,7 @@ class FleetNews:
         for name in lists:
             state = self.fleet.get(name)
             if state is not None:
-                self._sizes.fit(state)
+                self.caches.fit(state)
         self.caches.forget_models(self.fleet.models)
 
     def set_rewrites(self, rewrites: Rewrites) -> None:
@@ -169,7 +153,7 @@ class FleetNews:
         if state.listed is None and state.gives_no_list and metrics.models:
             self.take_lists({name: None}, now=now)  # the list was asked for before the first page came
         self.guesses.page(state, now=now)
-        self._sizes.observe(state, before, metrics, now=now)
+        self.caches.take_page(state, before, metrics, now=now)
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Take in that another picker got an answer from this server, good or bad."""
@@ -179,9 +163,6 @@ class FleetNews:
         elif failures.marks:
             failures.ended(state, now=now)
             failures.good(state, proof=Proof.BEGUN, now=now)
-
-    def on_peer_hang(self, state: EndpointState, *, now: float) -> None:
-        self.fleet.failures.hangs(state, now=now)
 
     def answer_cut(self, served: Address, *, now: float) -> bool:
         """Note that an answer of this endpoint began well and broke off midway. Return False if no endpoint
@@ -205,32 +186,18 @@ class FleetNews:
             if state is None:
                 self.caches.reported.forget_server(name)
             else:
-                self._sizes.fit(state)
-
-    @property
-    def corrected(self) -> Mapping[str, int]:
-        """Return the corrections by exact mode so far: chains added because servers hold them, and entries
-        removed because servers do not.
-        """
-        return self.caches.reported.corrected
+                self.caches.fit(state)
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Return servers that get only trial requests, and why."""
         return self.fleet.failures.why(list(self.fleet.states()), now=now)
-
-    def probes_due(self, *, now: float) -> Sequence[Probe]:
-        """Return the probes to send now: requests of one token to servers that have failed."""
-        return self.fleet.failures.probes_due(now=now)
-
-    def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        self.fleet.failures.probed(probe, verdict, now=now)
 
     def follow_policy(self, spec: PolicySpec) -> None:
         """Use another policy. The table is kept, unless prompts are cut differently now."""
         self.fleet.apply(spec)
         if self.caches.apply(spec):
             for state in self.fleet.states():
-                self._sizes.fit(state)
+                self.caches.fit(state)
         else:
             self._fill_table()
 
@@ -256,7 +223,7 @@ class FleetNews:
         lost theirs.
         """
         for state in self.fleet.states():
-            self._sizes.add(state)
+            self.caches.add(state)
         self._recently_left.clear()
         self._align()
 

@@ -1,8 +1,9 @@
 """A request's prompt as a chain of hashes, and what each server holds of it, as far as the picker knows.
 
 Owns the prefix table, the schedule of chunks, the seeds of hashes, and what the picker learns about each
-model. `cache_sizes` sets the size of each server's share of the table. Everything here is synchronous and
-belongs to one picker. Callers: the picker and its parts.
+model. Every mirror of an endpoint gets its size here, as the server states it or as the policy assumes it.
+Only `sharing.listener` sets a size too, for a server that has not stated one yet. Everything here is
+synchronous and belongs to one picker. Callers: the picker and its parts.
 
 Each hash of a chain names the whole prefix up to the end of its chunk. Invariants: where a chunk ends depends
 on its position alone, so the chain of a prefix is a prefix of the chain; chains of different models,
@@ -21,13 +22,17 @@ import numpy as np
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest, PromptSize
+from epp.base.types import ApiKind, ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 from epp.config.policy import PolicySpec
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.growth import growth
 from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, TokenEstimate
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
+from epp.picker.prefix_index.eviction import charge
 from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, resize
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.scheduling.snapshot import Floats, Ints
 from epp.request.canonical import CONTINUING, OPAQUE
@@ -48,6 +53,10 @@ _MEDIA_BYTES = 4096
 """Bytes that count for a recording or another upload that is not JSON. The size of an upload does not show
 how many tokens it makes.
 """
+_MISSES = 3
+"""After so many misses in a row where hits were expected, the server has emptied its cache."""
+_RESIZE_RATIO = 0.02
+"""Smaller changes of a capacity are ignored."""
 
 
 class Prompt(Struct, frozen=True, gc=False):
@@ -167,7 +176,7 @@ class ServerCaches:
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
 
     def _start_table(self) -> None:
-        """Start with an empty table without servers. The caller then adds each server by `CacheSizes.add`."""
+        """Start with an empty table without servers. The caller then adds each server."""
         chunks, table = self.spec.chunks, self.spec.table
         self.schedule = ChunkSchedule(
             chunk_bytes=chunks.size_bytes,
@@ -208,6 +217,55 @@ class ServerCaches:
     def forget_models(self, present: AbstractSet[str]) -> None:
         """If there are many models, forget what was learned of models that no server has any more."""
         forget_models(self._token_estimates, present)
+
+    # -- servers ---------------------------------------------------------------------------------------------
+
+    def add(self, state: EndpointState) -> None:
+        """Start an empty mirror for a server."""
+        add_endpoint(self.table, state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
+
+    def fit(self, state: EndpointState) -> None:
+        """Let the mirror of a server follow the server's capacity."""
+        table, name = self.table, state.endpoint.name
+        capacity, had = self._capacity_bytes(state), table.mirrors[name].capacity_bytes
+        if abs(capacity - had) > _RESIZE_RATIO * had:
+            resize(table, name, capacity_bytes=capacity)
+
+    def take_page(
+        self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
+    ) -> None:
+        """Take in one scrape, which the endpoint's state has already taken in. before: the last scrape of the
+        same process.
+        """
+        tokens = self.token_estimate(state.model)
+        answered = growth(before.generated_tokens, after.generated_tokens) if before is not None else None
+        if answered and not self._outgrown(state):
+            size_bytes = int(answered * tokens.bytes_per_token)
+            charge(self.table, state.endpoint.name, size_bytes=size_bytes, now=now)
+        if before is None or after.prefix_hits is None or growth(before.prefix_hits, after.prefix_hits):
+            state.missed = 0
+        elif state.missed >= _MISSES:
+            state.missed = 0
+            clear_endpoint(self.table, state.endpoint.name)
+        self.fit(state)
+
+    def _capacity_bytes(self, state: EndpointState) -> int:
+        """Return the capacity of the server's mirror. It has room for everything that the server says it
+        holds, since a guess must not evict that.
+        """
+        return max(self._assumed_bytes(state), self._reported_bytes(state))
+
+    def _assumed_bytes(self, state: EndpointState) -> int:
+        stated = state.metrics.capacity_tokens if state.metrics else None
+        tokens = stated or self.spec.table.default_capacity_tokens
+        return int(tokens * self.token_estimate(state.model).bytes_per_token)
+
+    def _outgrown(self, state: EndpointState) -> bool:
+        """Return whether the server says that it holds more than the assumed size of its cache."""
+        return self._reported_bytes(state) > self._assumed_bytes(state)
+
+    def _reported_bytes(self, state: EndpointState) -> int:
+        return self.reported.known_bytes.get(state.endpoint.name, 0)
 
     # -- prompts ---------------------------------------------------------------------------------------------
 

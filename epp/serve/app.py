@@ -83,8 +83,10 @@ class App:
         self._model_lists = self._make_model_lists()
         self._scraper = self._make_scraper()
         self._probes = Probes(
-            due=lambda: self._picker.probes_due(now=time.monotonic()),
-            on_verdict=lambda probe, verdict: self._picker.probed(probe, verdict, now=time.monotonic()),
+            due=lambda: self._picker.fleet.failures.probes_due(now=time.monotonic()),
+            on_verdict=lambda probe, verdict: self._picker.fleet.failures.probed(
+                probe, verdict, now=time.monotonic()
+            ),
             key=self._key,
         )
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None

@@ -39,7 +39,9 @@ def status_of(
         without_model_list=picker.fleet.unlisted,
         goal_s=spec.flow.goal_seconds,
         sharing=_sharing(sharing) if sharing is not None else None,
-        exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.corrected)
+        exact=replace(
+            exact.status, dropped_prompts=exact.dropped, corrections=picker.caches.reported.corrected
+        )
         if exact is not None
         else None,
     )
@@ -110,7 +112,7 @@ def _endpoint(
     name, rate = endpoint.name, state.tokens_per_s
     mirror = picker.table.mirrors[name]
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
-    age, tokens = ages.get(name), picker.token_estimate(state.model)
+    age, tokens = ages.get(name), picker.caches.token_estimate(state.model)
     return shown.EndpointStatus(
         name=name,
         address=endpoint.address,

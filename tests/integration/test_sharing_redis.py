@@ -223,13 +223,13 @@ async def test_pickers_that_made_their_own_hash_secrets_agree_on_one(tmp_path: P
         ):
             await met(one, other)
             await both_ways(one, other, name="p")
-            secret = one.replica.picker.secret
-            assert secret == other.replica.picker.secret
+            secret = one.replica.picker.caches.secret
+            assert secret == other.replica.picker.caches.secret
             assert secret in (made(b"a"), made(b"b"))
             await server.do("FLUSHALL")
             async with sharing_over(redis, secret=secret) as third:
                 await met(one, other, third)
-                assert one.replica.picker.secret == third.replica.picker.secret == secret
+                assert one.replica.picker.caches.secret == third.replica.picker.caches.secret == secret
 
 
 async def test_pickers_whose_given_hash_secrets_differ_notice_and_share_nothing(tmp_path: Path) -> None:

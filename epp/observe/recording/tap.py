@@ -144,7 +144,7 @@ class Tap:
 
 def recorder_of(picker: Picker) -> Recorder:
     """Return a recorder that hashes the names of tenants with the picker's secret, if it has one."""
-    return Recorder(key=picker.secret.key or secrets.token_bytes(_KEY_BYTES))
+    return Recorder(key=picker.caches.secret.key or secrets.token_bytes(_KEY_BYTES))
 
 
 def opening_of(picker: Picker) -> Opening:
@@ -154,7 +154,7 @@ def opening_of(picker: Picker) -> Opening:
         chunk_bytes=schedule.chunk_bytes,
         later_chunk_bytes=schedule.later_chunk_bytes,
         later_from_bytes=schedule.later_from_bytes,
-        hashing=picker.roots.fingerprint,
+        hashing=picker.caches.roots.fingerprint,
         policy=msgspec.to_builtins(picker.policy),
     )
 

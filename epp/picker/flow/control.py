@@ -25,13 +25,12 @@ from typing import Final, Generic, Literal
 
 from epp.config.flow import Flow
 from epp.picker.flow.alarms import Alarms
-from epp.picker.flow.answer_lengths import AnswerLengths
 from epp.picker.flow.bounds import Bounds
 from epp.picker.flow.elsewhere import Elsewhere, FlowKey, Row
 from epp.picker.flow.pace import Pace
 from epp.picker.flow.queues import Band, QueueLoad, Queues, TenantFlow
 from epp.picker.flow.request import Forecast, Forecaster, QueueItem, Refusal, RefusedFor, T
-from epp.picker.flow.shares import Shares
+from epp.picker.flow.shares import AnswerLengths, Shares
 
 HEADROOM_S: Final = 0.3
 """A request goes when its server is predicted to begin with it within this time. With less, servers idle

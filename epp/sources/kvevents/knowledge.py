@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.kv_reports import (
+from epp.picker.prefix_index.reported import (
     UNDER_WAY_S,
     ChainReport,
     KvReport,

@@ -28,7 +28,7 @@ import zmq
 from epp.base.types import Endpoint, EndpointName
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.picker.prefix_index.kv_reports import KvReport, ServerReport
+from epp.picker.prefix_index.reported import KvReport, ServerReport
 from epp.sources.kvevents import sockets
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.routed_prompts import RoutedPrompts

@@ -35,7 +35,7 @@ class Exchange:
 
     def channel(self, pool: str) -> str:
         """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
-        return channel_of(pool, self.picker.roots)
+        return channel_of(pool, self.picker.caches.roots)
 
     def agree(self, shown: bytes) -> bool:
         """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
@@ -43,8 +43,8 @@ class Exchange:
 
         shown: what the pool shows of its secret.
         """
-        agreed = self.picker.secret.agreed(shown)
-        if agreed is not None and agreed != self.picker.secret:
+        agreed = self.picker.caches.secret.agreed(shown)
+        if agreed is not None and agreed != self.picker.caches.secret:
             self.picker.set_secret(agreed)
         return agreed is not None
 

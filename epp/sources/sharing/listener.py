@@ -261,7 +261,7 @@ class Listener:
     def _failures(self, peer: _Peer, batch: batches.Batch, *, now: float) -> None:
         for index in batch.hanging:
             if (state := self._server(peer, index)) is not None:
-                self._picker.on_peer_hang(state, now=now)
+                self._picker.fleet.failures.hangs(state, now=now)
         for index in batch.cut:
             if (state := self._server(peer, index)) is not None:
                 self._picker.on_cut(state, now=now)

@@ -181,7 +181,7 @@ class SharingService:
         """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
-        shown = await self._link.agree(self._settings.pool, self.exchange.picker.secret.shown())
+        shown = await self._link.agree(self._settings.pool, self.exchange.picker.caches.secret.shown())
         self._agreed_at = self._clock()
         differs = not self.exchange.agree(shown)
         if differs:

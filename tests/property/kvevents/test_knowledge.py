@@ -17,7 +17,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import Chunks, Table
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.kv_reports import UNDER_WAY_S
+from epp.picker.prefix_index.reported import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain

@@ -256,7 +256,13 @@ def demand_of(picker: Picker) -> Demand:
 def beliefs(picker: Picker, misses: Misses, *, now: float) -> Iterator[tuple[str, object]]:
     """Yield everything that is learned, by name."""
     misses.work(limit=1000)
-    for part in (misses.accounts, misses.seen, misses.heat, demand_of(picker), picker.token_estimate("m")):
+    for part in (
+        misses.accounts,
+        misses.seen,
+        misses.heat,
+        demand_of(picker),
+        picker.caches.token_estimate("m"),
+    ):
         yield type(part).__name__, plain(part)
     yield "usual times to a first byte", plain(vars(picker.fleet.answers)["_typical_s"])
     for state in picker.fleet.states():

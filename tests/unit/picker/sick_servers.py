@@ -195,7 +195,7 @@ class _Run:
     def _probe(self, now: float) -> None:
         for picker in self._pickers:
             self.left_out_s += 0.1 * len(picker.left_out(now=now))
-            for due in picker.probes_due(now=now):
+            for due in picker.fleet.failures.probes_due(now=now):
                 delay, verdict = self._answer_to_probe(due, now)
                 self._at(now + delay, _report(picker, due, verdict))
         self._at(now + 0.1, self._probe)
@@ -332,7 +332,7 @@ _Follow = Callable[[_Request, int, float], None]
 
 
 def _report(picker: Picker, due: Probe, verdict: Verdict) -> Step:
-    return lambda now: picker.probed(due, verdict, now=now)
+    return lambda now: picker.fleet.failures.probed(due, verdict, now=now)
 
 
 def hang(model: str) -> Answer:

@@ -68,17 +68,17 @@ def test_server_that_changes_its_model_all_the_time_leaves_nothing_behind() -> N
             sizes.append(blocks())
         rename(picker, "a", f"base-{n}", now=float(n))
     assert sizes[1] - sizes[0] < 2500  # without the limit there were 17 for each name
-    assert picker.token_estimate("m") is picker.token_estimate("m")
+    assert picker.caches.token_estimate("m") is picker.caches.token_estimate("m")
 
 
 def test_what_a_served_model_taught_stays_while_other_names_come_and_go() -> None:
     picker = a_picker(on=endpoints("ab"))
     rename(picker, "b", "m", now=0.0)
     serve(picker, ask(text("one")), now=1.0)
-    learned = picker.token_estimate("m")
+    learned = picker.caches.token_estimate("m")
     for n in range(1000):
         rename(picker, "a", f"base-{n}", now=2.0)
-    assert picker.token_estimate("m") is learned
+    assert picker.caches.token_estimate("m") is learned
 
 
 @pytest.mark.slow

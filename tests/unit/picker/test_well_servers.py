@@ -155,7 +155,7 @@ def test_an_unread_short_answer_counts_once_the_next_page_shows_its_tokens(*, co
     page = EndpointMetrics(scraped_at=6.0, generated_tokens=after, finished=after, ttft_count=after)
     picker.observe(EndpointName("a"), page, now=6.0)
     assert bool(picker.table.match(pick.prompt.chain)) is counts
-    assert bool(picker.probes_due(now=6.0)) is not counts
+    assert bool(picker.fleet.failures.probes_due(now=6.0)) is not counts
 
 
 def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
@@ -210,9 +210,9 @@ def test_without_token_counters_probe_distinguishes_long_answer_from_hang(verdic
         for name in "ab":
             picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
         picker.housekeep(now=now)
-        for probe in picker.probes_due(now=now):
+        for probe in picker.fleet.failures.probes_due(now=now):
             assert probe.state.endpoint.name == busy
-            picker.probed(probe, verdict, now=now)
+            picker.fleet.failures.probed(probe, verdict, now=now)
             probes += 1
         assert verdict == "ill" or not picker.left_out(now=now)
     assert probes
@@ -246,10 +246,12 @@ def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Ve
             )
             finished[other] += 1
         picker.housekeep(now=now)
-        for probe in picker.probes_due(now=now):
+        for probe in picker.fleet.failures.probes_due(now=now):
             assert probe.state.endpoint.name == busy
             probes.append(probe.queued)
-            picker.probed(probe, "unclear" if verdict == "ill" and probe.queued else verdict, now=now)
+            picker.fleet.failures.probed(
+                probe, "unclear" if verdict == "ill" and probe.queued else verdict, now=now
+            )
     assert set(probes) == {waiting > 0}
     assert bool(picker.left_out(now=10.0)) is (verdict == "ill" and not waiting)
 
@@ -269,8 +271,8 @@ def test_a_probe_of_another_server_tells_if_refusals_are_a_fault(
     for _ in range(3):
         answer_at("a", chat_to_path(path_hash=1), picker, status=401, now=1.0)
     for tenth in range(10, 40):
-        for probe in picker.probes_due(now=tenth / 10):
+        for probe in picker.fleet.failures.probes_due(now=tenth / 10):
             asked = probe.state.endpoint.name
-            picker.probed(probe, "refused" if asked == "a" else left.pop(0), now=tenth / 10)
+            picker.fleet.failures.probed(probe, "refused" if asked == "a" else left.pop(0), now=tenth / 10)
     assert not left
     assert [each.endpoint.name for each in picker.left_out(now=4.0)] == out

@@ -133,7 +133,7 @@ def test_probe_is_not_marked_as_queued_if_the_servers_counters_stand_still() -> 
     for at in (1.0, 2.0, 3.0, 4.0):
         page = EndpointMetrics(scraped_at=at, generated_tokens=1.0, waiting=5)
         picker.observe(EndpointName("a"), page, now=at)
-    [probe] = picker.probes_due(now=4.0)
+    [probe] = picker.fleet.failures.probes_due(now=4.0)
     assert not probe.queued
 
 
@@ -169,7 +169,7 @@ def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
     picker.housekeep(now=60.0)  # this also looks for servers that never answered
-    assert not picker.probes_due(now=60.0)
+    assert not picker.fleet.failures.probes_due(now=60.0)
     chosen: Counter[tuple[str, str]] = Counter()
     for n in range(300):
         now = 60.0 + n
@@ -188,7 +188,7 @@ def test_requests_of_the_old_process_do_not_count_for_the_new_one() -> None:
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
     assert not picker.left_out(now=1.2)
-    assert not picker.probes_due(now=1.2)
+    assert not picker.fleet.failures.probes_due(now=1.2)
 
 
 def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
@@ -197,12 +197,12 @@ def test_a_probe_of_the_old_process_does_not_count_for_the_new_one() -> None:
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
     failures.failed(state, Form.FAILS, asked_model="m", now=1.0)
-    [old] = picker.probes_due(now=1.0)
+    [old] = picker.fleet.failures.probes_due(now=1.0)
     failures.forget(state)
     failures.failed(state, Form.FAILS, asked_model="m", now=2.0)
     before = failures.share(state, now=2.0)
-    [_] = picker.probes_due(now=2.0)
-    picker.probed(old, "ill", now=2.0)
+    [_] = picker.fleet.failures.probes_due(now=2.0)
+    picker.fleet.failures.probed(old, "ill", now=2.0)
     assert failures.share(state, now=2.0) == before
 
 
@@ -221,7 +221,7 @@ def test_a_server_whose_client_reads_slowly_does_not_hang() -> None:
             picker.observe(endpoint.name, page, now=now)
         picker.housekeep(now=now)
         assert not picker.left_out(now=now)
-        assert not picker.probes_due(now=now)
+        assert not picker.fleet.failures.probes_due(now=now)
 
 
 def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:

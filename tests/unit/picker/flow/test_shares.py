@@ -1,10 +1,15 @@
-"""The tokens of each tenant, as people and other pickers get them."""
+"""The tokens of each tenant, as people and other pickers get them, and what is charged for answers."""
 
 from __future__ import annotations
 
+from math import inf
+
+from epp.config.flow import Flow
+from epp.picker.flow.control import FlowControl
 from epp.picker.flow.queues import OTHERS
-from epp.picker.flow.shares import OTHERS_LABEL, Shares
-from tests.unit.picker.flow.a_fleet import SECOND, gateway
+from epp.picker.flow.request import Forecast
+from epp.picker.flow.shares import OTHERS_LABEL, AnswerLengths, Shares
+from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway
 
 
 def test_a_request_that_goes_is_charged_to_its_tenant() -> None:
@@ -30,3 +35,45 @@ def test_tenants_in_a_shared_queue_count_with_those_without_a_name() -> None:
         shares.add(0, tenant, 10)
     assert len(shares.tokens) == 33
     assert (shares.tokens["t31"], shares.tokens[OTHERS_LABEL]) == (10, 20)
+
+
+def test_a_tenant_without_samples_counts_as_the_mean_of_all() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected("a", most=inf) == 200
+    lengths.learn("a", 1000)
+    assert lengths.expected("a", most=inf) == lengths.expected("b", most=inf) == 1000
+    lengths.learn("b", 100)
+    assert lengths.expected("b", most=inf) == 100
+    assert lengths.expected("c", most=inf) == 550
+
+
+def test_an_answer_is_never_longer_than_its_limit() -> None:
+    lengths = AnswerLengths()
+    lengths.learn("a", 1000)
+    assert lengths.expected("a", most=16) == 16
+
+
+def test_a_mean_follows_the_last_twenty_samples() -> None:
+    lengths = AnswerLengths()
+    for tokens in [10] * 1000 + [500] * 60:
+        lengths.learn("a", tokens)
+    assert 450 < lengths.expected("a", most=inf) <= 500
+
+
+def test_of_many_tenants_the_last_1024_are_remembered() -> None:
+    lengths = AnswerLengths()
+    for n in range(3000):
+        lengths.learn(str(n), n)
+    assert lengths.expected("1976", most=inf) == 1976
+    assert lengths.expected("1975", most=inf) > 2900, "it counts as the mean of all"
+
+
+def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
+    flow: FlowControl[Ask] = FlowControl(Flow(), AFleet(1))
+    flow.answered("long", 4000)
+    for tenant, most in (("long", inf), ("bounded", 5.0)):
+        forecast = Forecast(0.0, 0.0, 0.0, 10, most)
+        flow.offer(
+            Ask(10), forecast, priority=0, tenant=tenant, size_bytes=0, left_s=inf, longest_s=inf, now=0.0
+        )
+    assert flow.shares.tokens == {"long": 10 + 2 * 4000, "bounded": 10 + 2 * 5}

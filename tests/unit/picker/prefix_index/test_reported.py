@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from epp.base.types import EndpointName
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.kv_reports import ChainReport, KvReport, LookupReport, ServerReport
-from epp.picker.prefix_index.reported import ReportedCaches, credit
+from epp.picker.prefix_index.reported import (
+    UNDER_WAY_S,
+    ChainReport,
+    KvReport,
+    LookupReport,
+    ReportedCaches,
+    ServerReport,
+    credit,
+)
 from epp.picker.prefix_index.servers import drop_endpoint
 from epp.picker.prefix_index.table import PrefixTable
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
@@ -111,3 +120,16 @@ class TestServers:
         reported = report(table, ServerReport(server=A, live=True, known_bytes=7))
         reported.take_in([ServerReport(server=A, live=False)], table)
         assert reported.known_bytes == {}
+
+
+@pytest.mark.parametrize(("after_s", "held"), [(UNDER_WAY_S - 0.1, {A: 4}), (UNDER_WAY_S, {})])
+def test_a_prompt_that_a_server_got_a_moment_ago_may_still_be_missing(
+    after_s: float, held: dict[object, int]
+) -> None:
+    table = new_table(A)
+    table.record(A, chain("abcd"), now=10.0)
+    lacking = LookupReport(
+        chain=chain("abcd"), held={}, sure={A}, from_chunk=0, to_chunk=4, at=10.0 + after_s
+    )
+    ReportedCaches().take_in([lacking], table)
+    assert table.match(chain("abcd")) == held

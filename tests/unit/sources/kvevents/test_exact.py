@@ -14,7 +14,7 @@ import pytest
 
 from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
-from epp.picker.prefix_index.kv_reports import ServerReport
+from epp.picker.prefix_index.reported import ServerReport
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.prefix_index.table import ChunkSchedule

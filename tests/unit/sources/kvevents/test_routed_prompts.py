@@ -8,7 +8,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRe
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.kv_reports import ServerReport
+from epp.picker.prefix_index.reported import ServerReport
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))

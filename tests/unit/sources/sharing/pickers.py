@@ -74,7 +74,9 @@ class Replica:
         """Return the tokens of the prompt that each endpoint is believed to hold. The lookup
         changes nothing.
         """
-        probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.secret)
+        probe = Replica(
+            99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.caches.secret
+        )
         chain = probe.picker.caches.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
         return self.picker.table.match(chain)
 
