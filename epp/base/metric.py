@@ -2,7 +2,7 @@
 
 `in_flight: int = gauge("epp_endpoint_in_flight", "Requests ...", default=0)` is a whole declaration in a
 dataclass. `default` and `default_factory` mean what they mean to `dataclasses.field`.
-`telemetry.catalog` says where the objects with such fields are, and `telemetry.exposition` reads them. A
+`telemetry.catalog` says where the objects with such fields are, and reads them. A
 field may hold:
 - a number, or None if there is nothing to show;
 - text, which becomes the value of a label, while the value of the series is always 1;

@@ -20,10 +20,9 @@ from prometheus_client.registry import Collector
 
 from epp.base.errors import PickError
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, ShownClass
+from epp.observe.telemetry.catalog import GROUPS, Exposition, ShownClass
 from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
-from epp.observe.telemetry.exposition import Exposition
 from epp.observe.telemetry.picker_state import StatusSource
 from epp.picker.decision import Decision
 from epp.picker.events import (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from epp.base.metric import counter, gauge, histogram
+from epp.observe.telemetry.catalog import Exposition, MetricGroup
 from epp.observe.telemetry.counts import Distribution
-from epp.observe.telemetry.exposition import Exposition, MetricGroup
 from epp.observe.telemetry.metrics import observe
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)

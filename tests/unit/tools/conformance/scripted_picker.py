@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.tools.conformance.dataplane import DESTINATION, LB
 
@@ -51,12 +50,6 @@ def refusing(status: int, body: bytes = b"", **headers: str) -> Any:
     return answer
 
 
-class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
-        serving = health_pb2.HealthCheckResponse
-        return serving(status=serving.SERVING if request.service == "" else serving.NOT_SERVING)
-
-
 @asynccontextmanager
 async def scripted(script: Script) -> AsyncIterator[grpc.aio.Channel]:
     """Return a channel to the picker. An answer of None ends the stream."""
@@ -75,7 +68,6 @@ async def scripted(script: Script) -> AsyncIterator[grpc.aio.Channel]:
         response_serializer=wire.ProcessingResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Process": handler}),))
-    health_pb2_grpc.add_HealthServicer_to_server(_Health(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
