@@ -88,8 +88,8 @@ cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm a
 conformance: $(VENV)/.dev ## test our picker against each rule of the endpoint picker protocol
 	$(PYTEST) tests/conformance $(ARGS)
 
-bench: $(VENV)/.dev ## measure the cost of a whole request and of scraping (a minute)
-	@for b in path scrape; do $(BIN)/python -m bench.bench_$$b; done
+bench: $(VENV)/.dev ## measure the cost of a whole request (half a minute)
+	@$(BIN)/python -m bench.bench_path
 
 bench-caching: $(VENV)/.dev ## measure hit rates, eviction policies, free queues and block-manager CPU of the model server
 	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done

@@ -17,8 +17,8 @@ _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
     "lines of epp": (30_000, 40_500),
     "lines of model_server": (12_500, 13_500),
-    "lines of bench": (13_000, 13_880),
-    "lines of tests": (68_000, 77_250),
+    "lines of bench": (13_000, 13_430),
+    "lines of tests": (68_000, 76_900),
     "lines of docs": (5_500, 6_250),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
