@@ -113,11 +113,7 @@ class Repeats:
         """For each place the end of its window, and the lines in the window."""
 
     def count(self, record: logging.LogRecord, *, now: float) -> int:
-        """Return the number of lines from this place in this window. Debug lines count as the first, since
-        somebody asked for them.
-        """
-        if record.levelno < logging.INFO:
-            return 1
+        """Return the number of lines from this place in this window."""
         place = (record.pathname, record.lineno)
         until, lines = self._windows.get(place, (0.0, 0))
         if now >= until:

@@ -96,13 +96,6 @@ class Metrics:
         if decision.dry_run is not None:
             counts.dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()] += 1
         self._decisions.append(decision)
-        if _log.isEnabledFor(logging.DEBUG):
-            extra = {
-                "request_id": decision.request_id,
-                "endpoint": decision.chosen,
-                "reason": decision.reason,
-            }
-            _log.debug("picked", extra=extra)
 
     def _proved(self, work: Pick | PrefillJob) -> None:
         """Count the tokens of a prompt only if its server has computed it."""
