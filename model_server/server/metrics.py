@@ -165,36 +165,16 @@ class _EngineGauges:
 
     def collect(self) -> Iterator[Metric]:
         scheduler, cache = self._engine.scheduler, self._engine.kv_cache
-        yield self._one(
-            GaugeMetricFamily, "num_requests_running", "Requests in the batch", len(scheduler.running)
-        )
-        yield self._one(GaugeMetricFamily, "num_requests_waiting", "Requests queued", len(scheduler.waiting))
-        yield self._one(
-            GaugeMetricFamily,
-            "kv_cache_usage_perc",
-            "Share of the blocks that requests hold, 0 to 1",
-            cache.usage,
-        )
-        yield self._one(
-            CounterMetricFamily,
-            "prefix_cache_queries",
-            "Tokens looked up in the prefix cache",
-            cache.stats.queries_tokens,
-        )
-        yield self._one(
-            CounterMetricFamily,
-            "prefix_cache_hits",
-            "Tokens found in the prefix cache",
-            cache.stats.hits_tokens,
-        )
-
-    def _one(
-        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, value: float
-    ) -> Metric:
-        family: Any = kind(f"vllm:{name}", text, labels=_LABELS)
-        family.add_metric(self._values, value)
-        metric: Metric = family
-        return metric
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "num_requests_running", "Requests in the batch", len(scheduler.running)),
+            (GaugeMetricFamily, "num_requests_waiting", "Requests queued", len(scheduler.waiting)),
+            (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", cache.usage),
+            (CounterMetricFamily, "prefix_cache_queries", "Tokens looked up in the prefix cache", cache.stats.queries_tokens),
+            (CounterMetricFamily, "prefix_cache_hits", "Tokens found in the prefix cache", cache.stats.hits_tokens),
+        ):  # fmt: skip
+            family: Any = kind(f"vllm:{name}", text, labels=_LABELS)
+            family.add_metric(self._values, value)
+            yield family
 
 
 class _LoraInfo:

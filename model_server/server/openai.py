@@ -54,7 +54,6 @@ class StreamOptions(msgspec.Struct):
 class _Body(RefusedBody, kw_only=True):
     model: str | None = None
     n: int | None = 1
-    best_of: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -62,20 +61,16 @@ class _Body(RefusedBody, kw_only=True):
     max_tokens: int | None = None
     stop: msgspec.Raw = ABSENT
     include_stop_str_in_output: bool | None = False
-    prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
     prompt: msgspec.Raw
     logprobs: int | None = None
-    echo: bool | None = False
-    suffix: str | None = None
 
 
 class ChatBody(_Body, kw_only=True):
     messages: msgspec.Raw
-    echo: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -187,10 +182,6 @@ class RequestReader:
     def completion(self, raw: bytes) -> Job:
         body = read_body(raw, CompletionBody)
         check(body, NEUTRAL)
-        if body.echo:
-            raise ApiError("echo is not supported.", param="echo")
-        if body.suffix:
-            raise ApiError("suffix is not supported.", param="suffix")
         prompts = self._prompts.completion(body.prompt)
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return self._job(body, prompts, chat=False, max_tokens=max_tokens, num_logprobs=body.logprobs)
@@ -317,12 +308,8 @@ class RequestReader:
 
 
 def _check_options(body: _Body) -> None:
-    if body.best_of not in (None, 1):
-        raise ApiError("best_of is not supported.", param="best_of")
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream=true.", param="stream_options")
-    if body.prompt_logprobs is not None:
-        raise ApiError("prompt_logprobs is not supported.", param="prompt_logprobs")
     if body.cache_salt == "":
         raise ApiError("cache_salt must not be empty.", param="cache_salt")
     if body.cache_salt is not None and len(body.cache_salt) > _MAX_SALT_CHARACTERS:

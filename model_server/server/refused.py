@@ -21,8 +21,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
+    "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
+    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
@@ -31,6 +33,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logprob_token_ids": ([],),
     "modalities": (["text"],),
     "prompt_embeds": (),
+    "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
@@ -42,6 +45,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "stream_interval": (),
     "structured_outputs": (),
+    "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "truncation_side": ("left",),
@@ -53,7 +57,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 NEUTRAL_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     **NEUTRAL,
     "add_special_tokens": (False,),  # the template writes them
-    "echo": (False,),
 }
 
 NO_EFFECT = frozenset(

@@ -8,9 +8,20 @@ from typing import Any
 import msgspec
 
 from model_server.core.request import TokenId
-from model_server.text.chat import render_chat
+from model_server.text.answers import END_MARKER
 from model_server.text.language import NO_VARIABLES, ChatMessage, UnknownTokenError
 from model_server.text.tokenizer import LONGEST_PIECE_CHARACTERS, Tokenizer
+
+
+def render_chat(messages: Sequence[ChatMessage], *, tools_json: str = "") -> str:
+    """Return the prompt of a conversation, with role markers around each message. Tools come first, as in
+    most templates. The text of a conversation is a prefix of the text of its next turn: later messages and
+    the generation prompt never change earlier text, and an answer plus its end marker is exactly the text of
+    the assistant's message that the client sends back.
+    """
+    head = f"<|tools|>\n{tools_json}{END_MARKER}\n" if tools_json else ""
+    body = "".join(f"<|{message.role}|>\n{message.content}{END_MARKER}\n" for message in messages)
+    return f"{head}{body}<|assistant|>\n"
 
 
 class _Pieces:

@@ -37,8 +37,8 @@ from model_server.server.backends import CostSettings
 from model_server.server.kv_events import KvEventLog
 from model_server.server.kv_publisher import KvEventSettings, open_publisher
 from model_server.server.serve import Server, ServerSettings, listening
-from model_server.text.chat import render_chat
 from model_server.text.language import ChatMessage
+from model_server.text.standin import render_chat
 from model_server.text.tokenizer import PIECES, Tokenizer
 from tests.harness.client import http_client
 from tests.harness.envoy import running_envoy

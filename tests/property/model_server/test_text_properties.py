@@ -10,8 +10,8 @@ from hypothesis import assume, given
 
 from model_server.core.request import Request, RequestId, TokenId
 from model_server.text.answers import Answers
-from model_server.text.chat import render_chat
 from model_server.text.language import ChatMessage
+from model_server.text.standin import render_chat
 from model_server.text.tokenizer import Tokenizer
 
 ENGLISH = (
