@@ -89,10 +89,6 @@ def all_choices(rule: Rule, case: Case) -> set[int]:
     return {choice(rule, *case.depths) for _ in range(60)}
 
 
-def rows(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.why)
-
-
 # vllm-project/aibrix pkg/plugins/gateway/algorithms/prefix_cache.go at 01de8a514d00: routeOriginal,
 # getTargetPodListOnLoadImbalance, getTargetPodFromMatchedPodsFromCounts; factor 2.0, gap 8, one standard
 # deviation.
@@ -109,11 +105,6 @@ AIBRIX = [
 ]
 
 
-@rows(AIBRIX)
-def test_aibrix_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(rules.Aibrix(a_world(in_flight=case.loads)), case) == case.may
-
-
 # sgl-project/sglang sgl-model-gateway/src/policies/cache_aware.rs at 053b63ff26df: select_worker;
 # 0.3, 64 and 1.5. Here `depths` is how much of the prompt was sent to server 0 before.
 SGLANG = [
@@ -126,7 +117,7 @@ SGLANG = [
 ]
 
 
-@rows(SGLANG)
+@pytest.mark.parametrize("case", SGLANG, ids=lambda case: case.why)
 def test_sglang_chooses_as_its_source_does(case: Case) -> None:
     world = a_world(in_flight=case.loads)
     rule = rules.RadixTree(world)
@@ -149,12 +140,6 @@ DYNAMO = [
 ]  # fmt: skip
 
 
-@rows(DYNAMO)
-def test_dynamo_chooses_as_its_source_does(case: Case) -> None:
-    world = a_world(in_flight=case.loads, backlog=case.backlog)
-    assert all_choices(rules.Dynamo(world, **case.settings), case) == case.may
-
-
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity/plugin.go at
 # 066c20ea107e: Filter, endpointTTFT; 0.80, 18,000 ms, 15,928 tokens/s. Among the servers that the filter
 # keeps, the least sum of tokens in flight and own uncached tokens wins (token_load.go at ebab687).
@@ -168,11 +153,6 @@ LLMD = [
 ]
 
 
-@rows(LLMD)
-def test_llmd_affinity_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(rules.LlmdAffinity(a_world(backlog=case.backlog)), case) == case.may
-
-
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer/lmetric/lmetric.go at 1fee9c80c90f: cost.
 LMETRIC = [
     Case("500 x 4 against 1000 x 1", {1}, loads=(3, 0, 5), depths=(5, 0, 0)),
@@ -180,11 +160,6 @@ LMETRIC = [
     Case("equal products: by chance", {0, 1}, loads=(1, 0, 5), depths=(5, 0, 0)),
     Case("tokens in flight do not count", {0}, backlog=(90_000, 0, 0), depths=(1, 0, 0)),
 ]
-
-
-@rows(LMETRIC)
-def test_lmetric_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(rules.LMetric(a_world(in_flight=case.loads, backlog=case.backlog)), case) == case.may
 
 
 # vllm-project/aibrix pkg/plugins/gateway/algorithms/pd/prefill_scorer.go at 8b4599225ee7 (ScorePod of
@@ -195,11 +170,6 @@ AIBRIX_PD = [
     Case("16 more is in balance: 1 + 1 against 10", {0}, loads=(16, 0, 0), depths=(9, 0, 0)),
     Case("17 more: least load", {1, 2}, loads=(17, 0, 0), depths=(9, 0, 0)),
 ]
-
-
-@rows(AIBRIX_PD)
-def test_aibrix_pd_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(rules.AibrixPd(world_of(case)), case) == case.may
 
 
 # llm-d/llm-d-router pkg/epp/framework/plugins/scheduling/scorer: queuedepth/queue.go and
@@ -215,11 +185,6 @@ WEIGHTED = [
 ]
 
 
-@rows(WEIGHTED)
-def test_llmd_weighted_sum_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(rules.WeightedSum(world_of(case)), case) == case.may
-
-
 # sgl-project/sglang experimental/sgl-router/src/policies/cache_aware_zmq.rs at 080dd47dba55: select,
 # is_imbalanced; 0.5, 32 and 1.1.
 SGL_ZMQ = [
@@ -232,9 +197,27 @@ SGL_ZMQ = [
 ]
 
 
-@rows(SGL_ZMQ)
-def test_sglang_by_events_chooses_as_its_source_does(case: Case) -> None:
-    assert all_choices(rules.DeepestHolder(world_of(case)), case) == case.may
+SOURCES: dict[Any, list[Case]] = {
+    rules.Aibrix: AIBRIX,
+    rules.Dynamo: DYNAMO,
+    rules.LlmdAffinity: LLMD,
+    rules.LMetric: LMETRIC,
+    rules.AibrixPd: AIBRIX_PD,
+    rules.WeightedSum: WEIGHTED,
+    rules.DeepestHolder: SGL_ZMQ,
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "case"),
+    [
+        pytest.param(rule, case, id=f"{rule.__name__}: {case.why}")
+        for rule, cases in SOURCES.items()
+        for case in cases
+    ],
+)
+def test_a_rival_chooses_as_its_source_does(rule: Any, case: Case) -> None:
+    assert all_choices(rule(world_of(case), **case.settings), case) == case.may
 
 
 # ai-dynamo/dynamo lib/kv-router/src/scheduling/policy_config.rs at fb5f04b38cf1: worker_is_busy; queue.rs:
