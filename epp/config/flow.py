@@ -31,6 +31,9 @@ class Flow(Strict, frozen=True):
     mode: Literal["Direct", "Hold"] = "Direct"
     """Direct: every request is sent at once. Hold: a request that would wait at its server waits at the
     gateway."""
+    wait_for_server_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    """How long a request waits, in either mode, while no server of its model is ready, as in a pool that was
+    scaled to zero. 0: it gets 503 at once."""
     order: Literal["Arrival", "Deadline", "Shortest"] = "Arrival"
     """Which request of a tenant goes first. Arrival: the one that came first. Deadline: the one whose
     deadline is nearest. Shortest: the one with the fewest tokens to compute; a request that waits moves

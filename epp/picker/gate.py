@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from epp.base.errors import FlowRefusedError, PickError
+from epp.base.errors import FlowRefusedError, NoEndpointError, PickError
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.picker.decision import Question, Queued
@@ -30,6 +30,7 @@ from epp.picker.flow.request import Refusal, RefusedFor
 from epp.picker.flow.status import FlowStatus
 from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
+from epp.picker.unserved import NOT_READY, Unserved, UnservedRequest
 
 _AT_ONCE: Final = 50
 """When flow control ends, at most this many requests are sent in one turn of the event loop. This takes some
@@ -70,6 +71,7 @@ class Gate:
         """By base model."""
         self._released: list[ModelQueue] = []
         """Queues for which flow control has ended. They send all their requests, in order."""
+        self._unserved = Unserved()
         self._draining = False
         self._listens = False
         """Whether the picker's events come here. They do from the first queue on."""
@@ -81,14 +83,16 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        return sum(len(queue.control) for queue in (*self._queues.values(), *self._released))
+        queues = (*self._queues.values(), *self._released)
+        return len(self._unserved) + sum(len(queue.control) for queue in queues)
 
     @property
     def due_at(self) -> float:
         """Return the latest time at which `pump` must be called. Infinity: no request waits."""
         if self._released:
             return 0.0
-        return min((queue.control.due_at for queue in self._queues.values()), default=inf)
+        queues = (queue.control.due_at for queue in self._queues.values())
+        return min((self._unserved.due_at, *queues))
 
     def offer(
         self,
@@ -99,7 +103,7 @@ class Gate:
         size_bytes: int,
         longest_s: float,
         now: float,
-    ) -> Pick | WaitingRequest:
+    ) -> Pick | WaitingRequest | UnservedRequest:
         """Return a pick if the request goes at once, or else the waiting request. Raises PickError if the
         request is refused.
         """
@@ -107,8 +111,17 @@ class Gate:
         policy = picker.policy
         if policy is not self._policy:
             self._follow_policy(now=now)
-        considered, spec = picker.consider(request, now=now), policy.spec.flow
-        if not picker.flow_decides:
+        spec = policy.spec.flow
+        try:
+            considered = picker.consider(request, now=now)
+        except NoEndpointError as error:
+            wait_s = min(spec.wait_for_server_seconds, longest_s)
+            if error.reason != NOT_READY or wait_s <= 0:
+                raise
+            unserved = UnservedRequest(request, decided, size_bytes, now + wait_s, error)
+            self._unserved.hold(unserved, most=spec.in_all)
+            return unserved
+        if not picker.flow_holds:
             return picker.commit(considered, now=now)
         model = considered.base_model
         queue = self._queues.get(model) or self._queue_of(model)
@@ -131,8 +144,11 @@ class Gate:
         waiting.item = fate
         return waiting
 
-    def leave(self, waiting: WaitingRequest) -> None:
+    def leave(self, waiting: WaitingRequest | UnservedRequest) -> None:
         """Remove a waiting request, because its client is gone."""
+        if isinstance(waiting, UnservedRequest):
+            self._unserved.leave(waiting)
+            return
         item, waiting.item = waiting.item, None
         if item is not None:
             waiting.queue.control.leave(item)
@@ -141,6 +157,7 @@ class Gate:
         """Decide all requests that can be decided now."""
         self._follow_policy(now=now)
         self._release(now=now)
+        self._unserved.serve(self._picker.pick, now=now)
         for queue in list(self._queues.values()):
             while (decided := queue.next(now=now)) is not None:
                 self._carry_out(queue, decided, now=now)
@@ -150,6 +167,7 @@ class Gate:
         Some requests go now, and the others with the next calls of `pump`.
         """
         self._draining = True
+        self._unserved.give_up(now=now)
         self._let_all_go()
         self._release(now=now)
 
@@ -176,7 +194,7 @@ class Gate:
         """Take reports of another picker. anew: they replace all its earlier reports."""
         if anew:
             self.forget(picker)
-        if self._draining or not self._picker.flow_decides:
+        if self._draining or not self._picker.flow_holds:
             return
         by_model: dict[str, list[Row]] = {}
         for model, row in received:
@@ -193,11 +211,16 @@ class Gate:
 
     # -- figures ---------------------------------------------------------------------------------------------
 
+    def unserved(self) -> Mapping[str, int]:
+        """Return how many requests wait for the first server of each model."""
+        return self._unserved.models()
+
     def status(self, *, now: float) -> list[FlowStatus]:
         released = {queue.model: queue for queue in reversed(self._released) if len(queue.control)}
         return [queue.status(now=now) for queue in (released | self._queues).values()]
 
     def check_integrity(self) -> None:
+        self._unserved.check_integrity()
         for queue in (*self._queues.values(), *self._released):
             queue.control.check_integrity()
 
@@ -273,7 +296,7 @@ class Gate:
         if policy is self._policy:
             return
         self._policy = policy
-        if self._draining or not self._picker.flow_decides:
+        if self._draining or not self._picker.flow_holds:
             self._let_all_go()
             return
         for queue in self._queues.values():

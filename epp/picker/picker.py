@@ -330,9 +330,10 @@ class Picker(FleetNews):
 
     def _note_flow(self) -> None:
         flow = self._spec.flow
-        self.flow_decides = flow.mode == "Hold"
+        self.flow_holds = flow.mode == "Hold"
+        self.flow_decides = self.flow_holds or flow.wait_for_server_seconds > 0
         """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
-        self.flow_read: Flow | None = flow if self.flow_decides or self.recorders else None
+        self.flow_read: Flow | None = flow if self.flow_holds or self.recorders else None
         """The flow control whose headers are read, for itself or for a recording."""
 
 

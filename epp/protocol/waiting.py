@@ -22,6 +22,7 @@ from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
+from epp.picker.unserved import UnservedRequest
 from epp.protocol.asking import Asked
 from epp.protocol.http_events import Action, Delay, Modes, Slot
 from epp.protocol.stream_settings import StreamContext, StreamSettings
@@ -33,7 +34,13 @@ class WaitingStream:
     __slots__ = ("_gate", "_held", "after", "asked", "delays", "slot")
 
     def __init__(
-        self, gate: Gate, held: WaitingRequest, asked: Asked, *, slot: Slot, delays: Sequence[Action]
+        self,
+        gate: Gate,
+        held: WaitingRequest | UnservedRequest,
+        asked: Asked,
+        *,
+        slot: Slot,
+        delays: Sequence[Action],
     ) -> None:
         self._gate = gate
         self._held = held

@@ -289,6 +289,7 @@ class App:
             held_body_bytes=self._room.held_bytes,
             overload_ratio=self._overload(),
             flow=tuple(self._gate.status(now=now)),
+            unserved=tuple(self._gate.unserved()),
             source_failures=dict(self._sources.failures),
             probes=dict(self._probes.counts),
             log_lines_left_out={"dropped": lines.dropped, "repeated": lines.repeated},

@@ -55,12 +55,14 @@ def test_an_autoscaler_owns_the_replicas_of_model_servers(helm: Helm) -> None:
 
 
 def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: Helm) -> None:
-    scaling = {"enabled": True, "maxReplicas": 6, "keda": {"enabled": True, "prometheus": "http://p:9090"}}
+    keda = {"enabled": True, "prometheus": "http://p:9090"}
+    scaling = {"enabled": True, "minReplicas": 0, "maxReplicas": 6, "keda": keda}
     objects = helm.render(MODEL_SERVER, {"autoscaling": scaling})
     assert not [each for each in objects if each["kind"] == "HorizontalPodAutoscaler"]
     (scaled,) = [each for each in objects if each["kind"] == "ScaledObject"]
     (deployment,) = [each for each in objects if each["kind"] == "Deployment"]
     assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (0, 6)
     assert "replicas" not in deployment["spec"], "otherwise helm and KEDA would overwrite each other"
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metricType"] == "Value"

@@ -169,6 +169,7 @@ def test_the_gateway_refuses_values_and_names_the_field(
         (kv_store(claimName="My Claim"), "/simulated/kvStore/claimName"),
         ({"autoscaling": {"enabled": True}}, "autoscaling.metrics: name at least one"),
         ({"autoscaling": {"enabled": True, "keda": {"enabled": True}}}, "autoscaling.keda.prometheus"),
+        ({"autoscaling": {"enabled": True, "minReplicas": 0}}, "autoscaling.keda"),
         (GROUPS | {"engine": "simulated"}, "engine: vllm"),
         (GROUPS | {"profile": {"extraArgs": ["--nnodes", "2"]}}, "multiNode itself writes --nnodes"),
         ({"multiNode": {"enabled": True, "size": 1}}, "size"),

@@ -172,6 +172,7 @@ class World:
         if isinstance(offered, Pick):
             yield self._fate(name, offered, at=self.now)
             return
+        assert isinstance(offered, WaitingRequest)
         self.waiting[name] = offered
         yield f"{name} waits"
 

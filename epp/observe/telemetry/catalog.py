@@ -59,7 +59,10 @@ class ShownClass:
 
 def _pools(shown: ShownClass) -> Rows:
     status = shown.status
-    return [((p.model, p.pool), p) for p in pools_of(status.endpoints, status.flow, goal_s=status.goal_s)]
+    return [
+        ((p.model, p.pool), p)
+        for p in pools_of(status.endpoints, status.flow, unserved=status.unserved, goal_s=status.goal_s)
+    ]
 
 
 def _one(thing: object | None) -> Rows:

@@ -203,6 +203,8 @@ class PickerStatus:
     goal_s: float = 2.0
     """Wait at which a pool counts as saturated, by the policy."""
     flow: Sequence[FlowStatus] = ()
+    unserved: Sequence[str] = ()
+    """Models for which requests wait until a first server is ready."""
     """The requests that flow control holds, by base model. Empty where flow control is off."""
     source_failures: Mapping[str, int] = counter(
         "epp_source_failures_total",

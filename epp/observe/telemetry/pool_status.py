@@ -44,17 +44,23 @@ class PoolStatus:
         "epp_pool_saturation",
         "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
         "flow.goalSeconds, and the mean share of the KV caches that running requests use. At 1 there are too "
-        "few servers of the base model. This metric is for autoscalers and does not need flow control.",
+        "few servers of the base model. This metric is for autoscalers and does not need flow control. "
+        "It is 1, with an empty pool, where requests wait for the first server (flow.waitForServerSeconds).",
     )
     """At 1 a new request waits as long as the goal says, or the servers compute prompts all the time, or
     running requests fill the caches."""
 
 
 def pools_of(
-    endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
+    endpoints: Iterable[EndpointStatus],
+    flows: Sequence[FlowStatus],
+    *,
+    unserved: Iterable[str] = (),
+    goal_s: float,
 ) -> list[PoolStatus]:
     """Return the pools of each base model. A pool without a ready server whose rate is known is left out,
-    because its capacity is unknown.
+    because its capacity is unknown. unserved: models for which requests wait without a server; they need one
+    at once.
     """
     places: dict[tuple[str, str], list[EndpointStatus]] = {}
     rates: dict[str, float] = {}
@@ -67,6 +73,10 @@ def pools_of(
     return [
         _pool(model, pool, servers, waiting.get(model, 0) / rates[model], goal_s)
         for (model, pool), servers in places.items()
+    ] + [
+        PoolStatus(model=m, pool="", servers=0, busy=0.0, waiting_s={}, kv_usage=0.0, saturation=1.0)
+        for m in unserved
+        if m not in rates
     ]
 
 

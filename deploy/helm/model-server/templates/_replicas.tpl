@@ -38,7 +38,8 @@ Use: dict "root" $ "apiVersion" V "kind" K "name" NAME "scaled" BOOL "fixed" NUM
 {{- $pool := index . 1 }}
 {{- $own := get $root.Values.pools $pool.name | default dict }}
 {{- $fixed := ternary $own.replicas $root.Values.replicas (hasKey $own "replicas") }}
-{{- $least := (dig "autoscaling" dict $own).minReplicas | default $root.Values.autoscaling.minReplicas }}
+{{- $scaling := dig "autoscaling" dict $own }}
+{{- $least := ternary $scaling.minReplicas $root.Values.autoscaling.minReplicas (hasKey $scaling "minReplicas") }}
 {{- $name := printf "%s%s" (include "server.fullname" $root) (ternary (printf "-%s" $pool.name) "" (not (empty $pool.name))) }}
 {{- $group := ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" $root.Values.multiNode.enabled }}
 {{- $kind := ternary "LeaderWorkerSet" "Deployment" $root.Values.multiNode.enabled }}

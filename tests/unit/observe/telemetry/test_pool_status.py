@@ -79,6 +79,11 @@ def test_a_model_without_a_server_has_no_pool() -> None:
     assert pools_of([server("gone", ready=False)], [flow_status(100)], goal_s=1.0) == []
 
 
+def test_a_model_whose_requests_wait_for_a_server_is_saturated() -> None:
+    pools = pools_of([server("a")], [], unserved=["m", "other"], goal_s=1.0)
+    assert {p.model: (p.servers, p.saturation) for p in pools} == {"m": (1, 0.0), "other": (0, 1.0)}
+
+
 def test_two_pools_of_one_model_share_the_waiting_requests() -> None:
     servers = [
         server("a", pool="old", backlog=500),

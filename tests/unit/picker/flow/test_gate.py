@@ -19,6 +19,7 @@ from epp.picker.events import Pick
 from epp.picker.gate import FlowClaim, Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.picker import Picker
+from epp.picker.unserved import UnservedRequest
 from tests.unit.picker.picker_questions import a_picker, endpoints
 
 MANY = 300
@@ -44,7 +45,7 @@ class WaitingRequests:
             assert isinstance(held, WaitingRequest)
             self.waiting[f"r{n}"] = held
 
-    def offer(self, name: str) -> Pick | WaitingRequest:
+    def offer(self, name: str) -> Pick | WaitingRequest | UnservedRequest:
         def decided(pick: Pick | PickError, _: float) -> None:
             assert isinstance(pick, Pick)
             self.went.append(name)
