@@ -107,8 +107,6 @@ class Shared:
             Exchange(
                 picker,
                 me=bytes([n]) * 8,
-                outbox_bytes=_SETTINGS.outbox_bytes,
-                peer_timeout_s=_SETTINGS.peer_timeout_seconds,
                 gate=gates[n] if gates else None,
             )
             for n, picker in enumerate(pickers)

@@ -119,9 +119,6 @@ class Redis(Strict, frozen=True):
     picker signs its messages with this key, and refuses messages that were not signed with it. The file is
     read at start. Empty means that messages are not signed."""
     tls: RedisTls = RedisTls()
-    stream_entries: Annotated[int, Meta(ge=100, le=1_000_000)] = 10_000
-    """About how many batches the stream keeps; older batches are removed. One batch holds the events of one
-    picker in one flush interval."""
 
     @property
     def target(self) -> RedisTarget:
@@ -139,17 +136,8 @@ class Sharing(Strict, frozen=True):
     """Without `redis`, the workers of one machine share over a local socket."""
     flush_interval_seconds: Annotated[float, Meta(ge=0.005, le=5)] = 0.05
     """How long the picker collects events before it sends them to the other pickers."""
-    outbox_bytes: Annotated[int, Meta(ge=2**16, le=2**30)] = 16 * 2**20
-    """How many bytes of events may wait while Redis is slow or away. Beyond this the oldest events are
-    dropped and counted."""
-    peer_timeout_seconds: Annotated[float, Meta(ge=1, le=300)] = 5.0
-    """A picker that has sent nothing for this long is considered dead. Its requests in flight no longer
-    count."""
     snapshot_interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
     """How often one of the pickers stores its table for pickers that start later."""
-    warmup_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
-    """Longest time that a starting picker waits for the table of the other pickers before it reports ready.
-    """
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""

@@ -68,10 +68,8 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
         dropped_events=speaker.dropped,
         applied_events=received.events,
         skipped={
-            "unresolved": received.unresolved,
             "stale": received.stale,
             "stranger": received.unknown_endpoints,
-            "excessive": received.excessive,
             "malformed": link.malformed,
         },
         gaps=received.gaps,

@@ -9,20 +9,21 @@ import msgspec
 
 from epp.sources.sharing.batches import (
     Batch,
-    BatchFlag,
     Event,
     HeldChain,
     MalformedBatchError,
     SharedBegan,
-    SharedMoved,
+    SharedCut,
+    SharedFatal,
+    SharedHangs,
     SharedOver,
+    SharedProved,
     SharedRestarted,
-    encode_table,
     pack_hashes,
 )
 from epp.sources.sharing.batches import encode as packed
 from epp.sources.sharing.speaker import identity_of
-from epp.sources.sharing.storing import table_portions
+from epp.sources.sharing.tables import encode_table, table_portions
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
 from tests.unit.picker.picker_questions import text
@@ -32,7 +33,7 @@ from tests.unit.sources.sharing.pickers import Replica, meet
 class PeerBatches:
     """Batches of other pickers, from Redis or from the workers' hub."""
 
-    words: Sequence[bytes] = (b"\x95\x02", b"\x97\x01", b"\xc4\x08" + b"\1" * 8, b"other", b"third", bytes(8))
+    words: Sequence[bytes] = (b"\x93\x02", b"\x98\x01", b"\xc4\x08" + b"\1" * 8, b"other", b"third", bytes(8))
 
     def __init__(self) -> None:
         self._replica = Replica(1, policy=SMALL)
@@ -76,8 +77,7 @@ class StoredTables:
         self._now = itertools.count(1.0, 0.01)
 
     def encode(self, document: object, /) -> bytes:
-        portions = list(map(as_msgpack, document)) if isinstance(document, list) else document
-        return msgspec.msgpack.encode([portions])
+        return as_msgpack([document])
 
     async def feed(self, data: bytes) -> bool:
         try:
@@ -107,16 +107,20 @@ def spoken() -> list[bytes]:
 
 def hand_made(replica: Replica) -> list[bytes]:
     """Return batches of two speakers in their order, with every kind of event."""
-    identity = identity_of(next(iter(replica.picker.fleet.states())))
-    chain, last = pack_hashes([1, 2, 3]), pack_hashes([3])
+    state = next(iter(replica.picker.fleet.states()))
+    at = (0, state.endpoint.name, identity_of(state))
+    chain = pack_hashes([1, 2, 3])
     events: list[Event] = [
-        HeldChain(0, 0, b"", chain),
-        SharedBegan(0, 0, 0, 9, 0, last, pack_hashes([4])),
-        SharedMoved(0, 0, 0, 9, 1, last, b""),
+        HeldChain(*at, chain),
+        SharedBegan(*at, 1, 9, "", chain),
+        SharedBegan(*at, 1, 9, "x", chain),
+        SharedProved(0, 1),
+        SharedOver(0, 1, 2, failed=False),
     ]
+    news: list[Event] = [SharedRestarted(*at), SharedHangs(*at), SharedCut(*at), SharedFatal(0, 7, 1)]
     batches = [
-        Batch(b"other", 1, 0, BatchFlag.FRESH, 1, [("a", identity), ("x", 0)], events),
-        Batch(b"other", 2, 0, 0, 2, [], [SharedOver(0, 0, 2), SharedRestarted(0, 0)]),
-        Batch(b"third", 1, 1, BatchFlag.FRESH | BatchFlag.JOINING, 0, [], []),
+        Batch(b"other", 1, 5, events),
+        Batch(b"other", 2, 5, news),
+        Batch(b"third", 1, 0, [], [("m", 0, "t", 1, 1, 1, 1)], flow_anew=True),
     ]
     return [packed(batch) for batch in batches]

@@ -19,3 +19,7 @@ class FakeRedis:
         value = self.values[min(len(self.asked), len(self.values) - 1)]
         self.asked.append(end + 1 - start)
         return value[start : end + 1]
+
+    async def xrevrange(self, _: str, *, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        newest: dict[bytes, bytes] = {}
+        return [(b"9-1", newest)][:count]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from epp.base.types import Endpoint
-from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sharing import Redis, Sharing
 from epp.picker.events import Pick
 from epp.picker.prefix_index.secret import HashSecret
 from epp.sources.keep import Sources
+from epp.sources.sharing.exchange import OUTBOX_BYTES
 from epp.sources.sharing.link import Link
 from epp.sources.sharing.redis_link import RedisLink
 from epp.sources.sharing.service import SharingService
@@ -61,18 +60,11 @@ async def sharing(
     link: Link,
     *,
     settings: Sharing,
-    on: Sequence[Endpoint] = (),
-    policy: Policy = DEFAULT_POLICY,
     secret: HashSecret = NO_SECRET,
+    outbox_bytes: int = OUTBOX_BYTES,
 ) -> AsyncIterator[Sharer]:
     """Run a replica with its service, which has joined the others."""
-    replica = Replica(
-        next(_numbers),
-        on=on or endpoints("abc"),
-        outbox_bytes=settings.outbox_bytes,
-        policy=policy,
-        secret=secret,
-    )
+    replica = Replica(next(_numbers), on=endpoints("abc"), outbox_bytes=outbox_bytes, secret=secret)
     service = SharingService(
         replica.exchange, link, settings=settings, keep=Sources(rng=random.Random(1)).keep
     )
@@ -95,11 +87,14 @@ async def sharing_over(
     pool: str = "p",
     flush_interval_seconds: float = 0.02,
     secret: HashSecret = NO_SECRET,
+    outbox_bytes: int = OUTBOX_BYTES,
     **fields: Any,
 ) -> AsyncIterator[Sharer]:
     """Run a replica that shares over this Redis. `fields` are further fields of the settings."""
     settings = Sharing(pool=pool, redis=redis, flush_interval_seconds=flush_interval_seconds, **fields)
-    async with sharing(RedisLink(redis), settings=settings, secret=secret) as sharer:
+    async with sharing(
+        RedisLink(redis), settings=settings, secret=secret, outbox_bytes=outbox_bytes
+    ) as sharer:
         yield sharer
 
 

@@ -142,11 +142,9 @@ class SharingStatus:
     )
     skipped: Mapping[str, int] = counter(
         "epp_sharing_skipped_events_total",
-        "Events of other pickers that were ignored, by reason: unresolved (the event refers to a batch "
-        "that was missed), stale (the event is from before the endpoint lost its cache, or about an "
-        "earlier process of the same name), stranger (this picker does not know the endpoint), excessive "
-        "(the batch names more chunks than allowed) and malformed (the batch could not be read, or was not "
-        "signed with the pool's key).",
+        "Events of other pickers that were ignored, by reason: stale (the event is from before the endpoint "
+        "lost its cache, or about an earlier process of the same name), stranger (this picker does not know "
+        "the endpoint) and malformed (the batch could not be read, or was not signed with the pool's key).",
         "reason",
     )
     gaps: int = counter("epp_sharing_gaps_total", "How often batches of another picker were missing.")

@@ -1,20 +1,19 @@
 """Defines the messages between pickers: batches of events, as msgpack.
 
-Owns only the format. `dictionary` resolves names and chains, and `listener` knows what events mean. Every
-batch is decoded against these types, and every number, name and list has a bound. So other bytes raise one
-typed error, and nothing larger gets in. Every change here changes `FORMAT`, except a new last field with a
-default. `FORMAT` is part of the name of the channel, so pickers with different formats never exchange
-messages.
+Owns only the format. `listener` knows what events mean. A batch refers to no other batch. Every batch is
+decoded against these types, and every number, name and list has a bound. So other bytes raise one typed
+error, and nothing larger gets in. Every change here changes `FORMAT`, except a new last field with a default.
+`FORMAT` is part of the name of the channel, so pickers with different formats never exchange messages.
 
-The number of a request is written as its distance from the newest request of the batch, and a time as its age
-when the batch was made.
+Times are milliseconds of the sender's own clock. A batch has the time when it was made, so the difference
+shows how old an event is.
 """
 
 from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -22,128 +21,114 @@ from msgspec import Meta
 
 from epp.picker.server_caches import Roots
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 HASH_BYTES: Final = 8
-_MOST_AGE_MS: Final = 2**31
-MOST_NAMES: Final = 16_384
-"""Most names that one picker may use before it starts a new dictionary."""
-MOST_BYTES: Final = 2**50
-"""Largest cache of one server."""
-MOST_BATCH_BYTES: Final = 16 * 2**20
-MOST_TABLE_BYTES: Final = 128 * 2**20
+MOST_CHUNKS: Final = 16_384
+"""Most chunks of one chain: 16 MB of prompt by the default policy. Further chunks are left out, so that no
+event costs more than some milliseconds."""
+MOST_BATCH_BYTES: Final = 2 * 2**20
 MOST_EVENTS: Final = 8_192
-"""Most events in one batch. `speaker` and `storing` make far smaller batches."""
-MOST_HANGING: Final = 256
-"""Most hanging endpoints in one batch."""
+"""Most events in one batch. `speaker` makes far smaller batches."""
 MOST_FLOW_ROWS: Final = 512
 """Most rows of flow control in one batch."""
 MOST_TOKENS: Final = 2**31
 """Most tokens of one request, or let go for one tenant since the last batch."""
-_MOST_PORTIONS: Final = 65_536
 
-_Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
-_Index = Annotated[int, Meta(ge=0, le=MOST_NAMES)]
 _Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
-_Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
-_Name = Annotated[str, Meta(max_length=1_024)]
-
-
-class BatchFlag(enum.IntFlag):
-    FRESH = 1
-    """A new dictionary begins with this batch, so the batch refers to no earlier one."""
-    FORGET = 2
-    """Forget all earlier requests of this picker: it will not report their ends."""
-    JOINING = 4
-    """This picker waits for the table of the other pickers."""
-    STORED = 8
-    """This picker has just stored its table."""
+Name = Annotated[str, Meta(max_length=1_024)]
+Process = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+"""A hash that identifies the process of an endpoint: see `speaker.identity_of`."""
 
 
 class Kept(enum.IntEnum):
     LOST = 0
     """The server did not compute the prompt."""
     ABORTED = 1
-    """The server computed the prompt, and the request ended early. A picker of an older version also says so
-    if it does not know whether the prompt was computed."""
+    """The server computed the prompt, and the request ended early."""
     COMPUTED = 2
     DETACHED = 3
     """No picker follows the request to its end, so scrapes count it. If the server computes its prompt later,
     a `HeldChain` says so."""
 
 
-class SharedBegan(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A request was sent to an endpoint."""
+class _Happened(msgspec.Struct, array_like=True, frozen=True):
+    at_ms: _Number
 
-    ago: _Number
-    age_ms: _Age
-    endpoint: _Index
+
+class _OfServer(_Happened, frozen=True):
+    server: Name
+    process: Process
+
+
+class SharedBegan(_OfServer, frozen=True, tag=1):
+    """A request was sent to an endpoint. A second one with the same number: another served it."""
+
+    number: _Number
     tokens: _Tokens
-    adapter: _Index
-    """0: none. Otherwise the index of its name plus 1."""
-    head: bytes
-    tail: bytes
+    adapter: Name
+    """Empty: none."""
+    chain: bytes
 
 
-class SharedMoved(SharedBegan, array_like=True, frozen=True, tag=2):
-    """Another endpoint than the one in `SharedBegan` served the request."""
+class SharedProved(_Happened, frozen=True, tag=2):
+    """The prompt of a request is computed."""
+
+    number: _Number
 
 
-class SharedOver(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    ago: _Number
-    age_ms: _Age
+class SharedOver(_Happened, frozen=True, tag=3):
+    number: _Number
     kept: Annotated[int, Meta(ge=0, le=3)]
-    failed: bool = False
-    """Whether it failed by the server's own fault: a 5xx, a 429, or an answer that broke off. Pickers of an
-    older version leave this out."""
+    failed: bool
+    """Whether it failed by the server's own fault: a 5xx, a 429, or an answer that broke off."""
 
 
-class HeldChain(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """An endpoint holds this chain. No single request asked for it."""
+class HeldChain(_OfServer, frozen=True, tag=4):
+    """An endpoint holds this chain, and the request that asked for it is over."""
 
-    age_ms: _Age
-    endpoint: _Index
-    head: bytes
-    tail: bytes
+    chain: bytes
 
 
-class Charged(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """Bytes in an endpoint's cache whose prompt is not known. In stored tables only."""
-
-    endpoint: _Index
-    size_bytes: _Bytes
-
-
-class SharedRestarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
+class SharedRestarted(_OfServer, frozen=True, tag=5):
     """An endpoint has lost its cache."""
 
-    age_ms: _Age
-    endpoint: _Index
+
+class SharedHangs(_OfServer, frozen=True, tag=6):
+    """The requests of an endpoint hang."""
 
 
-class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
-    """Capacity of an endpoint's mirror, and its counter of prompt tokens then. In stored tables only."""
-
-    endpoint: _Index
-    capacity_bytes: _Bytes
-    prompt_tokens: Annotated[float, Meta(ge=0, le=1e20)] | None
+class SharedCut(_OfServer, frozen=True, tag=7):
+    """An endpoint cut an answer midway."""
 
 
-Event = SharedBegan | SharedMoved | SharedOver | HeldChain | Charged | SharedRestarted | Sized
+class SharedFatal(_Happened, frozen=True, tag=8):
+    """A request may have ended servers."""
 
+    body_hash: _Number
+    strikes: Annotated[int, Meta(ge=1, le=16)]
+
+
+class SharedMade(_OfServer, frozen=True, tag=9):
+    """An endpoint has made something that it keeps."""
+
+    id_hash: _Number
+
+
+ServerEvent = SharedBegan | HeldChain | SharedRestarted | SharedHangs | SharedCut | SharedMade
+Event = ServerEvent | SharedProved | SharedOver | SharedFatal
 
 FlowRow = tuple[
-    _Name,
+    Name,
     Annotated[int, Meta(ge=-1000, le=1000)],
     Annotated[str, Meta(max_length=256)],
-    bool,
     _Tokens,
     _Number,
-    _Bytes,
+    _Number,
     _Number,
 ]
-"""Flow control at that picker: base model, priority, tenant, false (pickers of older versions demoted
-requests), tokens let go since its last batch; requests, bytes and tokens that wait."""
+"""Flow control at that picker: base model, priority, tenant, tokens let go since its last batch; requests,
+bytes and tokens that wait."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
@@ -152,41 +137,12 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     speaker: Annotated[bytes, Meta(max_length=64)]
     """The random id of the sender, a new one after each start."""
     number: _Number
-    """The sender's number of this batch, from 1 on."""
-    hello: _Number
-    """If this value changes, the sender has missed something, and all others must start new dictionaries."""
-    flags: Annotated[int, Meta(ge=0, le=2**16)]
-    newest: _Number
-    """Number of the sender's newest request."""
-    names: Annotated[list[tuple[_Name, int]], Meta(max_length=MOST_NAMES)]
-    """New names of the sender's dictionary, each with a hash that identifies the process of that name."""
+    """The sender's number of this batch. If it left out events, it leaves out a number too."""
+    at_ms: _Number
     events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
-    hanging: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
-    """Endpoints that were found to hang since the last batch. Pickers of an older version leave this out."""
     flow: Annotated[list[FlowRow], Meta(max_length=MOST_FLOW_ROWS)] = []
-    """Pickers of an older version leave this out."""
-    cut: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
-    """Endpoints that cut an answer midway, once for each. Pickers of an older version leave this out."""
-    fatal: Annotated[
-        list[tuple[_Number, Annotated[int, Meta(ge=1, le=16)]]], Meta(max_length=MOST_HANGING)
-    ] = []
-    """Requests that may have ended servers: the hash of the body, and the strikes against it. Pickers of an
-    older version leave this out."""
-    proved: Annotated[list[_Number], Meta(max_length=MOST_EVENTS)] | None = None
-    """Requests of this batch or earlier ones whose prompts are computed, as distances from the newest
-    request. None: a picker of an older version, which says so only by `SharedOver`."""
-
-    made: Annotated[list[tuple[_Number, _Index]], Meta(max_length=MOST_EVENTS)] = []
-    """What endpoints have made and keep: the hash of its id, and the endpoint. Pickers of an older version
-    leave this out."""
-
-
-class _StoredTable(msgspec.Struct, array_like=True, frozen=True):
-    """A whole table: batches of Sized, HeldChain and Charged, for each endpoint from the least to the most
-    recently used. Portions that were read are views of its bytes.
-    """
-
-    batches: Annotated[list[msgspec.Raw], Meta(max_length=_MOST_PORTIONS)]
+    flow_anew: bool = False
+    """Whether these rows, and those of the next batches, replace all earlier ones of the sender."""
 
 
 class MalformedBatchError(ValueError):
@@ -194,41 +150,24 @@ class MalformedBatchError(ValueError):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_batch_decoder = msgspec.msgpack.Decoder(Batch)
-_table_decoder = msgspec.msgpack.Decoder(_StoredTable)
-_portion_decoder = msgspec.msgpack.Decoder(bytes)
+_decoder = msgspec.msgpack.Decoder(Batch)
 
 
 def encode(message: Batch) -> bytes:
     return _encoder.encode(message)
 
 
-def encode_table(portions: Sequence[bytes]) -> bytes:
-    return _encoder.encode([portions])
-
-
 def decode_batch(data: bytes | memoryview) -> Batch:
     if len(data) > MOST_BATCH_BYTES:
         raise MalformedBatchError(f"a batch of {len(data)} bytes is too long")
     try:
-        return _batch_decoder.decode(data)
+        return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedBatchError(f"not a batch of format {FORMAT}: {error}") from error
 
 
-def decode_table(data: bytes | memoryview) -> Iterator[bytes]:
-    """Yield the portions of a stored table: batches, one copied at each step. MalformedError."""
-    if len(data) > MOST_TABLE_BYTES:
-        raise MalformedBatchError(f"a stored table of {len(data)} bytes is too long")
-    try:
-        for portion in _table_decoder.decode(data).batches:
-            yield _portion_decoder.decode(portion)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedBatchError(f"not a stored table of format {FORMAT}: {error}") from error
-
-
-def age_ms(now: float, at: float) -> int:
-    return min(_MOST_AGE_MS, max(0, round((now - at) * 1000)))
+def milliseconds(at: float) -> int:
+    return max(0, round(at * 1000))
 
 
 def pack_hashes(chain: Sequence[int]) -> bytes:
@@ -241,9 +180,7 @@ def pack_hashes(chain: Sequence[int]) -> bytes:
 def unpack_hashes(data: bytes) -> list[int]:
     if len(data) % HASH_BYTES:
         raise MalformedBatchError(f"{len(data)} bytes are not a list of hashes")
-    hashes = array("Q")
-    hashes.frombytes(data)
-    return hashes.tolist()
+    return array("Q", data[: MOST_CHUNKS * HASH_BYTES]).tolist()
 
 
 def channel_of(pool: str, roots: Roots) -> str:

@@ -26,8 +26,9 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from epp.config.sharing import Redis
-from epp.sources.sharing.batches import MOST_TABLE_BYTES
-from epp.sources.sharing.link import LinkError, Received
+from epp.sources.sharing.link import Link, LinkError, Received
+from epp.sources.sharing.signed import Seal
+from epp.sources.sharing.tables import MOST_TABLE_BYTES
 
 _T = TypeVar("_T")
 _FIELD: Final = b"b"
@@ -35,6 +36,8 @@ _BLOCK_MS: Final = 1000
 _TIMEOUT_S: Final = 3.0
 """Time limit of one command, including connecting. More than `_BLOCK_MS`."""
 _READ_BATCHES: Final = 200
+_STREAM_BATCHES: Final = 10_000
+"""About how many batches the stream keeps. One holds the events of one picker in one flush interval."""
 _KEEP_MS: Final = 3_600_000
 """An unused channel is deleted after this time."""
 _START: Final = b"0-0"
@@ -114,15 +117,18 @@ Clients = tuple[Any, list[Any]]
 type."""
 
 
-class RedisLink:
+class RedisLink(Link):
     def __init__(
         self,
         settings: Redis,
         *,
+        seal: Seal | None = None,
         clock: Callable[[], float] = time.monotonic,
         connect: Callable[[Redis], Clients] | None = None,
     ) -> None:
+        """seal: signs all messages, and refuses those that it did not sign."""
         self._settings = settings
+        self._seal = seal
         self._connect = connect or _connect
         self._clock = clock
         self._client: Any = None
@@ -145,15 +151,14 @@ class RedisLink:
         return found if isinstance(found, bytes) else mine
 
     async def join(self, channel: str) -> None:
-        if channel != self._channel:
-            self._channel, self._position = channel, _START
-        if self._position == _START:
-            self._position = await self._last_id()
+        self._channel, self._position = channel, _START
 
     async def send(self, batch: bytes) -> None:
+        if self._seal is not None:
+            batch = self._seal.sign("batch", batch, channel=self._channel) + batch
         entry = await self._call(
             lambda client: client.xadd(
-                self._stream, {_FIELD: batch}, maxlen=self._settings.stream_entries, approximate=True
+                self._stream, {_FIELD: batch}, maxlen=_STREAM_BATCHES, approximate=True
             )
         )
         self._said = entry
@@ -162,6 +167,7 @@ class RedisLink:
     async def read(self) -> list[Received]:
         if self._unsure:
             await self._recover()
+        channel = self._channel
         try:
             answer = await self._call(
                 lambda client: client.xread(
@@ -173,10 +179,10 @@ class RedisLink:
                 # This skips the unreadable batch. Batches of others before this id are lost.
                 self._position = self._said
             raise
-        entries = answer[0][1] if answer else []
+        entries = answer[0][1] if answer and channel == self._channel else []
         if entries:
             self._position = entries[-1][0]
-        return [Received(fields.get(_FIELD, b""), self._age_s(entry)) for entry, fields in entries]
+        return [Received(self._batch_of(fields), self._age_s(entry)) for entry, fields in entries]
 
     async def stored(self) -> Received | None:
         for _ in range(_READ_TABLE_TIMES):
@@ -185,12 +191,23 @@ class RedisLink:
             if not head:
                 return None
             order = _order(position)
-            table = await self._table_after(head)
+            value = await self._table_after(head)
             if (await self._piece(0, size=len(position) + 1)).rstrip(b"\n") == position:
-                if order < _order(self._position):
-                    self._position = b"%d-%d" % order
-                return Received(memoryview(table)[len(position) + 1 :], self._age_s(position))
+                table = await self._opened_table(memoryview(value)[len(position) + 1 :])
+                if table is None:
+                    return None
+                self._position = b"%d-%d" % order
+                await self._recover()
+                return Received(table, self._age_s(position))
         raise LinkError("the stored table was replaced each time it was read", reason="refused")
+
+    async def _opened_table(self, table: memoryview) -> memoryview | None:
+        """Return the table without its signature. None: the signature is wrong. A table has many megabytes,
+        so a thread makes and checks signatures.
+        """
+        if self._seal is None:
+            return table
+        return await asyncio.to_thread(self._seal.opened, "table", table, channel=self._channel)
 
     async def _table_after(self, piece: bytes) -> bytearray:
         """Return the whole value, read in pieces: copying many megabytes in one step would hold the loop."""
@@ -206,13 +223,19 @@ class RedisLink:
         end = start + size - 1
         return cast("bytes", await self._call(lambda client: client.getrange(self._table, start, end)))
 
-    async def store(self, table: bytes) -> None:
-        data = self._position + b"\n" + table
+    def position(self) -> bytes:
+        return self._position
+
+    async def store(self, table: bytes, *, since: bytes) -> None:
+        if self._seal is not None:
+            signature = await asyncio.to_thread(self._seal.sign, "table", table, channel=self._channel)
+            table = signature + table
+        data = since + b"\n" + table
         await self._call(lambda client: client.set(self._table, data, px=_KEEP_MS))
         await self._call(lambda client: client.pexpire(self._stream, _KEEP_MS))
 
-    async def take_turn(self, name: str, *, period_s: float) -> bool:
-        key = f"{self._channel}:turn:{name}"
+    async def take_turn(self, *, period_s: float) -> bool:
+        key = f"{self._channel}:turn:store"
         taken = await self._call(lambda client: client.set(key, b"1", nx=True, px=int(period_s * 1000)))
         return bool(taken)
 
@@ -231,6 +254,13 @@ class RedisLink:
     @property
     def _table(self) -> str:
         return f"{self._channel}:table"
+
+    def _batch_of(self, fields: dict[bytes, bytes]) -> bytes | memoryview:
+        """Return the batch of a stream's entry. Empty, which is no batch: it was not signed."""
+        batch = fields.get(_FIELD, b"")
+        if self._seal is None:
+            return batch
+        return self._seal.opened("batch", batch, channel=self._channel) or b""
 
     def _age_s(self, entry: bytes) -> float:
         return max(0.0, (self._clock() * 1000 + self._ahead_ms - _order(entry)[0]) / 1000)

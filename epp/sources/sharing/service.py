@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
 from collections import Counter
@@ -20,10 +19,10 @@ from typing import Final
 
 from epp.config.sharing import Sharing
 from epp.sources.keep import Keep
-from epp.sources.sharing.batches import BatchFlag, MalformedBatchError, encode_table
+from epp.sources.sharing.batches import MalformedBatchError
 from epp.sources.sharing.exchange import Exchange
-from epp.sources.sharing.link import Link, LinkError, Received
-from epp.sources.sharing.storing import table_portions
+from epp.sources.sharing.link import Link, LinkError
+from epp.sources.sharing.tables import encode_table, table_portions
 
 _log = logging.getLogger("epp.sources.sharing")
 _TELL: Final = "send to the other pickers"
@@ -31,12 +30,10 @@ _HEAR: Final = "receive from the other pickers"
 _LOAD: Final = "load the shared table"
 _STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
-_ALONE_AFTER_S: Final = 0.5
-"""Other pickers answer a new picker at once. A picker that has received nothing after this time assumes that
-it is the first one."""
-_JOIN_TURN_S: Final = 0.5
-_JOINING_S: Final = 15.0
-"""After this time, a table that another picker stores brings nothing new."""
+_WARMUP_S: Final = 2.0
+"""A starting picker waits no longer for what the others know."""
+_CURRENT_S: Final = 1.0
+"""A picker that reads batches of this age has read what was kept for it."""
 _LAST_WORDS_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.2
 
@@ -69,23 +66,20 @@ class SharingService:
         self._settings = settings
         self._keep = keep
         self._clock = clock
-        self._channel = exchange.channel(settings.pool)
+        self._channel = ""
+        """The channel that this picker has joined."""
         self._work = asyncio.Event()
-        self._store_now = asyncio.Event()
         self._joined = asyncio.Event()
         self._loadable = asyncio.Event()
         """Set when there are endpoints that a table can be about, or when the wait for them is over."""
-        self._flags = 0
         self._unsent: bytes | None = None
         self._started = clock()
-        self._joining = True
-        self._asked_at = float("inf")
-        """When this picker first announced to the others that it joins."""
         self._agreed_at = float("-inf")
         """When the hash secret was last compared with the pool's."""
         self._secret_differs = False
         self._warm = asyncio.Event()
-        self._load_tried = False
+        self._loaded = ""
+        """The channel whose table was loaded, as far as this is possible."""
         self._away: set[str] = set()
         self.counts = LinkCounts()
 
@@ -96,7 +90,7 @@ class SharingService:
 
     @property
     def warm(self) -> bool:
-        """Whether the others' table has been loaded, or there is none, or the wait for it was long enough."""
+        """Whether this picker knows what the others know, or the wait for it was long enough."""
         return self._warm.is_set()
 
     async def warmed(self) -> None:
@@ -134,21 +128,12 @@ class SharingService:
         while True:
             exchange, now = self.exchange, self._clock()
             exchange.listener.expire(now=now)
-            if exchange.listener.joining:
-                exchange.listener.joining = False
-                self._store_now.set()
-            if self._joining and now - self._started > _JOINING_S:
-                self._joining = False
-            if not self.warm and self._waited_enough(now - self._started):
+            if self._away or now - self._started >= _WARMUP_S:
                 self._warm.set()
             if len(exchange.picker.fleet) or self.warm:
                 self._loadable.set()
             self._work.set()
             await asyncio.sleep(self._settings.flush_interval_seconds)
-
-    def _waited_enough(self, waited_s: float) -> bool:
-        alone = self._joined.is_set() and not self.exchange.listener.peers and waited_s > _ALONE_AFTER_S
-        return alone or bool(self._away) or waited_s >= self._settings.warmup_seconds
 
     async def _send(self) -> None:
         while True:
@@ -160,20 +145,15 @@ class SharingService:
         """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
         sent is sent first the next time.
         """
-        exchange = self.exchange
-        if _TELL in self._away:
-            exchange.speaker.start_fresh()
         await self._agree()
-        channel = exchange.channel(self._settings.pool)
-        if channel != self._channel or not self._joined.is_set():
-            if channel != self._channel:
-                self._joined.clear()
-                exchange.leave(now=self._clock())
-                self._channel, self._unsent = channel, None
+        channel = self.exchange.channel(self._settings.pool)
+        if channel != self._channel:
+            self._joined.clear()
+            self.exchange.listener.forget_all(now=self._clock())
             await self._link.join(channel)
-            await self._flush()
-            self._joined.set()
+            self._channel, self._unsent = channel, None
         await self._flush()
+        self._joined.set()
 
     async def _agree(self) -> None:
         """Compare the hash secret with the pool's: at first, and again from time to time, since a Redis may
@@ -194,55 +174,41 @@ class SharingService:
         self._secret_differs = differs
 
     async def _flush(self) -> None:
-        exchange = self.exchange
         while True:
             if self._unsent is None:
-                flags, self._flags = self._flags | (BatchFlag.JOINING if self._joining else 0), 0
-                urgent = bool(flags & BatchFlag.STORED)
-                self._unsent = exchange.next_batch(now=self._clock(), flags=flags, urgent=urgent)
-                if self._unsent is None:
-                    return
-            sent_at = self._clock()
+                self._unsent = self.exchange.next_batch(now=self._clock())
+            if self._unsent is None:
+                return
             await self._link.send(self._unsent)
-            if self._joining:
-                self._asked_at = min(self._asked_at, sent_at)
             self.counts.sent_batches += 1
             self.counts.sent_bytes += len(self._unsent)
             self._unsent = None
 
     async def _read(self) -> None:
-        await self._joined.wait()
         await self._loadable.wait()
-        if not self._load_tried:  # if the table ended this loop, it is not tried again
-            self._load_tried = True
-            await self._retrying(_LOAD, self._load)
         while True:
             await self._joined.wait()
+            if self._loaded != self._channel:
+                self._loaded = self._channel  # if the table ends this loop, it is not tried again
+                await self._retrying(_LOAD, self._load)
             await self._retrying(_HEAR, self._read_once)
             # Others send at any moment. Reading several batches together costs a fraction.
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _read_once(self) -> None:
-        for received in await self._link.read():
+        batches = await self._link.read()
+        for received in batches:
             self.counts.read_bytes += len(received.data)
+            started = self._clock()
             try:
-                await self._apply(received)
+                for _ in self.exchange.listener.apply(received.data, now=started, age_s=received.age_s):
+                    await asyncio.sleep(self._clock() - started)  # requests get as much time as the portion
+                    started = self._clock()
             except MalformedBatchError as error:
                 self.counts.malformed += 1
                 _log.warning("skipped a batch of another picker: %s", error)
-        # A table that was stored before the others knew of us lacks the later events,
-        # which refer to batches that we never received.
-        if self._joining and self.exchange.listener.stored_at >= self._asked_at:
-            await self._load()
-            self._joining = False
+        if not batches or batches[-1].age_s < _CURRENT_S:
             self._warm.set()
-
-    async def _apply(self, received: Received) -> None:
-        """Apply one batch in portions. After each portion requests get as much time as the portion took."""
-        started = self._clock()
-        for _ in self.exchange.listener.apply(received.data, now=started, age_s=received.age_s):
-            await asyncio.sleep(self._clock() - started)
-            started = self._clock()
 
     async def _load(self) -> None:
         """Load the stored table, if there is one, with a pause after each portion."""
@@ -259,32 +225,22 @@ class SharingService:
         self.counts.loaded_tables += 1
 
     async def _store(self) -> None:
-        """Store the table for pickers that join: when one joins, and from time to time if it is our turn."""
+        """Store the table for pickers that join, from time to time if it is our turn."""
         while True:
-            turn, period_s = "join", _JOIN_TURN_S
-            try:
-                async with asyncio.timeout(self._settings.snapshot_interval_seconds):
-                    await self._store_now.wait()
-            except TimeoutError:
-                turn, period_s = "store", self._settings.snapshot_interval_seconds
-            self._store_now.clear()
+            await asyncio.sleep(self._settings.snapshot_interval_seconds)
             if self._joined.is_set() and self.warm:  # otherwise this picker itself waits for a table
-                await self._retrying(_STORE, functools.partial(self._store_in_turn, turn, period_s))
+                await self._retrying(_STORE, self._store_in_turn)
 
-    async def _store_in_turn(self, turn: str, period_s: float) -> None:
-        if await self._link.take_turn(turn, period_s=period_s):
+    async def _store_in_turn(self) -> None:
+        if await self._link.take_turn(period_s=self._settings.snapshot_interval_seconds):
             await self._write_table()
-            self.exchange.speaker.start_fresh()
-            self._flags |= BatchFlag.STORED
-            self._work.set()
 
     async def _write_table(self) -> None:
-        portions = []
+        portions, since = [], self._link.position()
         for portion in table_portions(self.exchange.picker):
             portions.append(portion)
             await asyncio.sleep(0)
-        data = encode_table(portions)
-        await self._link.store(data)
+        await self._link.store(encode_table(portions), since=since)
         self.counts.stored_tables += 1
 
     async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:

@@ -2,19 +2,17 @@
 batches.
 
 Nothing waits here. When the link is slow or away, the queue grows to its limit. From then on the oldest
-events are dropped and counted. The next batch then makes the others forget all requests that were announced
-before, because the events of their ends may be among the dropped ones.
+events are dropped and counted. The next batch then leaves out a number. So the others release all requests
+that were announced before, because the events of their ends may be among the dropped ones.
 
-Invariants: `_bytes` is the sum of the sizes of the events in the queue. A request has a number from its first
-event until its last.
+Invariants: `waiting_bytes` is the sum of the sizes of the events in the queue. A request has a number from
+its first event until its last.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -39,54 +37,24 @@ from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from epp.sources.sharing import batches
 from epp.sources.sharing.batches import (
-    HASH_BYTES,
+    MOST_CHUNKS,
     MOST_FLOW_ROWS,
-    MOST_HANGING,
     MOST_TOKENS,
     Batch,
-    BatchFlag,
     Event,
     FlowRow,
-    HeldChain,
     Kept,
-    SharedOver,
-    age_ms,
     encode,
+    milliseconds,
+    pack_hashes,
 )
-from epp.sources.sharing.dictionary import SpeakerDictionary
 
-_EVENT_BYTES: Final = 64
-"""Assumed memory of an event besides its hashes."""
+_EVENT_BYTES: Final = 100
+"""Assumed memory of an event besides its chain."""
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
 _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent again."""
-
-
-_Kind = Literal["began", "moved", "proved", "over", "held", "restarted", "hangs", "cut", "fatal", "made"]
-
-
-_SERVERS_NEWS: Final[dict[type, _Kind]] = {Restarted: "restarted", Hangs: "hangs", Cut: "cut"}
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One event in the queue. It has plain values, since the request may change or disappear meanwhile."""
-
-    kind: _Kind
-    at: float
-    number: int = 0
-    name: str = ""
-    identity: int = 0
-    tokens: int = 0
-    adapter: str = ""
-    kept: Kept = Kept.LOST
-    failed: bool = False
-    chain: array[int] | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        return _EVENT_BYTES + HASH_BYTES * len(self.chain or ())
 
 
 def identity_of(state: EndpointState) -> int:
@@ -103,17 +71,17 @@ class Speaker:
     def __init__(self, *, speaker: bytes, limit_bytes: int, gate: Gate | None = None) -> None:
         self._gate = gate
         self._flow_rows: deque[FlowRow] = deque()
+        self._flow_anew = False
         self._speaker = speaker
         self._limit_bytes = limit_bytes
-        self._rows: deque[_Row] = deque()
-        self._bytes = 0
+        self._events: deque[tuple[Event, int]] = deque()
+        """Each with its size in bytes."""
+        self.waiting_bytes = 0
         self._numbers: dict[Pick | PrefillJob, int] = {}
         """The work of a prefill server for a request has its own number: to other pickers it is a request to
         that server."""
         self._newest = 0
         self._batches = 0
-        self._dictionary = SpeakerDictionary()
-        self._fresh = self._forget = True
         self.dropped = 0
         """Number of events for which the queue had no room."""
         self.num_sent = 0
@@ -121,167 +89,102 @@ class Speaker:
     @property
     def waiting(self) -> int:
         """Number of events in the queue, and of changes in flow control."""
-        return len(self._rows) + len(self._flow_rows)
-
-    @property
-    def waiting_bytes(self) -> int:
-        return self._bytes
-
-    def start_fresh(self) -> None:
-        """Another picker joined or missed a batch, so the next batch must not refer to an earlier one."""
-        self._fresh = True
+        return len(self._events) + len(self._flow_rows)
 
     def on_event(self, event: PickerEvent) -> None:
         """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
         match event:
-            case Began(at, request):
-                self._give_number(request)
-                self._add_request("began", at, request)
+            case Began(at, work) | PrefillBegan(at, work):
+                self._newest += 1
+                self._numbers[work] = self._newest
+                self._add_began(work, at=at)
+            case Moved(at, work):
+                self._add_began(work, at=at)
             case Proved(at, work):
-                self._prove(at, work)
-            case Ended(at, request):
-                number = self._numbers.pop(request, 0)
-                self._add(_Row(kind="over", at=at, number=number, kept=_kept(request), failed=request.failed))
-            case Moved(at, request):
-                self._add_request("moved", at, request)
-            case PrefillBegan(at, work, chain, adapter):
-                row = _row_of("began", at, work.state, chain=array("Q", chain))
-                row.number, row.tokens, row.adapter = self._give_number(work), work.booking.tokens, adapter
-                self._add(row)
+                self._add_proof(work, at=at)
+            case Ended(at, work):
+                self._add_end(work, at=at, kept=_kept(work), failed=work.failed)
             case PrefillEnded(at, work, outcome, failed):
-                number = self._numbers.pop(work, 0)
-                self._add(_Row(kind="over", at=at, number=number, kept=_PREFILL_KEPT[outcome], failed=failed))
-            case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
-                self._add(_row_of(_SERVERS_NEWS[type(event)], at, server))
-            case Fatal(at, body_hash, strikes):
-                self._add(_Row(kind="fatal", at=at, number=body_hash, tokens=strikes))
+                self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
+            case Restarted(at, server):
+                self._add(batches.SharedRestarted(*_server(server, at=at)))
+            case Hangs(at, server):
+                self._add(batches.SharedHangs(*_server(server, at=at)))
+            case Cut(at, server):
+                self._add(batches.SharedCut(*_server(server, at=at)))
             case MadeState(at, server, id_hash):
-                row = _row_of("made", at, server)
-                row.number = id_hash
-                self._add(row)
+                self._add(batches.SharedMade(*_server(server, at=at), id_hash))
+            case Fatal(at, body_hash, strikes):
+                self._add(batches.SharedFatal(milliseconds(at), body_hash, strikes))
 
     def gather_flow(self, *, anew: bool = False) -> None:
-        """Collect the reports of this picker's flow control. anew: collect all of them, because the others
-        have none yet.
+        """Collect the reports of this picker's flow control. anew: collect all of them, for pickers that have
+        joined or missed some.
         """
         if self._gate is None:
             return
+        anew = (anew and not self._flow_rows) or len(self._flow_rows) > _MOST_FLOW_ROWS
+        if anew:
+            self._flow_rows.clear()
+            self._flow_anew = True
         for model, row in self._gate.reports(anew=anew):
             tokens = min(row.let_go_tokens, MOST_TOKENS)
-            self._flow_rows.append((model, row.priority, row.tenant, False, tokens, *row[3:]))
-        if len(self._flow_rows) > _MOST_FLOW_ROWS:
-            self._flow_rows.clear()
-            self._fresh = True
+            self._flow_rows.append((model, row.priority, row.tenant, tokens, *row[3:]))
 
-    def _give_number(self, work: Pick | PrefillJob) -> int:
-        self._newest += 1
-        self._numbers[work] = self._newest
-        return self._newest
+    def _add_began(self, work: Pick | PrefillJob, *, at: float) -> None:
+        number, guess, packed = self._numbers.get(work, 0), work.guess, _packed(work)
+        tokens = min(work.booking.tokens, MOST_TOKENS)
+        server = _server(work.state, at=at)
+        self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), len(packed))
 
-    def _add_request(self, kind: Literal["began", "moved"], at: float, request: Pick) -> None:
-        row = _row_of(kind, at, request.state, chain=array("Q", request.guess.chain))
-        row.number = self._numbers.get(request, 0)
-        row.tokens, row.adapter = request.booking.tokens, request.decision.adapter
-        self._add(row)
-
-    def _prove(self, at: float, work: Pick | PrefillJob) -> None:
+    def _add_proof(self, work: Pick | PrefillJob, *, at: float) -> None:
         number = self._numbers.get(work)
         if number is not None:
-            self._add(_Row(kind="proved", at=at, number=number))
-        elif work.guess.chain:  # the others know nothing of this request any more
-            self._add(_row_of("held", at, work.state, chain=array("Q", work.guess.chain)))
+            self._add(batches.SharedProved(milliseconds(at), number))
+        elif packed := _packed(work):  # the others know nothing of this request any more
+            self._add(batches.HeldChain(*_server(work.state, at=at), packed), len(packed))
 
-    def _add(self, row: _Row) -> None:
-        self._rows.append(row)
-        self._bytes += row.size_bytes
-        while self._bytes > self._limit_bytes:
-            self._bytes -= self._rows.popleft().size_bytes
+    def _add_end(self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool) -> None:
+        number = self._numbers.pop(work, 0)
+        self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed))
+
+    def _add(self, event: Event, chain_bytes: int = 0) -> None:
+        size_bytes = _EVENT_BYTES + chain_bytes
+        self._events.append((event, size_bytes))
+        self.waiting_bytes += size_bytes
+        if self.waiting_bytes > self._limit_bytes:
+            self._batches += 1
+        while self.waiting_bytes > self._limit_bytes:
+            self.waiting_bytes -= self._events.popleft()[1]
             self.dropped += 1
-            self._forget = True
 
-    def batch(self, *, now: float, hello: int = 0, flags: int = 0) -> bytes:
+    def batch(self, *, now: float) -> bytes:
         """Return the next batch, with as many events as fit. Without events it is a sign of life."""
-        if self._dictionary.full:
-            self._fresh = True
-        if self._fresh:
-            self._dictionary = SpeakerDictionary()
-            flags |= BatchFlag.FRESH
-            self.gather_flow(anew=True)
-        if self._forget:
-            flags |= BatchFlag.FORGET
-        self._fresh = self._forget = False
         events: list[Event] = []
-        faults: dict[str, list[int]] = {"hangs": [], "cut": []}
-        hanging, cut = faults.values()
-        fatal: list[tuple[int, int]] = []
-        proved: list[int] = []
-        made: list[tuple[int, int]] = []
-        taken = 0
-        while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) + len(fatal) < MOST_HANGING:
-            row = self._rows.popleft()
-            taken += row.size_bytes
-            if row.kind == "proved":
-                proved.append(self._newest - row.number)
-            elif row.kind in faults:
-                faults[row.kind].append(self._dictionary.name(row.name, row.identity))
-            elif row.kind == "made":
-                made.append((row.number, self._dictionary.name(row.name, row.identity)))
-            elif row.kind == "fatal":
-                fatal.append((row.number, row.tokens))
-            else:
-                events.append(self._event(row, now=now))
-        self._bytes -= taken
-        self.num_sent += len(events) + len(hanging) + len(cut) + len(fatal) + len(proved) + len(made)
+        taken_bytes = 0
+        while self._events and taken_bytes < _BATCH_BYTES:
+            event, size_bytes = self._events.popleft()
+            events.append(event)
+            taken_bytes += size_bytes
+        self.waiting_bytes -= taken_bytes
+        self.num_sent += len(events)
         self._batches += 1
-        return encode(
-            Batch(
-                speaker=self._speaker,
-                number=self._batches,
-                hello=hello,
-                flags=flags,
-                newest=self._newest,
-                names=self._dictionary.new_names(),
-                events=events,
-                hanging=hanging,
-                cut=cut,
-                fatal=fatal,
-                flow=[self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))],
-                proved=proved,
-                made=made,
-            )
-        )
-
-    def _event(self, row: _Row, *, now: float) -> Event:
-        age = age_ms(now, row.at)
-        if row.kind == "over":
-            return SharedOver(
-                ago=self._newest - row.number, age_ms=age, kept=int(row.kept), failed=row.failed
-            )
-        endpoint = self._dictionary.name(row.name, row.identity)
-        if row.kind == "restarted":
-            return batches.SharedRestarted(age_ms=age, endpoint=endpoint)
-        head, tail = self._dictionary.chain(row.chain or ())
-        if row.kind == "held":
-            return HeldChain(age_ms=age, endpoint=endpoint, head=head, tail=tail)
-        made = batches.SharedBegan if row.kind == "began" else batches.SharedMoved
-        return made(
-            ago=self._newest - row.number,
-            age_ms=age,
-            endpoint=endpoint,
-            tokens=min(row.tokens, MOST_TOKENS),
-            adapter=self._dictionary.name(row.adapter, 0) + 1 if row.adapter else 0,
-            head=head,
-            tail=tail,
-        )
+        flow = [self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))]
+        anew, self._flow_anew = self._flow_anew, False
+        return encode(Batch(self._speaker, self._batches, milliseconds(now), events, flow, anew))
 
     def check_integrity(self) -> None:
-        assert self._bytes == sum(row.size_bytes for row in self._rows)
-        assert self._bytes <= self._limit_bytes
+        assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)
+        assert self.waiting_bytes <= self._limit_bytes
         assert all(0 < number <= self._newest for number in self._numbers.values())
 
 
-def _row_of(kind: _Kind, at: float, state: EndpointState, *, chain: array[int] | None = None) -> _Row:
-    return _Row(kind=kind, at=at, name=state.endpoint.name, identity=identity_of(state), chain=chain)
+def _server(state: EndpointState, *, at: float) -> tuple[int, str, int]:
+    return milliseconds(at), state.endpoint.name, identity_of(state)
+
+
+def _packed(work: Pick | PrefillJob) -> bytes:
+    return pack_hashes(work.guess.chain[:MOST_CHUNKS])
 
 
 def _kept(request: Pick) -> Kept:

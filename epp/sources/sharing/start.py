@@ -17,7 +17,7 @@ from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.hub import HubLink
 from epp.sources.sharing.link import Link
 from epp.sources.sharing.service import SharingService
-from epp.sources.sharing.signed import SignedLink
+from epp.sources.sharing.signed import Seal
 
 _SPEAKER_BYTES = 8
 
@@ -27,8 +27,6 @@ def require(settings: Sharing) -> None:
     if settings.redis is None:
         return
     _redis_link(settings.redis)
-    if settings.redis.signing_key_file:
-        read_secret(settings.redis.signing_key_file, field=SIGNING_KEY)
     redis, tls = settings.redis, settings.redis.tls
     for field, path in (
         ("passwordFile", redis.password_file),
@@ -50,20 +48,11 @@ def make(
     link: Link
     if settings.redis is not None:
         link = _redis_link(settings.redis)
-        if settings.redis.signing_key_file:
-            key = read_secret(settings.redis.signing_key_file, field=SIGNING_KEY)
-            link = SignedLink(link, key=key)
     elif hub is not None:
         link = HubLink(hub)
     else:
         return None
-    exchange = Exchange(
-        picker,
-        me=secrets.token_bytes(_SPEAKER_BYTES),
-        outbox_bytes=settings.outbox_bytes,
-        peer_timeout_s=settings.peer_timeout_seconds,
-        gate=gate,
-    )
+    exchange = Exchange(picker, me=secrets.token_bytes(_SPEAKER_BYTES), gate=gate)
     return SharingService(exchange, link, settings=settings, keep=keep)
 
 
@@ -74,4 +63,5 @@ def _redis_link(settings: Redis) -> Link:
         raise ConfigError(
             "sharing.redis: the redis package is not installed: pip install 'prefix-gateway[redis]'"
         ) from error
-    return RedisLink(settings)
+    file = settings.signing_key_file
+    return RedisLink(settings, seal=Seal(read_secret(file, field=SIGNING_KEY)) if file else None)

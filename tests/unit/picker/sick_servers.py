@@ -141,8 +141,7 @@ class _Run:
         for picker in self._pickers:
             picker.set_endpoints(self._fleet, now=0.0)
         self._exchanges = [
-            Exchange(picker, me=b"%d" % n, outbox_bytes=2**20, peer_timeout_s=10.0)
-            for n, picker in enumerate(self._pickers)
+            Exchange(picker, me=b"%d" % n, outbox_bytes=2**20) for n, picker in enumerate(self._pickers)
         ]
         self._tokens = dict.fromkeys(self._address, 0.0)
         self._running: Counter[EndpointName] = Counter()

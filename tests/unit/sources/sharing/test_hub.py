@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest_asyncio
 
 from epp.config.sharing import Sharing
 from epp.sources.sharing.hub import Hub, HubLink, frame
-from epp.sources.sharing.link import LinkError
+from epp.sources.sharing.link import LinkError, Received
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.clock import Clock
 from tests.harness.sharing import both_ways, met, sharing
@@ -26,51 +27,77 @@ def clock() -> Clock:
 
 
 @pytest_asyncio.fixture
-async def links(tmp_path: Path, clock: Clock) -> AsyncIterator[tuple[HubLink, HubLink]]:
-    """Return two links to one hub, on one channel."""
+async def path(tmp_path: Path, clock: Clock) -> AsyncIterator[Path]:
     hub = Hub(tmp_path / "hub.sock", clock=clock)
     hub.start()
-    one, other = HubLink(tmp_path / "hub.sock"), HubLink(tmp_path / "hub.sock")
-    for link in (one, other):
-        await link.join("c")
-        await link.stored()  # the answer shows that the hub has seen the channel
-    yield one, other
-    await one.close()
-    await other.close()
+    yield tmp_path / "hub.sock"
     await hub.close()
 
 
-async def test_a_batch_reaches_all_others_and_not_its_sender(links: tuple[HubLink, HubLink]) -> None:
-    one, other = links
+@pytest_asyncio.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def joined(path: Path, stack: AsyncExitStack, *, channel: str = "c") -> HubLink:
+    link = HubLink(path)
+    stack.push_async_callback(link.close)
+    await link.join(channel)
+    return link
+
+
+async def read(link: HubLink, count: int) -> list[tuple[bytes, float]]:
+    received: list[Received] = []
+    while len(received) < count:
+        received += await link.read()
+    return [(bytes(each.data), each.age_s) for each in received]
+
+
+async def test_a_batch_reaches_all_others_of_its_channel_and_not_its_sender(
+    path: Path, stack: AsyncExitStack
+) -> None:
+    one, other = await joined(path, stack), await joined(path, stack)
+    stranger = await joined(path, stack, channel="chunks of 512")
     await one.send(b"first")
     await one.send(b"second")
-    received = await other.read()
-    while len(received) < 2:
-        received += await other.read()
-    assert [bytes(each.data) for each in received] == [b"first", b"second"]
-    await one.stored()
-    assert one._received.empty()  # noqa: SLF001 - reading would wait a second for nothing
+    assert await read(other, 2) == [(b"first", 0.0), (b"second", 0.0)]
+    await other.send(b"third")
+    assert await read(one, 1) == [(b"third", 0.0)]
+    assert await stranger.read() == []
 
 
-async def test_a_turn_is_free_again_after_its_period(links: tuple[HubLink, HubLink], clock: Clock) -> None:
-    one, other = links
-    assert await one.take_turn("store", period_s=10)
-    assert not await other.take_turn("store", period_s=10)
-    assert await other.take_turn("join", period_s=10), "another turn"
-    clock.now += 10.1
-    assert await other.take_turn("store", period_s=10)
-
-
-async def test_the_age_of_a_table_is_measured_by_the_hubs_clock(
-    links: tuple[HubLink, HubLink], clock: Clock
+async def test_a_worker_that_joins_later_gets_earlier_batches_with_their_age(
+    path: Path, stack: AsyncExitStack, clock: Clock
 ) -> None:
-    one, other = links
-    await one.store(b"table")
-    await one.stored()
+    one, other = await joined(path, stack), await joined(path, stack)
+    await one.send(b"first")
+    await read(other, 1)
     clock.now += 7
-    found = await other.stored()
-    assert found is not None
-    assert (bytes(found.data), found.age_s) == (b"table", 7.0)
+    assert await read(await joined(path, stack), 1) == [(b"first", 7.0)]
+
+
+async def test_batches_are_forgotten_when_all_workers_have_left_their_channel(
+    path: Path, stack: AsyncExitStack
+) -> None:
+    one, other = await joined(path, stack), await joined(path, stack)
+    await one.send(b"first")
+    await read(other, 1)
+    witness = await joined(path, stack, channel="chunks of 512")
+    for link in (one, other):
+        await link.join("chunks of 512")
+        await link.send(b"here")
+    await read(witness, 2)
+    assert await (await joined(path, stack)).read() == []
+
+
+async def test_the_kept_batches_are_bounded(path: Path, stack: AsyncExitStack) -> None:
+    one, other = await joined(path, stack), await joined(path, stack)
+    for n in range(20):
+        await one.send(bytes([n]) * 2**20)
+        await read(other, 1)
+    late = await read(await joined(path, stack), 16)
+    assert [batch[0] for batch, _ in late] == list(range(4, 20))
 
 
 async def test_without_a_hub_each_call_is_one_typed_error(tmp_path: Path) -> None:
@@ -86,35 +113,8 @@ def test_a_path_that_cannot_be_used_is_an_error_at_start(tmp_path: Path) -> None
         Hub(tmp_path / "no folder" / "hub.sock").start()
 
 
-async def test_the_hub_keeps_a_table_only_while_a_picker_is_on_its_channel(tmp_path: Path) -> None:
-    hub = Hub(tmp_path / "hub.sock")
-    hub.start()
-    one, other = HubLink(tmp_path / "hub.sock"), HubLink(tmp_path / "hub.sock")
-
-    async def table_after_joining(link: HubLink, channel: str) -> bytes | None:
-        await link.join(channel)
-        table = await link.stored()
-        return None if table is None else bytes(table.data)
-
-    for link in (one, other):
-        assert await table_after_joining(link, "chunks of 256") is None
-    await one.store(b"table")
-    assert await table_after_joining(one, "chunks of 512") is None
-    assert await table_after_joining(other, "chunks of 256") == b"table"
-    assert await table_after_joining(other, "chunks of 512") is None
-    assert await table_after_joining(other, "chunks of 256") is None
-    for link in (one, other):
-        await link.close()
-    await hub.close()
-
-
-@pytest.mark.parametrize(
-    "junk", [b"\xff" * 64, frame(b"N", b""), frame(b"?", b"x"), struct.pack(">IB", 2**31, 83)]
-)
-async def test_bytes_that_are_not_a_frame_end_only_their_own_connection(tmp_path: Path, junk: bytes) -> None:
-    path = tmp_path / "hub.sock"
-    hub = Hub(path)
-    hub.start()
+@pytest.mark.parametrize("junk", [b"\xff" * 64, frame(b"c") + b"\xff" * 64, struct.pack(">Id", 2**31, 0.0)])
+async def test_bytes_that_are_not_a_frame_end_only_their_own_connection(path: Path, junk: bytes) -> None:
     async with (
         sharing(HubLink(path), settings=SETTINGS) as one,
         sharing(HubLink(path), settings=SETTINGS) as other,
@@ -125,7 +125,6 @@ async def test_bytes_that_are_not_a_frame_end_only_their_own_connection(tmp_path
         await writer.drain()
         await both_ways(one, other, name="p")
         writer.close()
-    await hub.close()
 
 
 @pytest.mark.parametrize("turns", TURNS)

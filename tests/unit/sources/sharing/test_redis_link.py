@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from epp.config.sharing import Redis
-from epp.sources.sharing.batches import MOST_TABLE_BYTES
 from epp.sources.sharing.link import LinkError, Received
 from epp.sources.sharing.redis_link import MOST_PIECE_BYTES, RedisLink
+from epp.sources.sharing.signed import Seal
+from epp.sources.sharing.tables import MOST_TABLE_BYTES
 from tests.harness.fake_redis import FakeRedis
 
 
-async def read(redis: FakeRedis) -> Received | None:
+async def read(redis: FakeRedis, *, seal: Seal | None = None) -> Received | None:
     settings = Redis(url="redis://127.0.0.1:1")
-    link = RedisLink(settings, clock=lambda: 1_000.0, connect=lambda _: (redis, []))
+    link = RedisLink(settings, seal=seal, clock=lambda: 1_000.0, connect=lambda _: (redis, []))
     return await link.stored()
 
 
@@ -45,3 +46,12 @@ async def test_a_table_that_is_replaced_meanwhile_is_read_again() -> None:
     assert bytes(found.data) == new[4:]
     with pytest.raises(LinkError, match="replaced each time"):
         await read(FakeRedis(*[old, new, new, new] * 3))
+
+
+async def test_a_table_that_the_pools_key_did_not_sign_is_not_returned() -> None:
+    seal = Seal(b"a key that nobody guesses")
+    signed = seal.sign("table", b"table", channel="") + b"table"
+    found = await read(FakeRedis(b"5-1\n" + signed), seal=seal)
+    assert found is not None
+    assert found.data == b"table"
+    assert await read(FakeRedis(b"5-1\ntable"), seal=seal) is None

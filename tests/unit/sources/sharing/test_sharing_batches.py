@@ -1,16 +1,13 @@
-"""Batches and stored tables as bytes: what is refused, and how a table is read. The names of channels."""
+"""Batches as bytes: what is refused. The names of channels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.routing import Chunks
-from epp.sources.sharing.batches import MalformedBatchError, decode_batch, decode_table, encode
+from epp.sources.sharing.batches import MalformedBatchError, decode_batch, encode
 from tests.unit.sources.sharing.pickers import Replica, two
 
 
@@ -41,23 +38,13 @@ def with_chunks(chunks: Chunks) -> Policy:
 @pytest.mark.parametrize(
     "row",
     [
-        ("m", 10**6, "t", False, 0, 1, 1, 1),
-        ("m", 0, "t" * 300, False, 0, 1, 1, 1),
-        ("m", 0, "t", False, -1, 1, 1, 1),
+        ("m", 10**6, "t", 0, 1, 1, 1),
+        ("m", 0, "t" * 300, 0, 1, 1, 1),
+        ("m", 0, "t", -1, 1, 1, 1),
     ],
 )
 def test_rows_beyond_their_bounds_are_refused(row: tuple[object, ...]) -> None:
     one, _ = two()
-    batch = decode_batch(one.exchange.next_batch(now=9.0, urgent=True) or b"")
+    batch = decode_batch(one.exchange.next_batch(now=9.0) or b"")
     with pytest.raises(MalformedBatchError):
         decode_batch(encode(replace(batch, flow=[row])))
-
-
-def test_portions_are_taken_out_one_at_a_time() -> None:
-    """To take out all of a table of 128 MB in one step took 50 ms."""
-    data = bytearray(msgspec.msgpack.encode([[b"a" * 99, b"b" * 99, 7, b"c"]]))
-    portions: Iterator[bytes] = decode_table(memoryview(data))
-    assert next(portions) == b"a" * 99
-    assert next(portions) == b"b" * 99
-    with pytest.raises(MalformedBatchError):
-        next(portions)

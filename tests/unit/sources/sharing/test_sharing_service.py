@@ -10,12 +10,12 @@ import pytest
 
 from epp.config.sharing import Sharing
 from epp.picker.prefix_index.secret import derived
-from epp.sources.sharing.link import LinkError, Received
+from epp.sources.sharing.link import Link, LinkError, Received
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
 from tests.unit.picker.picker_questions import text
 
-SETTINGS = Sharing(flush_interval_seconds=0.02, warmup_seconds=30)
+SETTINGS = Sharing(flush_interval_seconds=0.02)
 
 
 class Channel:
@@ -29,12 +29,13 @@ class Channel:
         """The answer to every call, if there is one."""
 
 
-class MemoryLink:
+class MemoryLink(Link):
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.received: list[bytes] = []
         self.calls: Counter[str] = Counter()
         self.closed = False
+        self.age_s = 0.0
         channel.links.append(self)
 
     def _called(self, name: str) -> None:
@@ -59,17 +60,17 @@ class MemoryLink:
         self._called("read")
         await asyncio.sleep(0.001)
         received, self.received = self.received, []
-        return [Received(data, 0.0) for data in received]
+        return [Received(data, self.age_s) for data in received]
 
     async def stored(self) -> Received | None:
         self._called("stored")
         return None if self._channel.table is None else Received(self._channel.table, 0.0)
 
-    async def store(self, table: bytes) -> None:
+    async def store(self, table: bytes, *, since: bytes) -> None:
         self._called("store")
         self._channel.table = table
 
-    async def take_turn(self, name: str, *, period_s: float) -> bool:
+    async def take_turn(self, *, period_s: float) -> bool:
         self._called("take_turn")
         return True
 
@@ -88,8 +89,12 @@ async def test_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards
     ):
         await met(one, other)
         channel.fault = LinkError("connection refused.", reason="connection")
-        one.serve(text("meanwhile"))
-        await wait_until(lambda: one.service.counts.errors["connection"] >= 4, what="several failures")
+        for sharer in (one, other):
+            sharer.serve(text("meanwhile"))
+            await wait_until(
+                lambda s=sharer: s.service.counts.errors["connection"] >= 6,  # type: ignore[misc]  # as above
+                what="several failures to send and to receive",
+            )
         assert not one.service.connected
         channel.fault = None
         await other.learns(text("meanwhile"))
@@ -101,9 +106,14 @@ async def test_link_that_fails_is_logged_once_and_missed_news_arrives_afterwards
     assert said[cannot] == said["can send to the other pickers again"] == 2, "once for each of two pickers"
 
 
-async def test_a_picker_without_others_is_warm_before_the_warm_up_ends() -> None:
-    async with sharing(MemoryLink(Channel()), settings=SETTINGS) as one:
+async def test_a_picker_is_warm_once_it_has_read_the_current_batches() -> None:
+    link = MemoryLink(Channel())
+    link.age_s = 60.0
+    async with sharing(link, settings=SETTINGS) as one:
+        link.received.append(b"old")
+        await wait_until(lambda: one.service.counts.malformed == 1, what="the old batch is read")
         assert not one.service.warm
+        link.age_s = 0.0
         async with asyncio.timeout(10):
             await one.service.warmed()
 

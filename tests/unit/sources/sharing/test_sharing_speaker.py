@@ -1,27 +1,10 @@
-"""What a picker tells the others of its own events, in how many bytes, and what it leaves out."""
+"""What a picker tells the others of its own events, and what it leaves out."""
 
 from __future__ import annotations
 
-from epp.sources.sharing.batches import BatchFlag, Kept, SharedOver, decode_batch
+from epp.sources.sharing.batches import Kept, SharedOver, decode_batch
 from tests.unit.picker.picker_questions import text
 from tests.unit.sources.sharing.pickers import Replica, meet, two
-
-
-def test_only_the_part_of_a_chain_that_was_not_sent_before_is_sent() -> None:
-    one, other = two()
-    turn = text("p", 40_000)
-    one.pick(turn, now=10.0)
-    first = one.send(now=10.0)
-    one.pick(turn + text("q", 8_000), now=11.0)
-    second = one.send(now=11.0)
-    one.pick(turn[:20_000] + text("r", 1_000), now=12.0)
-    third = one.send(now=12.0)
-    for said in (first, second, third):
-        other.receive(said, now=12.0)
-    assert [len(b"".join(said)) // 100 for said in (first, second, third)] == [7, 0, 0]
-    assert other.exchange.listener.counts.unresolved == 0
-    for prompt in (turn + text("q", 8_000), turn[:20_000] + text("r", 1_000)):
-        assert other.matched(prompt, now=12.0) == one.matched(prompt, now=12.0)
 
 
 def test_events_without_room_in_the_queue_are_counted_and_forgotten() -> None:
@@ -62,14 +45,3 @@ def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
         (Kept.LOST, True),
         (Kept.LOST, False),
     ], "a client that leaves before the answer begins is no fault of the server"
-
-
-def test_the_first_batch_asks_listeners_to_forget_earlier_ones() -> None:
-    one = Replica(1)
-    one.pick(text("p"), now=1.0)
-    first, second = decode_batch(one.send(now=1.0)[0]), decode_batch(one.send(now=3.0)[0])
-    assert first.flags == BatchFlag.FRESH | BatchFlag.FORGET
-    assert second.flags == 0
-    assert (first.number, second.number) == (1, 2)
-    assert len(first.names) == 1
-    assert second.names == []

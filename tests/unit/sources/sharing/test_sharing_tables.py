@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from epp.base.types import EndpointMetrics, EndpointName
-from epp.sources.sharing.batches import MalformedBatchError, encode_table
+from epp.sources.sharing.batches import HASH_BYTES, MOST_CHUNKS, MalformedBatchError, pack_hashes
 from epp.sources.sharing.exchange import Exchange
-from epp.sources.sharing.storing import table_portions, uses_of
+from epp.sources.sharing.speaker import identity_of
+from epp.sources.sharing.tables import Portion, WrittenUse, encode_table, table_portions, uses_of
 from tests.unit.picker.picker_questions import text
 from tests.unit.sources.sharing.pickers import Replica, endpoints
 
@@ -103,10 +105,44 @@ def test_entries_of_a_server_that_lost_its_cache_are_dropped() -> None:
     assert other.picker.table.entries == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"\x91\x91\xc4\x01x", b"nonsense"])
+@pytest.mark.parametrize("data", [b"", b"\x91\x91\xc4\x01x", b"\x91\x91\x95", b"nonsense"])
 def test_bytes_that_are_not_a_table_are_one_typed_error(data: bytes) -> None:
     other = Replica(2)
     with pytest.raises(MalformedBatchError):
         for _ in other.exchange.listener.load(data, now=1.0, age_s=0.0):
             pass
     other.check()
+
+
+def a_table(replica: Replica, uses: list[WrittenUse]) -> bytes:
+    state = next(iter(replica.picker.fleet.states()))
+    portion = Portion(state.endpoint.name, identity_of(state), 2**30, None, uses)
+    return encode_table([msgspec.msgpack.encode(portion)])
+
+
+LONG = (0, 0, pack_hashes(range(1, MOST_CHUNKS + 1)), 0)
+
+
+def test_a_long_portion_is_loaded_in_steps() -> None:
+    replica = Replica(1)
+    again = [(0, MOST_CHUNKS, b"", 0)] * 6
+    steps = sum(1 for _ in replica.exchange.listener.load(a_table(replica, [LONG, *again]), now=1, age_s=0))
+    assert steps >= 7
+    replica.check()
+
+
+@pytest.mark.parametrize(
+    ("uses", "why"),
+    [
+        ([(0, 1, b"", 0)], "does not stand before it"),
+        ([LONG, (0, MOST_CHUNKS, bytes(HASH_BYTES), 0)], "too many chunks"),
+        ([LONG] + [(0, MOST_CHUNKS, b"", 0)] * 8, "too many chunks"),
+        ([(0, 0, b"1", 0)], "not a list of hashes"),
+    ],
+)
+def test_a_portion_whose_chains_cannot_be_made_is_refused(uses: list[WrittenUse], why: str) -> None:
+    replica = Replica(1)
+    with pytest.raises(MalformedBatchError, match=why):
+        for _ in replica.exchange.listener.load(a_table(replica, uses), now=1.0, age_s=0.0):
+            pass
+    replica.check()
