@@ -31,9 +31,6 @@ _CHECK_AFTER_S: Final = 30.0
 _MISSES_TO_DISTRUST: Final = 8
 """Exact mode turns off after this many prompts in a row without a single block at their servers."""
 _MAX_CHECKS: Final = 256
-_MAX_WAITING: Final = 256
-"""Most prompts that wait for the first event of their model."""
-_MAX_WAITING_BYTES: Final = 16 << 20
 _NO_EVENT_YET: Final = "no event with tokens has come yet"
 _LOOK_AGAIN: Final = 16
 """If a model is off, one in this many prompts is still tried, because the cause may have been removed."""
@@ -56,9 +53,8 @@ class _Model:
     state: ModelState = "waiting"
     reason: str = _NO_EVENT_YET
     hasher: BlockHasher | None = None
+    """How the servers name blocks. None: no server has shown it yet."""
     block_tokens: int = 0
-    waiting: deque[RoutedPrompt] = field(default_factory=deque)
-    waiting_bytes: int = 0
     checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_CHECKS)
     )
@@ -66,30 +62,6 @@ class _Model:
     prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
     """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
     last_error: str = ""
-
-    def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
-        """Called when a server has shown how it names blocks."""
-        self.hasher, self.block_tokens = hasher, block_tokens
-        self.state, self.reason = "checking", "no routed prompt has appeared in the events yet"
-
-    def unlearned(self) -> None:
-        """Called when no server is left that names blocks in this way, so the others may show their
-        way.
-        """
-        self.hasher, self.block_tokens = None, 0
-        self.state, self.reason = "waiting", _NO_EVENT_YET
-        self.checks.clear()
-        self.misses_in_a_row = 0
-
-    def wait(self, routed: RoutedPrompt) -> None:
-        """Keep a prompt until it is known how blocks are named. If too many prompts wait, or too many bytes,
-        the oldest are skipped.
-        """
-        self.waiting.append(routed)
-        self.waiting_bytes += routed.inference.held_bytes
-        while len(self.waiting) > _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
-            self.prompts["waiting"] += 1
-            self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +84,6 @@ class Exact:
         """Others only read it."""
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _FollowedServer] = {}
-        self._relearning: set[EndpointName] = set()
         self.malformed = 0
         """Number of messages that were no KV events."""
 
@@ -128,22 +99,9 @@ class Exact:
         gone = self._servers.pop(server, None)
         if gone is None:
             return
-        self._relearning.discard(server)
         self.knowledge.drop(server)
-        model = gone.model
-        left = {name: known for name, known in self._servers.items() if known.model is model}
-        if not left:
-            del self._models[model.name]
-        elif model.hasher is not None and not any(known.agreed for known in left.values()):
-            model.unlearned()
-            self._relearning |= {name for name, known in left.items() if known.off}
-
-    def take_relearning(self) -> list[EndpointName]:
-        """Return servers whose messages must be read again from the first one, as those of a new process.
-        They were off because they name blocks in another way than servers that have gone.
-        """
-        found, self._relearning = sorted(self._relearning), set()
-        return found
+        if all(known.model is not gone.model for known in self._servers.values()):
+            del self._models[gone.model.name]
 
     def apply(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
         """Apply a server's messages, in order. complete: no message of this process is missing."""
@@ -213,7 +171,8 @@ class Exact:
             if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:
                 known.agreed = True
                 if model.hasher is None:
-                    model.learned(hasher, block_tokens=size)
+                    model.hasher, model.block_tokens = hasher, size
+                    model.state, model.reason = "checking", "no routed prompt has appeared in the events yet"
                 return
         named = ", ".join(tried)
         self._switch_off(server, known, f"its blocks are not named by {named} from the configured hash seed")
@@ -234,24 +193,24 @@ class Exact:
         known.process = routed.process
         if model.settings is None:
             model.prompts["model"] += 1
-        elif model.hasher is None or not model.block_tokens:
-            model.wait(routed)
+        elif model.hasher is None:
+            model.prompts["waiting"] += 1
         elif model.state == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
             model.prompts["off"] += 1
         else:
-            self._map(model, routed, now=now)
+            self._map(model, model.settings, model.hasher, routed, now=now)
         return restarted
 
-    def _map(self, model: _Model, routed: RoutedPrompt, *, now: float) -> None:
-        assert model.settings is not None
-        assert model.hasher is not None
+    def _map(
+        self, model: _Model, settings: ModelSettings, hasher: BlockHasher, routed: RoutedPrompt, *, now: float
+    ) -> None:
         try:
             mapped = map_prompt(
                 routed,
-                language=model.settings.language,
-                hasher=model.hasher,
+                language=settings.language,
+                hasher=hasher,
                 block_tokens=model.block_tokens,
-                adapter_path=model.settings.adapters.get(routed.adapter) if routed.adapter else None,
+                adapter_path=settings.adapters.get(routed.adapter) if routed.adapter else None,
             )
         except UnmappedError as error:
             model.prompts[error.reason] += 1
@@ -263,7 +222,7 @@ class Exact:
             model.last_error = repr(error)
             return
         model.prompts["mapped"] += 1
-        self.knowledge.map(mapped, server=routed.server, now=now)
+        self.knowledge.map(mapped, now=now)
         if mapped.blocks:
             model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
 
@@ -296,14 +255,10 @@ class Exact:
 
     def findings(self, *, now: float) -> list[KvReport]:
         for model in self._models.values():
-            if model.waiting and model.hasher is not None:
-                waiting, model.waiting, model.waiting_bytes = model.waiting, deque(), 0
-                for routed in waiting:
-                    self._map(model, routed, now=now)
             self._check(model, now=now)
         for name, known in self._servers.items():
             self.knowledge.servers[name].trusted = known.model.state == "on" and not known.off
-        return self.knowledge.findings(now=now)
+        return self.knowledge.findings()
 
     # -- for people ------------------------------------------------------------------------------------------
 
@@ -345,6 +300,4 @@ class Exact:
             assert self._models.get(known.model.name) is known.model
         for model in self._models.values():
             assert len(model.checks) <= _MAX_CHECKS
-            assert model.waiting_bytes == sum(r.inference.held_bytes for r in model.waiting)
-            assert (model.hasher is None) == (model.block_tokens == 0)
             assert model.state != "on" or model.prompts["matched"]

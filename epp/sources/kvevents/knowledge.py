@@ -15,23 +15,15 @@ Pure: times are monotonic seconds of the caller. Caller: `exact`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.reported import (
-    UNDER_WAY_S,
-    ChainReport,
-    KvReport,
-    LookupReport,
-    ServerReport,
-)
+from epp.picker.prefix_index.reported import ChainReport, KvReport, LookupReport, ServerReport
 from epp.sources.kvevents.block_hashes import BlockName
 from epp.sources.kvevents.blocks import ServerBlocks
 from epp.sources.kvevents.chunks import ChunkTree, MappedPrompt, Node
 from epp.sources.kvevents.decoding import Event
-from epp.sources.kvevents.pending_prompts import PendingPrompts
 
 
 @dataclass(slots=True, eq=False)
@@ -48,9 +40,6 @@ class ServerKnowledge:
     known_bytes: int = 0
     changed: dict[Node, float] = field(default_factory=dict)
     """Nodes whose blocks came or went, and when this happened last."""
-    pending: PendingPrompts = field(default_factory=PendingPrompts)
-    due: list[Node] = field(default_factory=list)
-    """Chunks that were lost while their prompt was pending. They have to be reported now."""
     reported: tuple[bool, int] = (False, 0)
     """The content of the last report: live, bytes."""
 
@@ -66,12 +55,6 @@ class ServerKnowledge:
                 self._hold(node)
             depth = node.depth
         return depth
-
-    def sure(self, path: Sequence[Node], depth: int) -> bool:
-        """Return whether the server holds only the first `depth` chunks of the path, and will not store more
-        of the path soon.
-        """
-        return self.complete and not (depth < len(path) and path[depth] in self.pending)
 
     def gain(self, first: Node) -> list[Node]:
         """Mark a node as held, and all nodes below it that are held now. Return the ends of these chains."""
@@ -99,7 +82,6 @@ class ServerKnowledge:
         node.seen = True
         self.held.add(node)
         self.known_bytes += node.size_bytes
-        self.due += self.pending.arrived(node)
 
     def has_blocks(self, node: Node) -> bool:
         return node.known and self.blocks.hold(node.blocks)
@@ -135,9 +117,6 @@ class Knowledge:
         """Callers change nothing in them but `complete` and `trusted`."""
         self._num_blocks = 0
         self._found: list[KvReport] = []
-        self._again: OrderedDict[tuple[ServerKnowledge, Node], float] = OrderedDict()
-        """The last loss of each chunk is reported a second time at this moment. Prompts that were pending at
-        the loss are computed by then, or never. The soonest first."""
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -150,7 +129,6 @@ class Knowledge:
         if gone is not None:
             self._num_blocks -= len(gone.blocks)
             _let_all_go(gone.blocks)
-            self._again = OrderedDict(entry for entry in self._again.items() if entry[0][0] is not gone)
 
     def apply(self, server: EndpointName, event: Event, *, now: float) -> None:
         """Apply one event of a server. OverfullError: the bound is exceeded, and the caller must `forget` the
@@ -172,7 +150,6 @@ class Knowledge:
         known = self.servers[server]
         self._num_blocks -= len(known.blocks)
         self._note(known, known.blocks.clear(), now=now)
-        known.due += known.pending.clear()
         known.complete = False
 
     def forget(self, server: EndpointName) -> None:
@@ -182,10 +159,8 @@ class Knowledge:
         known = self.servers[server]
         self._num_blocks -= len(known.blocks)
         _let_all_go(known.blocks)
-        known.pending.clear()
         known.held.clear()
         known.changed.clear()
-        known.due.clear()
         known.known_bytes, known.complete = 0, False
 
     def _note(self, known: ServerKnowledge, blocks: Iterable[BlockName], *, now: float) -> None:
@@ -196,8 +171,8 @@ class Knowledge:
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
-    def map(self, prompt: MappedPrompt, *, server: EndpointName | None = None, now: float) -> None:
-        """Called when a prompt was routed to `server`: look up its chain at every server."""
+    def map(self, prompt: MappedPrompt, *, now: float) -> None:
+        """Called when a prompt was routed: look up its chain at every server."""
         for known in self.servers.values():
             self._found += self._settle(known)  # now the chunks marked as held agree with the blocks
         path, changed = self.tree.map(prompt)
@@ -207,9 +182,6 @@ class Knowledge:
                     known.release(node)
                 known.changed.pop(node, None)
         held = {known.name: depth for known in self.servers.values() if (depth := known.follow(path))}
-        if server in self.servers and path and path[-1] not in self.servers[server].held:
-            known = self.servers[server]
-            known.due += known.pending.expect(path, now=now)
         for node in self.tree.evict():
             self._forget_node(node)
         unknown = sum(not node.known for node in path)
@@ -219,9 +191,7 @@ class Knowledge:
                 LookupReport(
                     chain=prompt.chain[: len(path)],
                     held=held,
-                    sure=frozenset(
-                        k.name for k in self.servers.values() if k.sure(path, held.get(k.name, 0))
-                    ),
+                    sure=frozenset(known.name for known in self.servers.values() if known.complete),
                     from_chunk=unknown,
                     to_chunk=seen,
                     at=now,
@@ -231,25 +201,16 @@ class Knowledge:
     def _forget_node(self, node: Node) -> None:
         for known in self.servers.values():
             known.changed.pop(node, None)
-            known.due += known.pending.arrived(node)
             if node in known.held:
                 known.release(node)
 
     # -- findings --------------------------------------------------------------------------------------------
 
-    def findings(self, *, now: float) -> list[KvReport]:
+    def findings(self) -> list[KvReport]:
         """Return the changes since the last call, in an order in which they can be applied one by one."""
         found, self._found = self._found, []
         for known in self.servers.values():
             found += self._settle(known)
-            known.due += known.pending.overdue(now)
-            lost = [node for node in known.due if node in self.tree and node not in known.held]
-            found += [_loss(known, node, at=now) for node in lost if node not in known.pending]
-            known.due.clear()
-        while self._again and next(iter(self._again.values())) <= now:
-            (known, node), _ = self._again.popitem(last=False)
-            if node in self.tree and node not in known.held and node not in known.pending:
-                found.append(_loss(known, node, at=now - UNDER_WAY_S))
         found += [account for known in self.servers.values() if (account := known.report())]
         return found
 
@@ -264,12 +225,7 @@ class Knowledge:
                 if own:
                     continue
                 known.release(node)
-                if node in known.pending:
-                    known.pending.note_loss(node)
-                    continue
-                self._again[known, node] = at + UNDER_WAY_S
-                self._again.move_to_end((known, node))
-                yield _loss(known, node, at=at)
+                yield ChainReport(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
             elif own and known.holds_above(node):
                 for end in known.gain(node):
                     yield ChainReport(server=known.name, chain=end.chain(), held=end.depth, at=at)
@@ -279,10 +235,8 @@ class Knowledge:
     def check_integrity(self) -> None:
         self.tree.check_integrity()
         assert self._num_blocks == sum(len(known.blocks) for known in self.servers.values())
-        assert {known for known, _ in self._again} <= set(self.servers.values())
         for known in self.servers.values():
             known.blocks.check_integrity()
-            known.pending.check_integrity()
             assert all(node in self.tree for node in known.held | set(known.changed))
             assert known.known_bytes == sum(node.size_bytes for node in known.held)
             for node in known.held:
@@ -290,10 +244,6 @@ class Knowledge:
                 assert known.holds_above(node), "a chunk is held without what it continues"
                 if not any(above in known.changed for above in _upwards(node)):
                     assert known.has_blocks(node), "held without its blocks"
-
-
-def _loss(known: ServerKnowledge, node: Node, *, at: float) -> ChainReport:
-    return ChainReport(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
 
 
 def _let_all_go(blocks: ServerBlocks) -> None:

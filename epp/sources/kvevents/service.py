@@ -219,8 +219,6 @@ class ExactService:
         wanted, followed = self._wanted, self._followed
         for one in [one for name, one in followed.items() if wanted.get(name) != one.source]:
             self._drop(one)
-        for name in self._exact.take_relearning():
-            self._apply_steps(followed[name], followed[name].messages.restarted(), now=now)
         self._unreachable = {n: one for n, one in self._unreachable.items() if wanted.get(n) == one.source}
         for name, source in wanted.items():
             unreachable = self._unreachable.get(name)
