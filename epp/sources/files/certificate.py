@@ -12,6 +12,7 @@ import asyncio
 import logging
 import ssl
 import time
+from _ssl import _test_decode_cert  # type: ignore[attr-defined]  # typeshed lacks it; `ssl` shows dates of CA certificates only
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,12 +25,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
-_SEQUENCE: Final = 0x30
-_VERSION: Final = 0xA0
-_FORMATS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-"""The two time formats of ASN.1."""
-_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
-_END: Final = "-----END CERTIFICATE-----"
 
 
 def files_of(tls: Tls) -> list[tuple[str, str]]:
@@ -56,7 +51,7 @@ def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
         if name != "keyFile":
             _check_certificates(text, where=f"{field}.{name}: {path}")
         if name == "certFile":
-            _check_expiry(text, where=f"{field}.{name}: {path}", unix_now_s=unix_now_s)
+            _check_expiry(path, where=f"{field}.{name}: {path}", unix_now_s=unix_now_s)
     try:
         # An empty passphrase keeps OpenSSL from asking for one on the terminal. A key with a passphrase is
         # then refused.
@@ -91,48 +86,15 @@ def _check_certificates(text: bytes, *, where: str) -> None:
         ) from error
 
 
-def _check_expiry(text: bytes, *, where: str, unix_now_s: float) -> None:
+def _check_expiry(path: str, *, where: str, unix_now_s: float) -> None:
     """Check the first certificate, which is the server's own. A date that cannot be read is ignored."""
-    pem = text.decode("ascii")
-    start, end = pem.find(_BEGIN), pem.find(_END)
-    if start < 0 or end < start:
-        return
-    until = expiry(ssl.PEM_cert_to_DER_cert(pem[start : end + len(_END)] + "\n"))
-    if until is not None and until.timestamp() <= unix_now_s:
-        raise ConfigError(f"{where}: the certificate expired at {until:%Y-%m-%d %H:%M} UTC; renew it")
-
-
-def expiry(certificate: bytes) -> datetime | None:
-    """Return a certificate's notAfter, by its place in the DER structure. Return None if these bytes are no
-    certificate.
-    """
     try:
-        _, at, _ = _element(certificate, 0)  # Certificate
-        _, at, _ = _element(certificate, at)  # TBSCertificate
-        tag, _, end = _element(certificate, at)
-        fields_before = 4 if tag == _VERSION else 3  # version, serial number, signature, issuer
-        for _ in range(fields_before):
-            tag, start, end = _element(certificate, at)
-            at = end
-        tag, start, end = _element(certificate, at)  # validity
-        if tag != _SEQUENCE:
-            return None
-        _, _, at = _element(certificate, start)  # notBefore
-        tag, start, end = _element(certificate, at)
-        return datetime.strptime(certificate[start:end].decode("ascii"), _FORMATS[tag]).replace(tzinfo=UTC)
-    except (IndexError, ValueError, KeyError):
-        return None
-
-
-def _element(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag, and where the content begins and ends. Raise IndexError if the bytes end too early."""
-    tag, size, start = data[at], data[at + 1], at + 2
-    if size >= 0x80:
-        count = size & 0x7F
-        size, start = int.from_bytes(data[start : start + min(count, 4)], "big"), start + count
-    if start + size > len(data):
-        raise IndexError("cut short")
-    return tag, start, start + size
+        until_s = ssl.cert_time_to_seconds(_test_decode_cert(path)["notAfter"])
+    except (ssl.SSLError, ValueError, KeyError):
+        return
+    if until_s <= unix_now_s:
+        until = datetime.fromtimestamp(until_s, UTC)
+        raise ConfigError(f"{where}: the certificate expired at {until:%Y-%m-%d %H:%M} UTC; renew it")
 
 
 class CertificateWatch:
