@@ -132,8 +132,6 @@ class Sharing(Strict, frozen=True):
     pool: Annotated[str, Meta(pattern="^[A-Za-z0-9._:/-]{1,200}$")] = "default"
     """Pickers with the same pool name share. Pools with different names on one Redis never mix."""
     redis: Redis | None = None
-    workers: bool = True
-    """Without `redis`, the workers of one machine share over a local socket."""
     flush_interval_seconds: Annotated[float, Meta(ge=0.005, le=5)] = 0.05
     """How long the picker collects events before it sends them to the other pickers."""
     snapshot_interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0

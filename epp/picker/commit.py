@@ -142,7 +142,7 @@ class Commits:
             self._prefilling.book(pick, helper, now=now)
         self._listeners.send(Began(now, pick, question))
         if pick.prefill is not None:
-            self._listeners.send(PrefillBegan(now, pick.prefill, prompt.chain, decision.adapter))
+            self._listeners.send(PrefillBegan(now, pick.prefill))
         return pick
 
     # -- the response and the end ----------------------------------------------------------------------------

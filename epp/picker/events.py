@@ -12,7 +12,7 @@ passes the pick again at each later event of the HTTP request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
@@ -175,8 +175,6 @@ class PrefillBegan(Struct, frozen=True, eq=False, gc=False):
 
     at: float
     prefill: PrefillJob
-    chain: Sequence[ChunkHash]
-    adapter: str
 
 
 class PrefillEnded(Struct, frozen=True, eq=False, gc=False):

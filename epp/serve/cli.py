@@ -373,7 +373,7 @@ def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) 
     if worker is None and config.workers > 1:
         setup_logging(config.log)
         load_inputs(config, tolerant=True)  # report a fault once, not once for each worker
-        meet = config.sharing.workers and config.sharing.redis is None
+        meet = config.sharing.redis is None
         return asyncio.run(Supervisor(config_path=path, count=config.workers, meet=meet).run())
     if worker is not None:
         process.follow_parent()

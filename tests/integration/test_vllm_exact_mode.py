@@ -20,8 +20,8 @@ from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.language import FolderLanguage
+from epp.sources.kvevents.mapping import read_conversation
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.template_input import read_conversation
 from tests.harness.following import following_picker
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment

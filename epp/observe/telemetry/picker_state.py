@@ -119,7 +119,7 @@ class EndpointStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingStatus:
-    """What this picker sends to other pickers and receives from them. All but the first three are totals
+    """What this picker sends to other pickers and receives from them. All but the first two are totals
     since the picker started.
     """
 

@@ -21,10 +21,9 @@ from epp.picker.prefix_index.reported import KvReport
 from epp.sources.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
 from epp.sources.kvevents.decoding import MalformedEventError, Stored, decode
 from epp.sources.kvevents.knowledge import Knowledge, OverfullError
-from epp.sources.kvevents.mapping import Language, map_prompt
+from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Deliver, Forget, Step
-from epp.sources.kvevents.template_input import UnmappedError
 
 _CHECK_AFTER_S: Final = 30.0
 """By then a prompt's blocks are stored, or its server is so busy that a missing block proves nothing."""

@@ -23,8 +23,7 @@ from tokenizers import Encoding, Tokenizer
 
 from epp.base.errors import ConfigError
 from epp.request.jsontext import check_cost
-from epp.sources.kvevents.mapping import Tokens
-from epp.sources.kvevents.template_input import UnmappedError
+from epp.sources.kvevents.mapping import Tokens, UnmappedError
 
 _MOST_TOKENS: Final = 2**18
 """Most tokens of a text. Freeing the tokenizer's results for so many takes 14 ms, during which nothing else

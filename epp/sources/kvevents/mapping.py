@@ -1,10 +1,13 @@
 """Maps a routed prompt to the names of its blocks, and to the number of blocks that are complete at the end
 of each chunk.
 
-Chunks end at bytes of the canonical prompt, and blocks end at tokens of the rendered prompt. Each text of a
-conversation is searched in the output of the template, in order. Between two texts, and where a template
-rewrites a text, positions are interpolated. An error of a few tokens there moves the end of a chunk by at
-most one block.
+Chunks end at bytes of the canonical prompt, which `epp.request.canonical` wrote, and blocks end at tokens of
+the rendered prompt. The canonical prompt contains everything that a chat template reads, except media, which
+are named by a hash, and earlier thoughts, which templates leave out too. Prompts with media are refused here.
+
+Each text of a conversation is searched in the output of the template, in order. Between two texts, and where
+a template rewrites a text, positions are interpolated. An error of a few tokens there moves the end of a
+chunk by at most one block.
 
 Pure: the model's tokenizer and template are behind the `Language` protocol. Caller: `exact`.
 """
@@ -15,16 +18,17 @@ from array import array
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from epp.base.types import ApiKind, InferenceRequest
 from epp.picker.prefix_index.table import ChunkSchedule
+from epp.request.canonical import BODY, FIELD, OPAQUE, PART, SECTION
 from epp.request.client_names import is_digest
+from epp.request.jsontext import decode
 from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.chunks import MappedPrompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.template_input import Text, UnmappedError, read_conversation
 
 _TOKEN_ID_BYTES: Final = 4
 _MOST_CHARS: Final = 2**20
@@ -32,6 +36,33 @@ _MOST_CHARS: Final = 2**20
 _MOST_MISSED: Final = 256
 """Most texts that may not be found. Each costs a search through the whole prompt. After that, positions are
 interpolated."""
+_TOOLS: Final = FIELD + b"tools"
+_CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_call"}
+
+
+class UnmappedError(Exception):
+    """The blocks of a prompt cannot be named. `reason` is a label of a metric."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of text and its place in the prompt, in bytes."""
+
+    start: int
+    text: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateInput:
+    messages: Sequence[dict[str, Any]]
+    """The messages as an OpenAI client sends them. A content of several parts is a list of strings."""
+    tools: Sequence[Any] | None = None
+    texts: Sequence[Text] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +142,61 @@ def _short(text: str) -> str:
     if len(text) > _MOST_CHARS:
         raise UnmappedError(f"a text of {len(text)} characters", reason="content")
     return text
+
+
+# -- what the chat template gets ----------------------------------------------------------------------------
+
+
+def read_conversation(prompt: bytes) -> TemplateInput:
+    """Return the conversation of a chat's canonical prompt. Raises UnmappedError."""
+    if OPAQUE in prompt:
+        raise UnmappedError("media or a stored conversation", reason="content")
+    messages: list[dict[str, Any]] = []
+    texts: list[Text] = []
+    tools: Sequence[Any] | None = None
+    at = 0
+    try:
+        for section in prompt.split(SECTION)[1:]:
+            at += len(SECTION)
+            heading, _, body = section.partition(BODY)
+            if heading == _TOOLS:
+                tools = decode(body)
+            else:
+                start = at + len(heading) + len(BODY)
+                messages.append(_message(heading, body, start=start, texts=texts))
+            at += len(section)
+    except ValueError as error:
+        raise UnmappedError(
+            f"tools or a tool call that cannot be read ({error})", reason="content"
+        ) from error
+    return TemplateInput(messages, tools, texts)
+
+
+def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> dict[str, Any]:
+    role, *fields = heading.split(FIELD)
+    if not role:
+        raise UnmappedError("a section that is no message", reason="content")
+    message: dict[str, Any] = {"role": role.decode()}
+    for one in fields:
+        key, _, value = one.partition(b"=")
+        message["name" if key == b"name" else "tool_call_id"] = value.decode()
+    contents: list[str] = []
+    for part in body.split(PART):
+        end = start + len(part)
+        if not part.startswith(FIELD):
+            contents.append(part.decode())
+            texts.append(Text(start, contents[-1], end))
+        else:
+            label, _, value = part[len(FIELD) :].partition(FIELD)
+            if label == b"reasoning":
+                message["reasoning"] = message["reasoning_content"] = value.decode()
+            elif label in _CALL_FIELDS:
+                message[_CALL_FIELDS[label]] = decode(value)
+            else:
+                raise UnmappedError("a content part that is no text", reason="content")
+        start = end + len(PART)
+    message["content"] = contents[0] if len(contents) == 1 else contents
+    return message
 
 
 # -- where chunks end ---------------------------------------------------------------------------------------

@@ -41,8 +41,6 @@ _CANCEL_AGAIN_S: Final = 0.2
 @dataclass(slots=True)
 class LinkCounts:
     sent_batches: int = 0
-    sent_bytes: int = 0
-    read_bytes: int = 0
     malformed: int = 0
     stored_tables: int = 0
     loaded_tables: int = 0
@@ -181,7 +179,6 @@ class SharingService:
                 return
             await self._link.send(self._unsent)
             self.counts.sent_batches += 1
-            self.counts.sent_bytes += len(self._unsent)
             self._unsent = None
 
     async def _read(self) -> None:
@@ -198,7 +195,6 @@ class SharingService:
     async def _read_once(self) -> None:
         batches = await self._link.read()
         for received in batches:
-            self.counts.read_bytes += len(received.data)
             started = self._clock()
             try:
                 for _ in self.exchange.listener.apply(received.data, now=started, age_s=received.age_s):

@@ -259,7 +259,7 @@ def test_listeners_hear_of_the_work_of_the_prefill_endpoint() -> None:
     (ended,) = [event for event in heard if isinstance(event, PrefillEnded)]
     assert pick.decision.prefill is not None
     assert began.prefill.state.endpoint.name == pick.decision.prefill.name
-    assert len(began.chain) > 70
+    assert len(began.prefill.guess.chain) > 70
     assert (ended.prefill, ended.outcome, ended.failed, ended.at) == (began.prefill, "computed", False, 4.0)
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
-from epp.sources.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
+from epp.sources.kvevents.mapping import Rendered, Text, UnmappedError, aligned_blocks, chunk_ends, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.template_input import Text, UnmappedError
 from tests.unit.sources.kvevents.routed import (
     SCHEDULE,
     message,

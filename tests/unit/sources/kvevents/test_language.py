@@ -10,8 +10,7 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
-from epp.sources.kvevents.mapping import map_prompt
-from epp.sources.kvevents.template_input import UnmappedError
+from epp.sources.kvevents.mapping import UnmappedError, map_prompt
 from tests.unit.sources.kvevents.a_language import write_language
 from tests.unit.sources.kvevents.routed import TALK, THINKS_LAST, message, routed_chat
 

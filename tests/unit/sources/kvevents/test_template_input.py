@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epp.sources.kvevents.template_input import UnmappedError, read_conversation
+from epp.sources.kvevents.mapping import UnmappedError, read_conversation
 from tests.unit.sources.kvevents.routed import CALL, message, routed_chat
 
 
