@@ -53,6 +53,11 @@ _EVENT_BYTES: Final = 100
 """Assumed memory of an event besides its chain."""
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
+_SERVERS_NEWS: Final[dict[type, type[batches.SharedRestarted | batches.SharedHangs | batches.SharedCut]]] = {
+    Restarted: batches.SharedRestarted,
+    Hangs: batches.SharedHangs,
+    Cut: batches.SharedCut,
+}
 _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent again."""
 
@@ -106,12 +111,8 @@ class Speaker:
                 self._add_end(work, at=at, kept=_kept(work), failed=work.failed)
             case PrefillEnded(at, work, outcome, failed):
                 self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
-            case Restarted(at, server):
-                self._add(batches.SharedRestarted(*_server(server, at=at)))
-            case Hangs(at, server):
-                self._add(batches.SharedHangs(*_server(server, at=at)))
-            case Cut(at, server):
-                self._add(batches.SharedCut(*_server(server, at=at)))
+            case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
+                self._add(_SERVERS_NEWS[type(event)](*_server(server, at=at)))
             case MadeState(at, server, id_hash):
                 self._add(batches.SharedMade(*_server(server, at=at), id_hash))
             case Fatal(at, body_hash, strikes):
