@@ -85,7 +85,6 @@ class FleetNews:
         before = {state.endpoint.name: state for state in self.fleet.states()}
         change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
         for name in change.removed:
-            self.caches.reported.forget_server(name)
             self.guesses.forget(before[name])
             if not self._recently_left.leave(before[name].endpoint, now=now):
                 drop_endpoint(self.table, name)
@@ -181,12 +180,7 @@ class FleetNews:
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by the servers' own events about their caches."""
-        for name in self.caches.reported.take_in(findings, self.table):
-            state = self.fleet.get(name)
-            if state is None:
-                self.caches.reported.forget_server(name)
-            else:
-                self.caches.fit(state)
+        self.caches.reported.take_in(findings, self.table)
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Return servers that get only trial requests, and why."""

@@ -239,7 +239,7 @@ class ServerCaches:
         """
         tokens = self.token_estimate(state.model)
         answered = growth(before.generated_tokens, after.generated_tokens) if before is not None else None
-        if answered and not self._outgrown(state):
+        if answered:
             size_bytes = int(answered * tokens.bytes_per_token)
             charge(self.table, state.endpoint.name, size_bytes=size_bytes, now=now)
         if before is None or after.prefix_hits is None or growth(before.prefix_hits, after.prefix_hits):
@@ -250,22 +250,9 @@ class ServerCaches:
         self.fit(state)
 
     def _capacity_bytes(self, state: EndpointState) -> int:
-        """Return the capacity of the server's mirror. It has room for everything that the server says it
-        holds, since a guess must not evict that.
-        """
-        return max(self._assumed_bytes(state), self._reported_bytes(state))
-
-    def _assumed_bytes(self, state: EndpointState) -> int:
         stated = state.metrics.capacity_tokens if state.metrics else None
         tokens = stated or self.spec.table.default_capacity_tokens
         return int(tokens * self.token_estimate(state.model).bytes_per_token)
-
-    def _outgrown(self, state: EndpointState) -> bool:
-        """Return whether the server says that it holds more than the assumed size of its cache."""
-        return self._reported_bytes(state) > self._assumed_bytes(state)
-
-    def _reported_bytes(self, state: EndpointState) -> int:
-        return self.reported.known_bytes.get(state.endpoint.name, 0)
 
     # -- prompts ---------------------------------------------------------------------------------------------
 

@@ -317,9 +317,10 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
             await wait_until(it_is, what=f"{name} {labels}")
 
         await complete(1)
+        await said("epp_exact_model", state="checking")
+        await complete(1)
         await said("epp_exact_model", state="on")
         await said("epp_exact_endpoint", state="following")
-        await said("epp_exact_endpoint_chunks", at_least=9)
         for seed in range(2, 6):  # The prompts are more than the cache can hold.
             await complete(seed)
         await said("epp_exact_corrections_total", kind="forgotten")

@@ -51,13 +51,12 @@ class ExactServerStatus:
     )
     reason: str
     blocks: int = gauge("epp_exact_endpoint_blocks", "Blocks that the endpoint holds, by its KV events.")
-    chunks: int = gauge("epp_exact_endpoint_chunks", "Chunks of routed prompts that these blocks cover.")
     events: int = counter("epp_exact_endpoint_events_total", "KV events received from the endpoint.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactStatus:
-    """What the KV events of the servers say. All but blocks and chunks are totals since the picker
+    """What the KV events of the servers say. All but blocks are totals since the picker
     started.
     """
 

@@ -1,8 +1,5 @@
-"""Corrects the prefix table by the servers' reports about their own caches. It also remembers what the table
-does not hold: how many bytes each server holds.
-
-Only exact mode makes such reports, so without exact mode all fields are empty. `server_caches` owns the one
-object of this class. All code here is synchronous.
+"""Corrects the prefix table by the servers' reports about their own caches. Only exact mode makes such
+reports. `server_caches` owns the one object of this class. All code here is synchronous.
 """
 
 from __future__ import annotations
@@ -22,16 +19,14 @@ proves nothing yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainReport:
-    """By its own events, a server now holds a chain or lost the end of it.
+class LossReport:
+    """By its own events, a server lost the last chunk of a chain.
 
-    The server holds the chunks before `held`. If the chain has more, the server lacks the next one, unless
-    that chunk was used after `at`: a prompt that is being computed is stored soon.
+    The server lacks this chunk, unless the chunk was used after `at`.
     """
 
     server: EndpointName
     chain: Sequence[ChunkHash]
-    held: int
     at: float
 
 
@@ -55,71 +50,37 @@ class LookupReport:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerReport:
-    """Facts about one server as a whole."""
-
-    server: EndpointName
-    live: bool
-    """Whether the picker follows the server's events and the server names blocks as the picker does."""
-    known_bytes: int = 0
-    """Bytes of prompt text that the server holds by its own events."""
-
-
-KvReport = ChainReport | LookupReport | ServerReport
+KvReport = LossReport | LookupReport
 
 
 class ReportedCaches:
     def __init__(self) -> None:
-        self.known_bytes: dict[EndpointName, int] = {}
-        """For servers whose events are followed: the bytes that they hold by their own events."""
         self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
         """Chains added because servers hold them, and entries removed because servers do not."""
 
-    def take_in(self, findings: Iterable[KvReport], table: PrefixTable) -> set[EndpointName]:
-        """Correct the table by the servers' own events. Returns the servers whose mirrors may need a new
-        size.
-        """
-        accounts = set()
+    def take_in(self, findings: Iterable[KvReport], table: PrefixTable) -> None:
+        """Correct the table by the servers' own events."""
         for finding in findings:
             match finding:
-                case ChainReport():
-                    self._correct(table, finding.server, finding.chain, finding.held, at=finding.at)
+                case LossReport(server=name, chain=chain, at=at):
+                    self._forget(table, name, chain, keep=len(chain) - 1, as_of=at)
                 case LookupReport():
                     self._check(table, finding)
-                case ServerReport():
-                    self._account(finding)
-                    accounts.add(finding.server)
-        return accounts
-
-    def forget_server(self, name: EndpointName) -> None:
-        """Called when the server left, or its own reports are no longer valid."""
-        self.known_bytes.pop(name, None)
-
-    def _correct(
-        self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float
-    ) -> None:
-        if held < len(chain):
-            self.corrected["forgotten"] += forget(table, name, chain, keep=held, as_of=at)
-        else:
-            self.corrected["credited"] += credit(table, name, chain, now=at)
 
     def _check(self, table: PrefixTable, checked: LookupReport) -> None:
         chain, believed = checked.chain, table.match(checked.chain)
         for name, held in checked.held.items():
             if held > believed.get(name, 0):
-                self._correct(table, name, chain[:held], held, at=checked.at)
+                self.corrected["credited"] += credit(table, name, chain[:held], now=checked.at)
         for name, chunks in believed.items():
             held = max(checked.held.get(name, 0), checked.from_chunk)
             if name in checked.sure and held < min(chunks, checked.to_chunk):
-                self._correct(table, name, chain, held, at=checked.at - UNDER_WAY_S)
+                self._forget(table, name, chain, keep=held, as_of=checked.at - UNDER_WAY_S)
 
-    def _account(self, account: ServerReport) -> None:
-        name = account.server
-        if not account.live:
-            self.forget_server(name)
-            return
-        self.known_bytes[name] = account.known_bytes
+    def _forget(
+        self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float
+    ) -> None:
+        self.corrected["forgotten"] += forget(table, name, chain, keep=keep, as_of=as_of)
 
 
 def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:

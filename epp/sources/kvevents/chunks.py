@@ -28,7 +28,6 @@ class Node:
     parent: Node | None
     depth: int
     """Number of chunks of the chain up to the end of this one."""
-    size_bytes: int
     blocks: tuple[BlockName, ...]
     known: bool
     """Whether a whole block ends in this chunk or before."""
@@ -36,21 +35,21 @@ class Node:
     """Whether some server once held its blocks, so that their names are right."""
     children: list[Node] = field(default_factory=list)
 
-    def chain(self) -> list[ChunkHash]:
-        found, node = [self.chunk], self.parent
+    def above(self) -> Iterator[Node]:
+        """Yield the chunks before this one, the nearest first."""
+        node = self.parent
         while node is not None:
-            found.append(node.chunk)
+            yield node
             node = node.parent
-        found.reverse()
-        return found
+
+    def chain(self) -> list[ChunkHash]:
+        return [self.chunk, *(node.chunk for node in self.above())][::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class MappedPrompt:
     chain: Sequence[ChunkHash]
     """The leading chunks for which every request with these chunks has the same blocks."""
-    ends_bytes: Sequence[int]
-    """How many bytes of the prompt are complete at the end of each chunk."""
     blocks: Sequence[BlockName]
     ends_blocks: Sequence[int]
     """How many blocks are complete at the end of each chunk."""
@@ -77,19 +76,17 @@ class ChunkTree:
         """Return the nodes that contain the block. Usually there is one."""
         return self._users.part(block).get(block, ())
 
-    def map(self, prompt: MappedPrompt) -> tuple[list[Node], list[Node]]:
-        """Return the nodes of the chain, and those of them that are new or have other blocks than before."""
+    def map(self, prompt: MappedPrompt) -> list[Node]:
+        """Return the nodes of the chain."""
         path: list[Node] = []
-        changed: list[Node] = []
         parent: Node | None = None
-        start_bytes = start = 0
-        for chunk, end_bytes, end in zip(prompt.chain, prompt.ends_bytes, prompt.ends_blocks, strict=True):
+        start = 0
+        for chunk, end in zip(prompt.chain, prompt.ends_blocks, strict=True):
             own = tuple(prompt.blocks[start:end])
             node = self._nodes.get(chunk)
             if node is None:
-                node = Node(chunk, parent, len(path) + 1, end_bytes - start_bytes, own, known=end > 0)
+                node = Node(chunk, parent, len(path) + 1, own, known=end > 0)
                 self._add(node)
-                changed.append(node)
             elif node.parent is not parent:
                 break  # two prefixes with the same hash: the first one keeps its node
             elif node.blocks != own or node.known != (end > 0):
@@ -98,22 +95,20 @@ class ChunkTree:
                 self._use(node)
                 if node.known:
                     _make_known(node.children)
-                changed.append(node)
             path.append(node)
-            parent, start_bytes, start = node, end_bytes, end
+            parent, start = node, end
         for node in reversed(path):
             self._nodes.move_to_end(node.chunk)
-        return path, changed
+        return path
 
-    def evict(self) -> Iterator[Node]:
-        """Bring the tree back into its bound. Yields the removed nodes."""
+    def evict(self) -> None:
+        """Bring the tree back into its bound."""
         while len(self._nodes) > self._max_chunks:
             _, node = self._nodes.popitem(last=False)
             assert not node.children, "an end goes before what it continues"
             self._release(node)
             if node.parent is not None:
                 node.parent.children.remove(node)
-            yield node
 
     def _add(self, node: Node) -> None:
         self._nodes[node.chunk] = node

@@ -255,8 +255,6 @@ class Exact:
     def findings(self, *, now: float) -> list[KvReport]:
         for model in self._models.values():
             self._check(model, now=now)
-        for name, known in self._servers.items():
-            self.knowledge.servers[name].trusted = known.model.state == "on" and not known.off
         return self.knowledge.findings()
 
     # -- for people ------------------------------------------------------------------------------------------
@@ -287,7 +285,6 @@ class Exact:
                 state="off" if known.off else "following" if held.complete else "partly",
                 reason=known.off,
                 blocks=len(held.blocks),
-                chunks=len(held.held),
                 events=known.events,
             )
         return found

@@ -112,7 +112,7 @@ def map_prompt(
         )
     else:
         ends = aligned_blocks(ends_bytes, rendered, block_tokens=block_tokens, blocks=len(blocks))
-    return MappedPrompt(routed.chain, ends_bytes, blocks, ends)
+    return MappedPrompt(routed.chain, blocks, ends)
 
 
 def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], Rendered | None]:

@@ -28,7 +28,7 @@ import zmq
 from epp.base.types import Endpoint, EndpointName
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.picker.prefix_index.reported import KvReport, ServerReport
+from epp.picker.prefix_index.reported import KvReport
 from epp.sources.kvevents import sockets
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
@@ -147,9 +147,7 @@ class ExactService:
             self._queue.open()
 
     def _turn_off(self, failure: BaseException) -> None:
-        """Follow no server, take no prompts of the picker any more, and report that the earlier findings are
-        invalid.
-        """
+        """Follow no server, and take no prompts of the picker any more."""
         self._queue.close()
         self._found.clear()
         reason = f"failed: {type(failure).__name__}: {failure}"
@@ -160,12 +158,8 @@ class ExactService:
             models={name: replace(m, state="off", reason=reason) for name, m in status.models.items()}
             or {"": off},
             servers={
-                name: replace(s, state="off", reason=reason, blocks=0, chunks=0)
-                for name, s in status.servers.items()
+                name: replace(s, state="off", reason=reason, blocks=0) for name, s in status.servers.items()
             },
-        )
-        self._picker.take_in(
-            [ServerReport(server=name, live=False) for name in {**self._wanted, **status.servers}]
         )
 
     async def _apply(self) -> None:
@@ -320,7 +314,7 @@ class ExactService:
         messages = [one.messages for one in self._followed.values()]
         unreachable = {
             name: ExactServerStatus(
-                state="off", reason=f"cannot receive events: {one.reason}", blocks=0, chunks=0, events=0
+                state="off", reason=f"cannot receive events: {one.reason}", blocks=0, events=0
             )
             for name, one in self._unreachable.items()
         }

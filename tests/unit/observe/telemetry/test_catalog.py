@@ -43,7 +43,7 @@ def test_the_metrics_that_a_help_text_names_exist() -> None:
 
 def test_parts_that_are_off_have_no_rows() -> None:
     model = ExactModelStatus(state="on", reason="", prompts={})
-    server = ExactServerStatus(state="following", reason="", blocks=1, chunks=1, events=1)
+    server = ExactServerStatus(state="following", reason="", blocks=1, events=1)
     exact = ExactStatus(models={"m": model}, servers={A: server}, gaps={}, malformed=0)
     on = PickerStatus(
         endpoints=(EndpointStatus(name=A, address=HERE, prefill_tokens_per_s=1.0),), exact=exact

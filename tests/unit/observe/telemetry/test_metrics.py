@@ -40,9 +40,7 @@ SHARING = SharingStatus(
 
 EXACT = ExactStatus(
     models={"m": ExactModelStatus(state="on", reason="", prompts={"mapped": 9, "content": 1})},
-    servers={
-        EndpointName("a"): ExactServerStatus(state="partly", reason="", blocks=70, chunks=20, events=300)
-    },
+    servers={EndpointName("a"): ExactServerStatus(state="partly", reason="", blocks=70, events=300)},
     dropped_prompts=2,
     gaps={"found": 3, "lost": 1},
     malformed=0,

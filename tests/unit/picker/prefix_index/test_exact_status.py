@@ -16,7 +16,7 @@ from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus, ModelState
 
 A = EndpointName("a")
-SERVER = ExactServerStatus(state="following", reason="", blocks=70, chunks=20, events=300)
+SERVER = ExactServerStatus(state="following", reason="", blocks=70, events=300)
 
 
 def exact_samples(status: ExactStatus) -> dict[str, dict[tuple[str, ...], float]]:
@@ -58,7 +58,6 @@ def test_numbers_stand_beside_the_labels_that_their_fields_declare() -> None:
     page = exact_samples(a_status())
     assert page["epp_exact_prompts_total"] == {("m", "mapped"): 9}
     assert page["epp_exact_endpoint_blocks"] == {("a",): 70}
-    assert page["epp_exact_endpoint_chunks"] == {("a",): 20}
     assert page["epp_exact_endpoint_events_total"] == {("a",): 300}
     assert page["epp_exact_gaps_total"] == {("found",): 3, ("lost",): 1}
     assert page["epp_exact_malformed_total"] == {(): 4}

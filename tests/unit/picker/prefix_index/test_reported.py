@@ -10,11 +10,10 @@ from epp.base.types import EndpointName
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import (
     UNDER_WAY_S,
-    ChainReport,
     KvReport,
     LookupReport,
+    LossReport,
     ReportedCaches,
-    ServerReport,
     credit,
 )
 from epp.picker.prefix_index.servers import drop_endpoint
@@ -54,19 +53,13 @@ class TestCredit:
         assert table.entries == 0
 
 
-class TestChains:
-    def test_a_chain_that_a_server_holds_is_credited(self) -> None:
-        table = new_table(A)
-        reported = report(table, ChainReport(server=A, chain=chain("abcd"), held=4, at=1.0))
-        assert table.match(chain("abcd")) == {A: 4}
-        assert reported.corrected == {"credited": 1, "forgotten": 0}
-
+class TestLosses:
     def test_a_chunk_that_a_server_lacks_is_removed_with_all_chunks_after_it(self) -> None:
         table = new_table(A, B)
         for name in (A, B):
             table.record(name, chain("abcd"), now=1)
             table.record(name, chain("abxy"), now=2)
-        reported = report(table, ChainReport(server=A, chain=chain("abcd"), held=1, at=3.0))
+        reported = report(table, LossReport(server=A, chain=chain("ab"), at=3.0))
         assert table.match(chain("abcd")) == {A: 1, B: 4}
         assert table.match(chain("abxy")) == {A: 1, B: 4}
         assert reported.corrected == {"credited": 0, "forgotten": 5}
@@ -74,7 +67,7 @@ class TestChains:
     def test_a_chunk_that_was_used_after_the_report_stays(self) -> None:
         table = new_table(A)
         table.record(A, chain("abcd"), now=2)
-        reported = report(table, ChainReport(server=A, chain=chain("abcd"), held=1, at=1.0))
+        reported = report(table, LossReport(server=A, chain=chain("ab"), at=1.0))
         assert table.match(chain("abcd")) == {A: 4}
         assert reported.corrected["forgotten"] == 0
 
@@ -83,8 +76,9 @@ class TestLookups:
     def test_each_server_is_credited_with_held_chunks_and_loses_missing_chunks(self) -> None:
         table = new_table(A, B)
         table.record(A, chain("abcd"), now=1)
-        report(table, lookup("abcd", {A: 2, B: 3}))
+        reported = report(table, lookup("abcd", {A: 2, B: 3}))
         assert table.match(chain("abcd")) == {A: 2, B: 3}
+        assert reported.corrected == {"credited": 1, "forgotten": 2}
 
     def test_a_server_that_may_hold_more_loses_nothing(self) -> None:
         table = new_table(A)
@@ -103,23 +97,6 @@ class TestLookups:
         table.record(A, chain("abcd"), now=1)
         report(table, lookup("abcd", {A: 2}, to_chunk=2))
         assert table.match(chain("abcd")) == {A: 4}
-
-
-class TestServers:
-    def test_the_servers_that_may_need_another_size_are_returned(self) -> None:
-        reports: list[KvReport] = [
-            ServerReport(server=A, live=True, known_bytes=7),
-            ChainReport(server=B, chain=chain("ab"), held=2, at=1.0),
-        ]
-        reported = ReportedCaches()
-        assert reported.take_in(reports, new_table(A, B)) == {A}
-        assert reported.known_bytes == {A: 7}
-
-    def test_reports_of_a_server_that_is_no_longer_followed_are_forgotten(self) -> None:
-        table = new_table(A)
-        reported = report(table, ServerReport(server=A, live=True, known_bytes=7))
-        reported.take_in([ServerReport(server=A, live=False)], table)
-        assert reported.known_bytes == {}
 
 
 @pytest.mark.parametrize(("after_s", "held"), [(UNDER_WAY_S - 0.1, {A: 4}), (UNDER_WAY_S, {})])

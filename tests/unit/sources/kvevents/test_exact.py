@@ -14,7 +14,6 @@ import pytest
 
 from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
-from epp.picker.prefix_index.reported import ServerReport
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.prefix_index.table import ChunkSchedule
@@ -110,8 +109,8 @@ def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> 
 def test_removed_blocks_are_forgotten_and_those_of_the_other_server_stay() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, blocks_stored(tokens))
-    fleet.route(A, tokens)
     fleet.tell(B, blocks_stored(tokens))
+    fleet.route(A, tokens)
     whole = len(fleet.chain(tokens))
     assert fleet.held(tokens) == {A: whole, B: whole}
     fleet.tell(A, blocks_removed(tokens, first=20))
@@ -182,15 +181,6 @@ def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
         fleet.route(A, prompt_of(n))
     fleet.held(prompt_of(1), later_s=40)
     assert fleet.exact.models()[""].prompts["missed"] == 0
-
-
-def test_a_server_is_reported_as_followed_only_while_its_model_is_on() -> None:
-    fleet, tokens = TwoReportingServers(), prompt_of(1)
-    fleet.tell(A, blocks_stored(tokens))
-    assert not any(isinstance(f, ServerReport) and f.live for f in fleet.exact.findings(now=5.0))
-    fleet.route(A, tokens)
-    (account,) = [f for f in fleet.exact.findings(now=6.0) if isinstance(f, ServerReport)]
-    assert (account.server, account.live, account.known_bytes) == (A, True, 4 * len(tokens))
 
 
 def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:

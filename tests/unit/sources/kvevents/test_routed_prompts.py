@@ -8,7 +8,6 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRe
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.reported import ServerReport
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
@@ -70,21 +69,3 @@ def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
     for pick in picks:
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
     assert (len(queue), queue.dropped, queue.held_bytes) == (2, 3, 8000)
-
-
-def test_the_mirror_of_a_followed_server_has_room_for_all_reported_blocks() -> None:
-    picker = picker_heard_by(None)
-    before = picker.table.mirrors[A.name].capacity_bytes
-    picker.take_in([ServerReport(server=A.name, live=True, known_bytes=before // 2)])
-    assert picker.table.mirrors[A.name].capacity_bytes == before
-    picker.take_in([ServerReport(server=A.name, live=True, known_bytes=2 * before)])
-    assert picker.table.mirrors[A.name].capacity_bytes == 2 * before
-    picker.take_in([ServerReport(server=A.name, live=False)])
-    assert picker.table.mirrors[A.name].capacity_bytes == before
-
-
-def test_a_report_of_a_server_that_left_is_dropped() -> None:
-    picker = picker_heard_by(None)
-    picker.set_endpoints([B], now=1.0)
-    picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])
-    assert A.name not in picker.caches.reported.known_bytes
