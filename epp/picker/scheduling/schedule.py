@@ -26,9 +26,9 @@ from msgspec.structs import replace
 from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, LoadSettings
+from epp.picker.prefix_index.table import Mirror
 from epp.picker.scheduling.snapshot import (
     Bools,
-    CacheRoom,
     Floats,
     Ints,
     SchedulingRequest,
@@ -199,7 +199,7 @@ def equals_apart(places: list[int], key: Floats | Ints, weighed: Weighed) -> lis
     return [places[n] for n in in_order] + places[count:]
 
 
-def _loss(cache: CacheRoom | None, size_bytes: int) -> tuple[float, float]:
+def _loss(cache: Mirror | None, size_bytes: int) -> tuple[float, float]:
     """Return how much a cache loses by taking a prompt. A cache with room loses nothing, and one with more
     room is better. Of full caches, the one whose oldest content was last used longest ago is best.
     """

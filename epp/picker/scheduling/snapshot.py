@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from epp.base.types import Address, Endpoint, EndpointName
+from epp.picker.prefix_index.table import Mirror
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,29 +27,6 @@ Hashes = npt.NDArray[np.uint64]
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
-
-
-class LastUse(Protocol):
-    """The last use of a part of a cache."""
-
-    @property
-    def at(self) -> float: ...
-
-
-class CacheRoom(Protocol):
-    """What a server's cache is assumed to hold, as far as a choice needs it."""
-
-    @property
-    def capacity_bytes(self) -> int: ...
-
-    @property
-    def used_bytes(self) -> int: ...
-
-    @property
-    def guessed_bytes(self) -> int: ...
-
-    @property
-    def oldest(self) -> LastUse | None: ...
 
 
 class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
@@ -70,7 +47,7 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
     text_bytes: int = 0
     """Size of the prompt's text, as the caches count it."""
-    caches: Mapping[EndpointName, CacheRoom] | None = None
+    caches: Mapping[EndpointName, Mirror] | None = None
     """What each server's cache is assumed to hold. None: nothing is known of the caches."""
     holder: int | None = None
     """The place of the server that keeps what the request names. None: no server is known to."""
