@@ -30,7 +30,7 @@ from bench.tiers.patterns import NEW_TOKENS, Patterns, Recipe, carry, patterns
 from bench.tiers.shapes import SHAPES, Compute, ImposedCompute, NoCompute, RealCompute, Shape
 from bench.tiers.systems import COUNTED, RECOMPUTE, SYSTEMS, Served, Stores, Traffic, Weights
 from model_server.runners.hf import model as hf
-from model_server.tiers.disk import Disk
+from model_server.tiers.files import Disk
 
 FLOPS_PER_S, WEIGHTS_BYTES_PER_S = 150e12, 1500e9
 """The accelerator that is imposed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from model_server.tiers.disk import Disk
+from model_server.tiers.files import Disk
 
 _PAGE = 4096
 

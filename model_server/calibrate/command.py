@@ -22,7 +22,7 @@ import aiohttp
 from model_server.calibrate.client import CalibrationError, ServerUnderTest, find_model
 from model_server.calibrate.cost_file import cost_document
 from model_server.calibrate.fit import Fit, FitError, Quality, fit
-from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of, slowest_over_fastest
+from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of
 
 _LEAST_PROMPT_TOKENS: Final = 64
 _ANSWER_TOKENS: Final = 80
@@ -132,15 +132,8 @@ async def _calibrate(args: argparse.Namespace) -> str:
     samples = fastest(measured)
     found = fit(samples)
     print(_about(found), file=sys.stderr)
-    times = slowest_over_fastest(measured)
-    print(
-        f"the slowest of equal measurements took {times:.2f} times as long as the fastest; the fastest counts",
-        file=sys.stderr,
-    )
     source = {"url": args.url, "model": model, "max_prompt_tokens": most, "samples": len(samples)}
-    return cost_document(
-        found.costs, fit={**_fit_document(found), "slowest_over_fastest": round(times, 3)}, source=source
-    )
+    return cost_document(found.costs, fit=_fit_document(found), source=source)
 
 
 def _about(found: Fit) -> str:

@@ -97,15 +97,6 @@ def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
     return [min(samples, key=_seconds) for samples in measured.values() if samples]
 
 
-def slowest_over_fastest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
-    """Return how many times as long the slowest of equal probes took as the fastest, as the median of all
-    probes. The value is 1 on a quiet machine.
-    """
-    return median(
-        max(map(_seconds, samples)) / min(map(_seconds, samples)) for samples in measured.values() if samples
-    )
-
-
 def _seconds(sample: Sample) -> float:
     return sample.seconds
 

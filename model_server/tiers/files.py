@@ -5,7 +5,8 @@ A store has more files than a process may have open. So `OpenFiles` keeps only t
 last. A file that was closed is opened again when it is read. If it was replaced or removed meanwhile, the
 read raises DamagedSegmentError. A reader holds the handle, which is closed when no reader has it any more.
 
-Callers: segments, the store (its manifest), the importance files. All threads may call.
+A `Disk` reads with one `pread`, and counts the reads. Callers: segments, the store (its manifest), and the
+benchmarks, which choose the disk. All threads may call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from model_server.tiers.errors import DamagedSegmentError
@@ -30,10 +32,10 @@ _ONLY_OWNER = 0o600
 """The stored data reveals prompts, so no other user may read the folder."""
 
 
-def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
-    """Write or replace the file in one step, so that a file under this name is always complete. With `synced`
-    this also holds after a crash of the machine. Raise the disk's OSError. If only the folder could not be
-    synced, the file exists in spite of the error.
+def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write or replace the file in one step, so that a file under this name is always complete, also after a
+    crash of the machine. Raise the disk's OSError. If only the folder could not be synced, the file exists in
+    spite of the error.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,16 +43,14 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
         with os.fdopen(os.open(unfinished, flags, _ONLY_OWNER), "wb") as file:
             file.writelines(pieces)
             file.flush()
-            if synced:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         unfinished.rename(path)
     except BaseException:
         # A full disk needs this room now. If the removal fails, the next opening of the store repeats it.
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
-    if synced:
-        sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -152,6 +152,29 @@ class ReadFile:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    reads: int = 0
+    bytes: int = 0
+
+
+class Disk:
+    """The real disk, with the system's page cache in front of it."""
+
+    def __init__(self, *, max_open_files: int | None = None) -> None:
+        """If `max_open_files` is None, the process's own limit decides how many files stay open."""
+        self.counts = ReadCounts()
+        self.files = OpenFiles(limit=max_open_files)
+        self._lock = threading.Lock()
+
+    def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
+        """Read bytes. Return fewer bytes than asked for if the file ends. Raise the system's OSError."""
+        with self._lock:
+            self.counts.reads += 1
+            self.counts.bytes += num_bytes
+        return os.pread(file, num_bytes, offset)
 
 
 def _allowed() -> int:

@@ -51,7 +51,7 @@ def check_manifest(folder: Path, layout: KvLayout) -> None:
     if not path.exists():
         if any(folder.glob(f"*{segment.SUFFIX}")):
             raise StoreError(f"{folder} has segments but no {_NAME}; remove the folder")
-        write_whole(path, (json.dumps(wanted, indent=1).encode(),), synced=True)
+        write_whole(path, (json.dumps(wanted, indent=1).encode(),))
         return
     try:
         with path.open("rb") as file:

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError
-from model_server.tiers.files import ReadFile, write_whole
+from model_server.tiers.files import Disk, ReadFile, write_whole
 from model_server.tiers.layout import TokenOrder
 
 SUFFIX = ".kv"
@@ -107,7 +106,7 @@ def write(
     ]
     described = _describe(layout, place, orders, [zlib.crc32(chunk) for chunk in chunks])
     preamble = _PREAMBLE.pack(_MAGIC, len(described), zlib.crc32(described))
-    write_whole(path, (preamble, described, *chunks), synced=True)
+    write_whole(path, (preamble, described, *chunks))
 
 
 class Segment:

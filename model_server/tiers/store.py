@@ -30,9 +30,8 @@ from pathlib import Path
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers import owned_folder, segment
-from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
-from model_server.tiers.files import UNFINISHED
+from model_server.tiers.files import UNFINISHED, Disk
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.nodes import Node, PrefixTree
 from model_server.tiers.segment import KvLayout, LayerRecords, Place, Segment

@@ -22,7 +22,6 @@ from model_server.calibrate.probes import (
     fastest,
     plan,
     sample_of,
-    slowest_over_fastest,
 )
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
@@ -123,17 +122,6 @@ def test_costs_are_found_even_if_other_programs_use_the_machine() -> None:
     assert found.costs.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.02)
     assert found.costs.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.02)
     assert found.decode.r2 > 0.99
-
-
-def test_slowest_over_fastest_is_the_median_over_the_probes() -> None:
-    probes = [Probe((n,), 1) for n in (64, 128, 256)]
-    times = ((1.0, 2.0), (2.0, 3.0), (4.0, 4.0))
-    measured = {
-        probe: [PrefillSample(probe.together[0], s) for s in pair]
-        for probe, pair in zip(probes, times, strict=True)
-    }
-    assert slowest_over_fastest(measured) == pytest.approx(1.5)
-    assert [sample.seconds for sample in fastest(measured)] == [1.0, 2.0, 4.0]
 
 
 def test_a_server_without_a_knee_or_cost_of_context_is_fitted_without_them() -> None:

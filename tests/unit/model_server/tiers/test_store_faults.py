@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers.disk import Disk
 from model_server.tiers.errors import DamagedSegmentError, StoreError
+from model_server.tiers.files import Disk
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import NodeImportance
 from model_server.tiers.store import PrefixStore
