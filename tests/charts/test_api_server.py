@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, VALUE_SETS, ValueSet
+from tests.charts.rendering import GATEWAY, MODEL_SERVER
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.processes import wait_until
@@ -24,7 +24,6 @@ from tests.harness.processes import wait_until
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
-BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
 OF_THE_CLUSTER = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 """The objects that every namespace has."""
 
@@ -81,21 +80,6 @@ async def emptied(plane: ControlPlane, namespace: str) -> None:
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     await wait_until(condition, what=what, timeout_s=120)
-
-
-@BY_NAME
-def test_the_api_server_accepts_every_object(
-    cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, tmp_path: Path
-) -> None:
-    plane = cluster_with_addons
-    values = values_file(tmp_path, wanted.values)
-    command = ("template", wanted.release, wanted.chart, "--namespace", namespace, "--values", values)
-    rendered = plane.helm(*command)
-    count = len([each for each in yaml.safe_load_all(rendered) if each])
-    strictly = ("apply", "--dry-run=server", "--validate=strict", "--namespace", namespace, "-f", "-")
-    accepted = plane.kubectl(*strictly, stdin=rendered)
-    assert len(accepted.splitlines()) == count
-    assert "warning" not in accepted.lower()
 
 
 async def test_an_upgrade_applies_the_new_values_and_a_rollback_takes_them_back(

