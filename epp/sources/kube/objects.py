@@ -248,5 +248,4 @@ class Failure(_Object, frozen=True):
     """A Status object that reports an error."""
 
     code: int = 0
-    reason: str = ""
     message: str = ""

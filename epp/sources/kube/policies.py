@@ -58,7 +58,6 @@ class PolicyResult:
 class Verdict:
     """The result for one policy object."""
 
-    uid: str
     generation: int
     accepted: PolicyResult
     programmed: PolicyResult
@@ -66,10 +65,6 @@ class Verdict:
     rule: str | None = None
     mode: str | None = None
     """The mode of a valid spec."""
-    routes: bool = False
-    """Whether this policy routes, by this spec or by the one that was accepted before."""
-    dry_run: bool = False
-    """Whether this policy is in dry run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,15 +261,12 @@ def _verdict(
 ) -> Verdict:
     accepted = _accepted(claim, winner=winner, tried=tried, exists=exists)
     return Verdict(
-        uid=claim.found.metadata.uid,
         generation=claim.found.metadata.generation,
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
         last_accepted=claim.last,
         rule=claim.spec.rule if claim.spec else None,
         mode=claim.spec.mode if claim.spec else None,
-        routes=claim is winner,
-        dry_run=claim is tried,
     )
 
 

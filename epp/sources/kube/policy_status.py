@@ -56,7 +56,7 @@ def due(
 
 
 def _turn(verdict: Verdict, found: PolicyObject) -> int:
-    if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
+    if verdict.accepted.reason == "Invalid" or verdict.programmed.reason in ("Programmed", "DryRun"):
         return 0
     return 2 if found.status.conditions else 1
 
