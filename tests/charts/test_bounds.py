@@ -26,7 +26,7 @@ pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
 SMALLEST: Final = 0.001
-"""Stands for the least number above an open bound."""
+"""What the least number above an open bound has more."""
 BOUNDS: Final = ("least", "most", "half")
 
 
@@ -34,7 +34,8 @@ def number(schema: Mapping[str, Any], bound: str) -> float | None:
     """Return the number at this bound. None: the schema has none."""
     parts = [schema, *schema.get("anyOf", ())]
     found = {key: value for part in reversed(parts) for key, value in part.items()}
-    least = found.get("minimum", SMALLEST if "exclusiveMinimum" in found else None)
+    above = found.get("exclusiveMinimum")
+    least = found.get("minimum", None if above is None else above + SMALLEST)
     if bound == "half":
         return None if found.get("type") != "number" else (least or 0) // 1 + 0.5
     return least if bound == "least" else found.get("maximum")
