@@ -113,8 +113,7 @@ def _add_serving(group: Group) -> None:
         group,
         "--allow-runtime-lora-updating",
         "let clients load and unload adapters at /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM does with "
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING; a client can then name any folder that this process can read "
-        "(default: these paths answer 404)",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING (default: these paths answer 404)",
     )
 
 

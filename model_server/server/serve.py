@@ -83,50 +83,31 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         real = isinstance(self.backend, HfSettings)
+        if self.prompt_cache_entries < 0:
+            raise ValueError("--prompt-cache-size must not be negative; 0 keeps no prompts")
         if real and (self.adapters or self.allow_runtime_lora_updating):
             raise ValueError(
                 "--lora and --allow-runtime-lora-updating name adapters of a made-up model only: give --runner cost"
             )
-        if self.prompt_cache_entries < 0:
-            raise ValueError("--prompt-cache-size must not be negative; 0 keeps no prompts")
-        if self.kv_store is not None:
-            self._check_kv_store()
-        if self.kv_transfer is not None:
-            self._check_kv_transfer()
-        if self.kv_events is None:
-            return
-        if not self.enable_prefix_caching:
-            raise ValueError("KV events report on the prefix cache, which is switched off")
-        if self.cache.partial_blocks:
-            raise ValueError(
-                "KV events name full blocks only, but --partial-blocks caches partial blocks, too"
-            )
-
-    def _check_kv_transfer(self) -> None:
-        real_kv = isinstance(self.backend, HfSettings)
-        if real_kv:
+        if real and self.kv_transfer is not None:
             raise ValueError("--kv-transfer moves the blocks of a made-up model only: give --runner cost")
-        if not self.enable_prefix_caching:
-            raise ValueError("--kv-transfer puts blocks into the prefix cache, which is switched off")
-        if self.cache.partial_blocks:
-            raise ValueError(
-                "--kv-transfer moves full blocks only, but --partial-blocks caches partial blocks, too"
-            )
-
-    def _check_kv_store(self) -> None:
-        made_up_kv = isinstance(self.backend, CostSettings)
-        if made_up_kv:
+        if not real and self.kv_store is not None:
             raise ValueError("--kv-store keeps the KV of a real model: give --runner hf")
-        if not self.enable_prefix_caching:
-            raise ValueError("--kv-store extends the prefix cache, which is switched off")
-        if self.cache.partial_blocks:
-            raise ValueError(
-                "--kv-store keeps full blocks only, but --partial-blocks caches partial blocks, too"
-            )
-        if self.prompt_cache_entries:
+        if self.kv_store is not None and self.prompt_cache_entries:
             raise ValueError(
                 "--kv-store and --prompt-cache-size cannot be used together: give only one of them"
             )
+        for name, wanted in (
+            ("--kv-store", self.kv_store),
+            ("--kv-transfer", self.kv_transfer),
+            ("--kv-events-endpoint", self.kv_events),
+        ):
+            if wanted is not None and not self.enable_prefix_caching:
+                raise ValueError(f"{name} needs the prefix cache, which is switched off")
+            if wanted is not None and self.cache.partial_blocks:
+                raise ValueError(
+                    f"{name} knows full blocks only, but --partial-blocks caches partial blocks, too"
+                )
 
 
 def _quietly(_: str) -> None:
