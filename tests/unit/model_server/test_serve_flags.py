@@ -141,6 +141,12 @@ def test_invalid_settings_of_a_kv_transfer_are_refused(flags: tuple[str, ...], s
         settings("--kv-transfer", *flags)
 
 
+@pytest.mark.parametrize("flags", [("--lora", "x=/x"), ("--allow-runtime-lora-updating",)])
+def test_a_real_model_refuses_adapters_and_says_what_has_them(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="give --runner cost"):
+        settings("--runner", "hf", *flags)
+
+
 def test_the_documents_ways_to_keep_and_choose_are_selectable() -> None:
     """Rows 002-1 to 002-4: the score, the probed heads, the threshold's exponent, the size of a chunk."""
     store = ("--runner", "hf", "--kv-store", "x", "--kv-store-ratio", "0.25")
