@@ -149,7 +149,13 @@ async def following_two(algorithm: str = "sha256") -> AsyncIterator[TwoServers]:
             )
         language = ModelSettings(language=StandInLanguage())
         follower = await stack.enter_async_context(following_picker(endpoints, language))
-        yield TwoServers(follower.picker, follower.service, servers, http)
+        running = TwoServers(follower.picker, follower.service, servers, http)
+        # Prompts are skipped until an event shows how the servers name blocks.
+        first = {"model": "made-up", "messages": [{"role": "system", "content": "first " * 60}]}
+        async with http[EndpointName("a")].post("/v1/chat/completions", data=json.dumps(first)) as response:
+            assert response.status == 200
+        await wait_until(lambda: running.model_state() == "checking", what="the first event is read")
+        yield running
 
 
 def text(name: str) -> str:

@@ -91,7 +91,14 @@ async def following_vllm(
         adapters={name: name for name in tiny_model.ADAPTERS},
     )
     async with following_picker(endpoints, settings, topic="kv-events") as follower:
-        yield FollowedServers(follower.picker, follower.service, follower.exact, named)
+        running = FollowedServers(follower.picker, follower.service, follower.exact, named)
+        # Prompts are skipped until an event shows how the servers name blocks.
+        first = {"model": MODEL_NAME, "prompt": prose("first event", words=60), "max_tokens": 1}
+        servers[0].post(COMPLETIONS, first)
+        await running.until(
+            lambda: [m.state for m in follower.service.status.models.values()] == ["checking"]
+        )
+        yield running
 
 
 def messages(name: str) -> list[dict[str, Any]]:
