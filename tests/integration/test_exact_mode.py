@@ -322,9 +322,13 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
 
             await wait_until(it_is, what=f"{name} {labels}")
 
+        async def learned() -> bool:
+            states = [await picker.metric("epp_exact_model", state=state) for state in ("checking", "on")]
+            return any(value > 0 for value in states)
+
         await complete(1)
-        await said("epp_exact_model", state="checking")
-        await complete(1)
+        await wait_until(learned, what="the first event is read")
+        await complete(1)  # the first one may have come before the event
         await said("epp_exact_model", state="on")
         await said("epp_exact_endpoint", state="following")
         for seed in range(2, 6):  # The prompts are more than the cache can hold.
