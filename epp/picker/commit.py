@@ -247,15 +247,15 @@ class Commits:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _may_be_empty(self, pick: Pick, *, now: float) -> bool:
-        """Return whether an answer that began well ended so soon that it may hold no token, and nobody could
-        read it.
+        """Return whether an answer that began well ended so soon that it may hold no token, and nobody has
+        read a token there lately.
         """
         if pick.decision.kind in _WITHOUT_TOKENS:
             return False
         doubtful = self._fleet.answers.ended(pick.state, pick.wait, now=now)
         if doubtful:
             self._said_no(pick, now=now)
-        return doubtful and (pick.sampled or not self._spec.sampling.share)
+        return doubtful
 
     def _said_no(self, pick: Pick, *, now: float) -> None:
         tokens = pick.decision.prompt_tokens - pick.decision.matched_tokens

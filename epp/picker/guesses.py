@@ -216,7 +216,7 @@ class Guesses:
     def answered(self, work: Pick, *, now: float) -> None:
         """Take in the headers of a good answer."""
         page = work.state.metrics
-        counts = page is not None and (page.ttft_count is not None or page.prompt_tokens is not None)
+        counts = page is not None and page.ttft_count is not None
         if not work.streams or work.guess.counted or not counts:
             self.computed(work, now=now)
 

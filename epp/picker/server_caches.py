@@ -26,7 +26,7 @@ from epp.base.types import ApiKind, ChunkHash, EndpointMetrics, EndpointName, In
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.growth import growth
-from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, TokenEstimate
+from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.eviction import charge
@@ -319,7 +319,7 @@ def _most_cached(held_tokens: float, prompt: Prompt) -> int:
     return max(0, min(int(held_tokens), prompt.tokens - 1))
 
 
-def estimated_tokens(size: PromptSize, terms: tuple[float, float, float]) -> int:
+def estimated_tokens(size: PromptSize, terms: Terms) -> int:
     """Return the estimated tokens of one prompt, at least one for each 64 bytes.
     terms: see `TokenEstimate`.
     """

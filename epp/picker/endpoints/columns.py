@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from epp.base.errors import NoEndpointError, UnknownModelError
 from epp.base.types import Address, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.adapters import loaded_adapters
-from epp.picker.endpoints.endpoint_state import Answers, EndpointState
+from epp.picker.endpoints.endpoint_state import LATELY_S, Answers, EndpointState
 from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.endpoints.served_models import AwayModels, Named, Serving
@@ -62,6 +62,9 @@ class Columns:
             cast("memoryview[float]", column.data)
             for column in (self._undone_tokens, self._undone_at, self._load, self._known_load)
         )
+        self._noes: Floats = np.zeros(n)
+        self._no_tokens: Floats = np.zeros(n)
+        self._said_no_at: Floats = np.full(n, -np.inf)
         self._scraped_at: Floats = np.full(n, -np.inf)
         self._oldest_scrape = -np.inf
         """No metrics are older than this time."""
@@ -112,6 +115,9 @@ class Columns:
         undone_tokens, undone_at, load, known_load = self._rows
         undone_tokens[slot], undone_at[slot] = state.backlog.undone
         load[slot], known_load[slot] = state.loads(metrics)
+        if state.said_no_at > -np.inf:
+            self._noes[slot], self._no_tokens[slot] = state.noes, state.no_tokens
+            self._said_no_at[slot] = state.said_no_at
         if metrics is not self._pages[slot] or not self._rates_known:
             self._copy_page(slot, state, metrics)
         if state.failures:
@@ -203,6 +209,17 @@ class Columns:
         )
         return whole if slots is everyone else whole.narrowed(np.array(slots, dtype=np.int64))
 
+    def noes(self, snapshot: Snapshot, *, now: float) -> dict[str, Any]:
+        """Return the columns of the snapshot in which requests that ended without a token count."""
+        at = snapshot.at
+        if len(snapshot) == 1:
+            return {}
+        return {
+            "in_flight": _with(snapshot.in_flight, self._noes[at], more=1.0),
+            "undone_tokens": _with(snapshot.undone_tokens, self._no_tokens[at]),
+            "said_no": now - self._said_no_at[at] < LATELY_S,
+        }
+
     def _mask(self, slots: AbstractSet[int]) -> Bools:
         mask = np.zeros(len(self._states), dtype=np.bool_)
         mask[list(slots)] = True
@@ -225,6 +242,7 @@ class Columns:
             assert state.changed is self.changed
             assert (self._undone_tokens[slot], self._undone_at[slot]) == state.backlog.undone
             assert (self._load[slot], self._known_load[slot]) == state.loads(state.metrics)
+            assert (self._noes[slot], self._no_tokens[slot]) == (state.noes, state.no_tokens)
             assert self._rate[slot] == state.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
@@ -342,6 +360,7 @@ class FleetView:
         """Return the snapshot of some slots for a request for `model`. adapter: equal to `model` if that is
         an adapter, else empty.
         """
+        noes = self.answers.noes(now=now)
         snapshot = self.columns.snapshot(
             slots,
             adapter=adapter,
@@ -349,12 +368,14 @@ class FleetView:
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
+        more: dict[str, Any] = {}
         if self.unreported.of_models:
-            unreported_picks = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
-            snapshot = replace(snapshot, unreported_picks=unreported_picks)
-        if not (self.failures.marks or self.answers.noes.of):
-            return snapshot
-        return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
+            more["unreported_picks"] = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
+        if noes:
+            more |= self.columns.noes(snapshot, now=now)
+        if self.failures.marks:
+            more |= self.failures.seen(snapshot, model=model, settings=spec.failures, now=now)
+        return replace(snapshot, **more) if more else snapshot
 
     def healthy(self, slots: Sequence[int]) -> Sequence[int]:
         """Return the slots of `slots` that may be picked: servers that sleep would let a request wait.
@@ -416,6 +437,16 @@ class FleetView:
             if model in self._away:
                 raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint") from None
             raise
+
+
+def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:
+    """Return the load with what is added, but no more than `more` over the average of the others. So a bad
+    request takes no more of a server than a good one would have taken. What is added to the others does not
+    count there: a server's warm prompts stay where no server has work.
+    """
+    of_others = (load.sum() - load) / (len(load) - 1)
+    counted: Floats = np.maximum(load, np.minimum(load + added, of_others + more))
+    return counted
 
 
 def _largest(numbers: Floats) -> float:

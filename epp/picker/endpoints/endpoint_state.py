@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.picker.endpoints.quick_noes import QuickNoes
 
 LONGEST_PREFILL_S = 600.0
 """No prefill takes longer. A booking this old was lost (its stream was let go). A longer predicted time is
@@ -31,6 +30,10 @@ _QUICK_S = 0.05
 """A streamed answer that ends this soon after its beginning may hold nothing but an error."""
 _TRUSTED_S = 1.0
 """After an answer with a token, no answer is read for this long on account of a quick end."""
+LATELY_S = 1.0
+"""For so long after a no, a session that the server refused stays away. Until then probes tell more."""
+MOST_ENDS = 64
+"""The most ends of one server's answers that are remembered at a time."""
 _SERVED_MODELS = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
 
@@ -56,18 +59,15 @@ class Backlog:
     prefill rate, as an estimate. The counters of each page correct it (`pages`).
 
     Invariants: `tokens` is the sum of what the bookings still hold; 0 <= `drained_tokens` <= `tokens`;
-    0 <= `uncounted_tokens`, `unbegun`.
+    0 <= `unbegun`.
     """
 
-    __slots__ = ("at", "bookings", "counted", "drained_tokens", "tokens", "unbegun", "uncounted_tokens")
+    __slots__ = ("at", "bookings", "counted", "drained_tokens", "tokens", "unbegun")
 
     def __init__(self, *, now: float) -> None:
         self.bookings: OrderedDict[Booking, None] = OrderedDict()
         self.tokens = 0
         self.drained_tokens = 0.0
-        self.uncounted_tokens = 0
-        """Tokens that were computed and released since the last scrape. The next scrape's counters will
-        contain them."""
         self.unbegun = 0
         """The number of requests that were computed and released since the last scrape."""
         self.counted: list[Booking] = []
@@ -111,7 +111,6 @@ class Backlog:
         self.advance(now, rate)
         if booking in self.bookings:
             if computed:
-                self.uncounted_tokens += booking.tokens
                 self.unbegun += 1
             else:
                 self._unwait(booking)
@@ -161,7 +160,6 @@ class Backlog:
         assert self.tokens == sum(b.tokens for b in self.bookings)
         assert 0 <= self.drained_tokens <= self.tokens
         assert all(b.tokens >= 0 for b in self.bookings)
-        assert self.uncounted_tokens >= 0
         assert self.unbegun >= 0
 
 
@@ -195,8 +193,6 @@ class EndpointState:
     """Number of processes seen under this name. Each starts with a cold cache."""
     cold_at: float = -inf
     """When the last of these processes was noticed. Earlier events say nothing about its cache."""
-    ended_loads: int = 0
-    """Adapters loaded for requests that ended since the last scrape."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
     """Adapters that the server served, by last use. At most as many as the server has slots."""
     expected_adapters: dict[str, int] = field(default_factory=dict)
@@ -216,6 +212,12 @@ class EndpointState:
     next page."""
     doubted: bool = False
     """Whether the next answer has to be read, because one ended so soon that it may hold no token."""
+    noes: int = 0
+    """Requests that ended without a token, while real answers to them would still go on."""
+    no_tokens: int = 0
+    """What the server was to compute for these requests."""
+    said_no_at: float = -inf
+    """When the last of these requests ended."""
     read_at: float = -inf
     """When an answer was last read that held a token."""
     grew_at: float = -inf
@@ -285,26 +287,39 @@ class EndpointState:
         self.failures += 1
         self.backlog.clear_before(now - LONGEST_PREFILL_S, now=now, rate=self.tokens_per_s)
 
-    def book(self, booking: Booking, *, now: float) -> None:
+    def book(self, booking: Booking, *, peers_at: float | None = None, now: float) -> None:
+        """Book a request. peers_at: when another picker sent it, by our clock. None: this picker sends it."""
         self.changed.add(self.slot)
-        self.in_flight += 1
-        self.picks_since_scrape += 1
+        if peers_at is None:
+            self.in_flight += 1
+        else:
+            self.peers_in_flight += 1
+        self.picks_since_scrape += self._unseen(peers_at)
         self.backlog.book(booking, now=now, rate=self.tokens_per_s)
 
-    def release(self, booking: Booking, *, computed: bool, now: float) -> None:
-        """Release the booking of a request that is over. computed: its prefill is done, as far as we know."""
-        self.changed.add(self.slot)
-        self.in_flight -= 1
-        self.ends_since_scrape += 1
-        self.ended_loads += computed and booking.loads
+    def release(self, booking: Booking, *, computed: bool, peers_at: float | None = None, now: float) -> None:
+        """Release the booking of a request that is over. computed: its prefill is done, as far as we know.
+        peers_at: when it ended, if another picker sent it.
+        """
+        self.detach(peers=peers_at is not None)
+        self.ends_since_scrape += self._unseen(peers_at)
         self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
-    def detach(self) -> None:
-        """Stop counting a request whose stream is let go while the answer continues. Scrapes count the
-        request, and its booking drains.
+    def detach(self, *, peers: bool = False) -> None:
+        """Stop counting a request that nobody follows any more while the answer continues. Scrapes count the
+        request, and its booking drains. peers: another picker sent it.
         """
         self.changed.add(self.slot)
-        self.in_flight -= 1
+        if peers:
+            self.peers_in_flight -= 1
+        else:
+            self.in_flight -= 1
+
+    def _unseen(self, peers_at: float | None) -> bool:
+        """Return whether the last scrape was before this event, as it is for each of our own. Events of other
+        pickers come late, so the scrape may have counted one already.
+        """
+        return peers_at is None or self.metrics is None or peers_at > self.metrics.scraped_at
 
     def computed(self, booking: Booking, *, now: float) -> None:
         """Release the booking of a request whose prefill is done, as far as we know."""
@@ -366,7 +381,11 @@ class Answers:
         self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
         """The last two servers that answered for each model and path that was asked for lately. The same one
         twice: no other has answered."""
-        self.noes = QuickNoes()
+        self._noes: list[tuple[float, int, EndpointState, int]] = []
+        """Requests that ended without a token, as a heap by the time when a real answer would have ended.
+        Each has a number of its own, and the tokens that its server was to compute."""
+        self._noes_counted = 0
+        self._last_no_at = -inf
         self._lasts_s = 1.0
         """From a request to the end of its answer, for answers that do not end at once."""
         self._typical_s = {True: 0.0, False: 0.0}
@@ -439,8 +458,29 @@ class Answers:
         return doubtful
 
     def said_no(self, state: EndpointState, wait: Wait, *, tokens: int, now: float) -> None:
-        """Record that an answer had no token. tokens: what its server was to compute."""
-        self.noes.said(state, until=wait.sent_at + self._lasts_s, tokens=tokens, now=now)
+        """Record that an answer had no token. tokens: what its server was to compute.
+
+        A server that refuses everything has no request in flight, so every rule that goes by load would send
+        it most requests until its failure is proven. So the request still counts as one in flight until the
+        time when an answer usually ends, and so do its tokens. This needs no verdict, so it also holds where
+        the requests are at fault.
+        """
+        state.said_no_at = self._last_no_at = now
+        state.changed.add(state.slot)
+        if state.noes < MOST_ENDS:
+            state.noes += 1
+            state.no_tokens += tokens
+            self._noes_counted += 1
+            heapq.heappush(self._noes, (wait.sent_at + self._lasts_s, self._noes_counted, state, tokens))
+
+    def noes(self, *, now: float) -> bool:
+        """Forget requests to which a real answer would have ended. Return whether there are noes to count."""
+        while self._noes and self._noes[0][0] <= now:
+            _, _, state, tokens = heapq.heappop(self._noes)
+            state.noes -= 1
+            state.no_tokens -= tokens
+            state.changed.add(state.slot)
+        return bool(self._noes) or now - self._last_no_at < LATELY_S
 
     def overdue(self, *, now: float) -> bool:
         """Return whether a first byte may be overdue."""
@@ -448,7 +488,7 @@ class Answers:
 
     def check_integrity(self) -> None:
         assert len(self.served) <= _SERVED_MODELS
-        self.noes.check_integrity()
+        assert all(0 < state.noes <= MOST_ENDS for _, _, state, _ in self._noes)
 
 
 def counts_answers(page: EndpointMetrics | None) -> bool:

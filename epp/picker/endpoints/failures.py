@@ -24,16 +24,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from epp.base.types import EndpointMetrics
 from epp.config.routing import FailureSettings as Settings
-from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Answers, EndpointState, counts_answers
+from epp.picker.endpoints.endpoint_state import MOST_ENDS, PAGE_AGE_S, Answers, EndpointState, counts_answers
 from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
-from epp.picker.endpoints.quick_noes import MOST_ENDS
 from epp.picker.endpoints.symptoms import Stalls, suspects
 from epp.picker.scheduling.snapshot import Snapshot
 
@@ -166,7 +164,6 @@ class FailingServers:
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
         state.overdue = state.refused = 0
-        self._answers.noes.forget(state)
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
@@ -334,10 +331,9 @@ class FailingServers:
 
     # -- for picks and for people ---------------------------------------------------------------------
 
-    def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
-        """Return the snapshot with the candidates' failures for a request for `model` filled in."""
+    def seen(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> dict[str, Any]:
+        """Return the columns of the snapshot that say how the candidates fail for a request for `model`."""
         places = snapshot.places_by_slot()
-        snapshot = self._answers.noes.onto(snapshot, places, now=now)
         shares = np.zeros(len(snapshot))
         marks: dict[int, Mark] = {}
         for (state, about), mark in self.marks.items():
@@ -345,7 +341,7 @@ class FailingServers:
             if place is not None and mark.now(now) > shares[place]:
                 shares[place], marks[place] = mark.now(now), mark
         if not marks:
-            return snapshot
+            return {}
         out = self._left_out(shares, marks, settings)
         mask = np.zeros(len(snapshot), dtype=np.bool_)
         mask[out] = True
@@ -355,7 +351,7 @@ class FailingServers:
         if not settings.max_left_out_share:
             trials = []
         trials.sort(key=lambda place: marks[place].tried_at)
-        return replace(snapshot, failure_share=shares, failing=mask if out else None, trials=trials)
+        return {"failure_share": shares, "failing": mask if out else None, "trials": trials}
 
     def _left_out(
         self, shares: np.typing.NDArray[np.float64], marks: dict[int, Mark], settings: Settings

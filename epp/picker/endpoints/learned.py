@@ -11,7 +11,7 @@ import numpy as np
 from epp.base.types import PromptSize
 from epp.picker.scheduling.snapshot import Floats
 
-Three = tuple[float, float, float]
+Terms = tuple[float, ...]
 
 _PRIOR_TOKENS = 500.0
 _OPAQUE_BYTES = 2000
@@ -30,19 +30,20 @@ _MOST_TOKENS_PER_OPAQUE = 200_000.0
 """The most tokens that a picture or other media may count for, such as a long film."""
 
 
-class ThreeTerms:
-    """Fits value = a * x + b * y + c * z to samples, by weighted least squares from sums that forget old
-    samples. A prior makes the equations solvable.
+class LeastSquares:
+    """Fits value = a * x + b * y + ... to samples, by sums that forget old samples. A prior makes the
+    equations solvable.
     """
 
     __slots__ = ("_products", "_values")
 
-    def __init__(self) -> None:
-        self._products: Floats = np.zeros((3, 3))
-        self._values: Floats = np.zeros(3)
+    def __init__(self, terms: int) -> None:
+        """terms: the number of coefficients."""
+        self._products: Floats = np.zeros((terms, terms))
+        self._values: Floats = np.zeros(terms)
         """The products of the terms with the values."""
 
-    def add(self, terms: Three, value: float, *, weight: float) -> None:
+    def add(self, terms: Terms, value: float, *, weight: float) -> None:
         row = np.array(terms)
         self._products += weight * np.outer(row, row)
         self._values += weight * value * row
@@ -52,7 +53,7 @@ class ThreeTerms:
         self._products *= keep
         self._values *= keep
 
-    def solve(self, *, prior: Three, trust: Three) -> Three:
+    def solve(self, *, prior: Terms, trust: Terms) -> Terms:
         """Return the coefficients, each pulled to its prior with a weight above 0 in the unit of its
         squares.
         """
@@ -62,7 +63,7 @@ class ThreeTerms:
             )
         except np.linalg.LinAlgError:  # only rounding can cause this, since the matrix is positive definite
             return prior
-        return solved[0].item(), solved[1].item(), solved[2].item()
+        return tuple(solved.tolist())
 
 
 class TokenEstimate:
@@ -83,8 +84,8 @@ class TokenEstimate:
         self._start = start
         self._tokens = _PRIOR_TOKENS
         self._bytes = start * _PRIOR_TOKENS
-        self._fit = ThreeTerms()
-        self.terms: Three = (1 / start, 0.0, 0.0)
+        self._fit = LeastSquares(3)
+        self.terms: Terms = (1 / start, 0.0, 0.0)
         """The factors a, b and c."""
 
     @property

@@ -4,12 +4,11 @@ The backlog drains as an estimate between pages. The counters of a page then con
 The estimate keeps only what the server cannot have counted yet: servers count a prompt when its prefill has
 finished, so at most the oldest booking is computed and not counted.
 
-The best counter is that of first tokens (`begun`). Each first token ends one booking, even if more of the
-prompt was cached than expected, or if its size was guessed wrong. If a server counts only tokens, these
-tokens are subtracted (`confirm`). If it counts nothing, the estimate is used as it is (`settle`). A request
-that was computed and released between two pages is also in the counters of the later page. The backlog
-remembers the request until that page. Otherwise the request would be counted a second time, against requests
-that still wait.
+The counter is that of first tokens (`begun`). Each first token ends one booking, even if more of the prompt
+was cached than expected, or if its size was guessed wrong. If a server does not count them, the estimate is
+used as it is (`settle`). A request that was computed and released between two pages is also in the counters
+of the later page. The backlog remembers the request until that page. Otherwise the request would be counted a
+second time, against requests that still wait.
 
 Pure: times are monotonic seconds. The picker calls this module for each page.
 """
@@ -33,16 +32,13 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     state.changed.add(state.slot)
     before, rate = state.metrics, state.tokens_per_s
     if before is not None:
-        state.rate.observe(before, after, adapter_loads=state.ended_loads)
         _learn_busy(state, before, after)
-    if after.ttft_count is None and after.prompt_tokens is None:
+    if after.ttft_count is None:
         settle(state.backlog, now=now, rate=rate)
     elif before is None:
-        baseline(state.backlog)
-    elif after.ttft_count is not None:
-        _answers_begun(state, before, after, now=now)
+        state.backlog.unbegun = 0  # the first counters of a server contain all that was released so far
     else:
-        confirm(state.backlog, computed_growth(before, after), now=now, rate=rate)
+        _answers_begun(state, before, after, now=now)
     # A request may be on its way to the server while the page is written. So only work that the scrape
     # before this one could have seen is known to be done.
     all_begun = _all_begun(state, after)
@@ -50,7 +46,7 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     state.backlog.clear_before(done_before, now=now, rate=rate)
     if before is not None:
         # Bookings from before the earlier page that are not done yet kept the server busy all the time.
-        state.rate.worked(before, after, busy=state.backlog.oldest_at <= before.scraped_at)
+        state.rate.observe(before, after, busy=state.backlog.oldest_at <= before.scraped_at)
         if after.loaded_adapters is not None:
             _forget_unloaded(state, after.known_adapters, before=before.scraped_at)
     state.metrics = after
@@ -58,7 +54,6 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     state.picks_since_scrape = 0
     state.ends_since_scrape = 0
     state.uncounted_end_at = inf
-    state.ended_loads = 0
 
 
 def _answers_begun(
@@ -118,41 +113,19 @@ def begun(backlog: Backlog, requests: int, *, now: float, rate: float) -> tuple[
     for _ in ended:
         backlog.drop_oldest()
     backlog.unbegun = max(0, backlog.unbegun - requests)
-    backlog.uncounted_tokens = 0
-    _drain_only_oldest(backlog)
+    oldest = next(iter(backlog.bookings), None)
+    backlog.drained_tokens = min(backlog.drained_tokens, oldest.tokens if oldest else 0.0)
     return (tokens, sum([booking.ahead_tokens for booking in ended])) if known else None
 
 
-def confirm(backlog: Backlog, tokens: float, *, now: float, rate: float) -> None:
-    """Subtract from the backlog the `tokens` that the server has computed since the last call, by its
-    counters.
-    """
-    backlog.advance(now, rate)
-    tokens = max(0.0, tokens - backlog.uncounted_tokens)
-    baseline(backlog)
-    backlog.drained_tokens = max(0.0, backlog.drained_tokens - tokens)
-    _take(backlog, tokens)
-    _drain_only_oldest(backlog)
-
-
-def baseline(backlog: Backlog) -> None:
-    """Count nothing released so far as uncounted: the first counters of a server contain all of it."""
-    backlog.uncounted_tokens = backlog.unbegun = 0
-
-
 def settle(backlog: Backlog, *, now: float, rate: float) -> None:
-    """Take the drain estimate as true, since the server has no counters."""
-    backlog.advance(now, rate)
-    _take(backlog, backlog.drained_tokens)
-    backlog.drained_tokens = 0.0
-    baseline(backlog)
-
-
-def _take(backlog: Backlog, tokens: float) -> None:
-    """Subtract tokens from the oldest bookings. Bookings without tokens are removed too, because bookings of
-    requests of unknown size would stay for ever.
+    """Take the drain estimate as true, since the server does not count first tokens. Bookings without tokens
+    are removed too, because bookings of requests of unknown size would stay for ever.
     """
-    left = int(tokens)
+    backlog.advance(now, rate)
+    left = int(backlog.drained_tokens)
+    backlog.drained_tokens = 0.0
+    backlog.unbegun = 0
     while backlog.bookings:
         oldest = next(iter(backlog.bookings))
         if oldest.tokens > left:
@@ -161,8 +134,3 @@ def _take(backlog: Backlog, tokens: float) -> None:
             return
         left -= oldest.tokens
         backlog.count(oldest)
-
-
-def _drain_only_oldest(backlog: Backlog) -> None:
-    oldest = next(iter(backlog.bookings), None)
-    backlog.drained_tokens = min(backlog.drained_tokens, oldest.tokens if oldest else 0.0)

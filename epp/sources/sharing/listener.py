@@ -268,11 +268,7 @@ class Listener:
         booking = Booking(tokens=event.tokens, booked_at=at)
         guess = self._picker.guesses.guess(state, chain, booking=booking, adapter=adapter)
         if books:
-            state.changed.add(state.slot)
-            state.peers_in_flight += 1
-            if _unseen(state, at):
-                state.picks_since_scrape += 1
-            state.backlog.book(booking, now=now, rate=state.tokens_per_s)
+            state.book(booking, peers_at=at, now=now)
             self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
         peer.open[event.number] = _OpenPick(state, booking, guess, booked=books)
 
@@ -286,8 +282,10 @@ class Listener:
     def _close(self, request: _OpenPick, *, kept: int, failed: bool, at: float, now: float) -> None:
         """Release the booking, and settle the guess."""
         state, guesses = request.state, self._picker.guesses
-        if request.booked:
-            _release(request, kept=kept, at=at, now=now)
+        if request.booked and kept == Kept.DETACHED:
+            state.detach(peers=True)
+        elif request.booked:
+            state.release(request.booking, computed=kept == Kept.COMPUTED, peers_at=at, now=now)
         same_server = self._picker.fleet.get(state.endpoint.name) is state and (
             state.process == request.guess.process
         )
@@ -302,7 +300,7 @@ class Listener:
         """Release all requests of a peer, whatever became of them."""
         for request in peer.open.values():
             if request.booked:
-                _release(request, kept=Kept.LOST, at=now, now=now)
+                request.state.release(request.booking, computed=False, peers_at=now, now=now)
             self._picker.guesses.drop(request.guess)
         peer.open.clear()
 
@@ -331,23 +329,3 @@ class Listener:
 
 def _chain(packed: bytes) -> list[ChunkHash]:
     return cast("list[ChunkHash]", unpack_hashes(packed))
-
-
-def _release(request: _OpenPick, *, kept: int, at: float, now: float) -> None:
-    """Release the booking of a request that is over, or whose picker is gone. If no picker follows the
-    request any more, the booking drains, and scrapes count the request.
-    """
-    state, booking, computed = request.state, request.booking, kept == Kept.COMPUTED
-    state.changed.add(state.slot)
-    state.peers_in_flight -= 1
-    if kept == Kept.DETACHED:
-        return
-    if _unseen(state, at):
-        state.ends_since_scrape += 1
-    state.ended_loads += computed and booking.loads
-    state.backlog.release(booking, computed=computed, now=now, rate=state.tokens_per_s)
-
-
-def _unseen(state: EndpointState, at: float) -> bool:
-    """Return whether the last scrape was before `at`."""
-    return state.metrics is None or at > state.metrics.scraped_at

@@ -70,7 +70,7 @@ def test_a_refused_request_leaves_no_prefix_behind() -> None:
 def test_an_answer_that_tells_of_an_error_leaves_no_prefix_behind(told: int) -> None:
     picker = a_picker()
     for name in "abcd":  # the counters of these servers, not headers, show that a prompt is computed
-        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, prompt_tokens=0.0), now=0.5)
+        picker.observe(EndpointName(name), EndpointMetrics(scraped_at=0.5, ttft_count=0.0), now=0.5)
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
     picker.on_response_headers(pick, status=200, served=None, now=1.1)
     picker.on_feedback(pick, ResponseFeedback(told=told), now=1.2)
@@ -252,8 +252,8 @@ def test_a_prompt_that_is_certainly_too_long_is_sent_and_books_nothing() -> None
 
 def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> None:
     picker = a_picker(on=endpoints("a"))
-    for now, computed in ((0.0, 0.0), (1.0, 0.0), (3.0, 2000.0)):
-        page = EndpointMetrics(scraped_at=now, running=1, prompt_tokens=computed)
+    for now, computed in ((0.0, 0.0), (1.0, 0.0), (3.0, 1.0)):
+        page = EndpointMetrics(scraped_at=now, running=1, ttft_count=computed)
         picker.observe(EndpointName("a"), page, now=now)
         if now == 1.0:
             pick = picker.pick(ask(text("p"), stream=True), now=2.0)

@@ -65,7 +65,7 @@ def test_clients_that_wait_for_each_answer_leave_a_bad_server_within_5_s(
     rule: RuleName, clients: int, form: dict[str, Any]
 ) -> None:
     traffic = Traffic(rule=rule, clients=clients, sick_to=10.0, **WAITING, **form).run(20.0)
-    assert traffic.to(SICK, since=0.0, until=5.0) <= 0.1
+    assert traffic.to(SICK, since=0.0, until=5.0) <= 0.15  # where no body can be read, the next page tells
     later = [name for at, name in traffic.sent if 5.0 <= at < 10.0]
     assert later.count(SICK) <= max(1, 0.02 * len(later))
     assert not traffic.out

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.picker.endpoints.endpoint_state import Backlog, Booking
-from epp.picker.endpoints.pages import begun, confirm, settle
+from epp.picker.endpoints.pages import begun, settle
 from tests.unit.picker.endpoints.bookings import RATE
 
 
@@ -23,7 +23,6 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         self.pairs: list[tuple[Booking, list[int]]] = []  # live bookings: booking, [model's tokens]
         self.over: list[Booking] = []
         self.drained = 0.0
-        self.uncounted = 0
         self.unbegun = 0
 
     def total(self) -> int:
@@ -61,7 +60,6 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         booking, cell = self.pairs.pop(index)
         self.over.append(booking)
         self.backlog.release(booking, computed=computed, now=self.now, rate=RATE)
-        self.uncounted += cell[0] if computed else 0
         self.unbegun += computed
         if index == 0:
             self.drained = max(0.0, self.drained - cell[0])
@@ -73,15 +71,6 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         booking = data.draw(st.sampled_from(self.over))
         self.backlog.release(booking, computed=True, now=self.now, rate=RATE)
 
-    @rule(tokens=st.integers(0, 800))
-    def confirm(self, tokens: int) -> None:
-        confirm(self.backlog, float(tokens), now=self.now, rate=RATE)
-        tokens = max(0, tokens - self.uncounted)
-        self.uncounted = self.unbegun = 0
-        self.drained = max(0.0, self.drained - tokens)
-        self.model_take(tokens)
-        self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
-
     @rule(requests=st.integers(0, 6))
     def begun(self, requests: int) -> None:
         begun(self.backlog, requests, now=self.now, rate=RATE)
@@ -92,13 +81,12 @@ class AgainstNaiveModel(RuleBasedStateMachine):
                 booking, cell = self.pairs.pop(0)
                 self.over.append(booking)
                 self.drained = max(0.0, self.drained - cell[0])
-        self.uncounted = 0
         self.drained = min(self.drained, self.pairs[0][1][0] if self.pairs else 0)
 
     @rule()
     def settle(self) -> None:
         settle(self.backlog, now=self.now, rate=RATE)
-        self.uncounted = self.unbegun = 0
+        self.unbegun = 0
         # The model rounds to whole tokens as the product does. Otherwise a rounding difference would look
         # like a fault.
         taken = self.total() - sum(b.tokens for b, _ in self.pairs)

@@ -9,7 +9,7 @@ from epp.config.policy import PolicySpec
 from epp.picker.endpoints import pages
 from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
 from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
-from epp.picker.endpoints.pages import baseline, begun, confirm, settle
+from epp.picker.endpoints.pages import begun, settle
 from epp.picker.endpoints.prefill_rate import ModelRate
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
@@ -26,57 +26,13 @@ def test_only_the_oldest_prompt_drains_without_being_counted() -> None:
     assert undone_at(backlog, now=199.0) == 0
 
 
-@pytest.mark.parametrize("counts", [True, False])
-def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
+def test_requests_of_unknown_size_do_not_pile_up() -> None:
     backlog = Backlog(now=0.0)
     for n in range(1_000):
         booked(backlog, 0, now=n * 0.1)
-        if counts:
-            confirm(backlog, 0.0, now=n * 0.1, rate=RATE)
-        else:
-            settle(backlog, now=n * 0.1, rate=RATE)
+        settle(backlog, now=n * 0.1, rate=RATE)
     backlog.check_integrity()
     assert len(backlog.bookings) == 0
-
-
-def test_counters_replace_the_estimate_except_for_a_part() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 100, now=0.0)
-    booked(backlog, 200, now=0.0)
-    booked(backlog, 400, now=0.0)
-    # The estimate says that 500 tokens are done, and the server counted 100. Of the rest only the next 200
-    # tokens can be under way.
-    confirm(backlog, 100, now=5.0, rate=RATE)
-    assert undone_at(backlog, now=5.0) == 400
-
-
-def test_the_backlog_of_a_server_slower_than_estimated_is_raised_again() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 50, now=0.0)
-    booked(backlog, 400, now=0.0)
-    assert undone_at(backlog, now=4.0) == 50
-    confirm(backlog, 0, now=4.0, rate=RATE)
-    assert undone_at(backlog, now=4.0) == 400
-
-
-def test_work_that_ended_between_scrapes_is_not_taken_from_others() -> None:
-    backlog = Backlog(now=0.0)
-    short = booked(backlog, 100, now=0.0)
-    booked(backlog, 5000, now=0.0)
-    backlog.release(short, computed=True, now=1.0, rate=RATE)
-    confirm(backlog, 100, now=1.0, rate=RATE)  # the counters show the short request
-    assert undone_at(backlog, now=1.0) == 5000
-    confirm(backlog, 100, now=1.0, rate=RATE)  # the next growth belongs to another request
-    assert undone_at(backlog, now=1.0) == 4900
-
-
-def test_counters_are_not_expected_to_show_the_work_of_an_aborted_request() -> None:
-    backlog = Backlog(now=0.0)
-    aborted = booked(backlog, 100, now=0.0)
-    booked(backlog, 5000, now=0.0)
-    backlog.release(aborted, computed=False, now=0.0, rate=RATE)
-    confirm(backlog, 100, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 4900
 
 
 def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
@@ -137,15 +93,6 @@ def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
     assert begun(backlog, 1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
 
 
-def test_the_first_counters_include_the_work_that_was_released_before() -> None:
-    backlog = Backlog(now=0.0)
-    backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
-    booked(backlog, 500, now=0.0)
-    baseline(backlog)
-    confirm(backlog, 100, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 400
-
-
 def test_without_counters_the_estimate_is_used() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
@@ -163,16 +110,6 @@ def test_idle_server_has_done_all_bookings_from_before_the_previous_page() -> No
     pages.take_in(state, page(2.0, prompt_tokens=0.0), now=2.0)
     # the second request may still be on its way
     assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
-    assert len(state.backlog.bookings) == 1
-
-
-def test_work_counted_by_the_server_leaves_the_backlog() -> None:
-    state = a_state()
-    pages.take_in(state, page(0.0, prompt_tokens=0.0), now=0.0)
-    book(state, 300, now=0.0)
-    book(state, 5000, now=0.0)
-    pages.take_in(state, page(0.1, running=2, prompt_tokens=300.0), now=0.1)
-    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
     assert len(state.backlog.bookings) == 1
 
 
@@ -260,20 +197,6 @@ def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     # another process has started and does not report it
     pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
     assert loaded_adapters(state) == {"x", "z"}
-
-
-def test_adapter_load_counts_between_the_two_pages_where_its_request_ended() -> None:
-    state = a_state()
-    loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
-    loading.loads = aborted.loads = True
-    pages.take_in(state, page(1.0, running=3), now=1.0)
-    assert state.ended_loads == 0
-    state.release(loading, computed=True, now=1.5)
-    state.release(other, computed=True, now=1.5)
-    state.release(aborted, computed=False, now=1.5)
-    assert state.ended_loads == 1
-    pages.take_in(state, page(2.0), now=2.0)
-    assert state.ended_loads == 0
 
 
 def test_computed_tokens_a_second_cover_the_last_minute() -> None:

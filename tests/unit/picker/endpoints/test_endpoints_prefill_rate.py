@@ -1,10 +1,9 @@
-"""How fast servers compute prompts, learned from the sums in their own histograms."""
+"""How fast servers compute prompts, learned from their times to first tokens and from busy times."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,30 +14,23 @@ from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 
 
-class PrefillCounters:
-    """Counters of a server. Each prefill takes `fixed_s`, and its tokens are computed at `rate`. Each `work`
-    reports the work of one scrape.
+class FirstTokens:
+    """First tokens of a server. Each prefill takes `fixed_s`, and its tokens are computed at `rate`. Each
+    `work` reports the work between two pages.
     """
 
-    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0, load_s: float = 0.0) -> None:
+    def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0) -> None:
         self.learned = PrefillRate(model)
-        self._rate, self._fixed_s, self._load_s = rate, fixed_s, load_s
-        self._page = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
+        self._rate, self._fixed_s = rate, fixed_s
+        self._at = 0.0
 
-    def work(self, *prompts: int, adapter_loads: int = 0, elapsed_s: float = 1.0) -> None:
-        before = self._page
-        assert before.prefill_count is not None
-        assert before.prefill_sum_s is not None
-        assert before.prefill_tokens is not None
+    def work(self, *prompts: int) -> None:
         seconds = sum(self._fixed_s + tokens / self._rate for tokens in prompts)
-        seconds += adapter_loads * self._load_s
-        self._page = EndpointMetrics(
-            scraped_at=before.scraped_at + elapsed_s,
-            prefill_count=before.prefill_count + len(prompts),
-            prefill_sum_s=before.prefill_sum_s + seconds,
-            prefill_tokens=before.prefill_tokens + sum(prompts),
-        )
-        self.learned.observe(before, self._page, adapter_loads=adapter_loads)
+        total = sum(prompts)
+        self.learned.began(requests=len(prompts), tokens=total, ahead_tokens=total, seconds=seconds)
+        self._at += 1.0
+        pages = _pages((self._at - 1.0, 0.0, 0.0), (self._at, 0.0, 0.0))
+        self.learned.observe(*pages, busy=False)
 
 
 def v_of(server: PrefillRate) -> float:
@@ -50,8 +42,8 @@ def test_the_rate_is_the_policys_before_anything_is_learned() -> None:
     assert v_of(PrefillRate(ModelRate(start=8000.0))) == 8000.0
 
 
-def test_the_rate_follows_the_servers_own_prefill_times() -> None:
-    server = PrefillCounters(ModelRate(start=8000.0), rate=2000.0)
+def test_the_rate_follows_the_times_to_first_tokens() -> None:
+    server = FirstTokens(ModelRate(start=8000.0), rate=2000.0)
     for _ in range(30):
         server.work(1000, 3000)
     assert v_of(server.learned) == pytest.approx(2000.0, rel=0.02)
@@ -60,42 +52,16 @@ def test_the_rate_follows_the_servers_own_prefill_times() -> None:
 def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
     """Prompts are mostly cached: to compute 50 tokens takes 50 ms and a step. The rate is still 4,000."""
     model, rng = ModelRate(start=8000.0), random.Random(1)
-    server = PrefillCounters(model, rate=4000.0, fixed_s=0.05)
+    server = FirstTokens(model, rate=4000.0, fixed_s=0.05)
     for _ in range(200):
         server.work(*(rng.choice((50, 60, 2000)) for _ in range(rng.randint(1, 4))))
     assert v_of(server.learned) == pytest.approx(4000.0, rel=0.05)
     assert model.per_request_s == pytest.approx(0.05, rel=0.2)
 
 
-def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
-    """One prompt in eight waits until its adapter is loaded, which takes longer than the prompt. The rate is
-    still 6,000.
-    """
-    model, rng = ModelRate(start=8000.0), random.Random(5)
-    servers = [PrefillCounters(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
-    for _ in range(200):
-        for often, server in enumerate(servers):
-            prompts = [rng.randint(100, 3000) for _ in range(rng.randint(1, 4))]
-            server.work(*prompts, adapter_loads=sum(rng.random() < 0.06 * often for _ in prompts))
-    assert model.tokens_per_s == pytest.approx(6000.0, rel=0.05)
-    assert model.per_load_s == pytest.approx(0.5, rel=0.1)
-    for server in servers:
-        assert server.learned.slowness == pytest.approx(1.0, rel=0.1)
-
-
-def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
-    """The adapter was still on the server, so the expected load does not happen."""
-    model, rng = ModelRate(start=8000.0), random.Random(6)
-    server = PrefillCounters(model, rate=4000.0)
-    for _ in range(200):
-        server.work(rng.randint(100, 3000), rng.randint(100, 3000), adapter_loads=rng.randint(0, 2))
-    assert model.tokens_per_s == pytest.approx(4000.0, rel=0.05)
-    assert model.per_load_s == pytest.approx(0.0, abs=0.01)
-
-
 def test_equal_servers_get_equal_rates_under_different_loads() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(2)
-    warm, cold = (PrefillCounters(model, rate=3000.0, fixed_s=0.04) for _ in range(2))
+    warm, cold = (FirstTokens(model, rate=3000.0, fixed_s=0.04) for _ in range(2))
     for _ in range(100):
         warm.work(*[rng.randint(20, 120) for _ in range(6)])
         cold.work(rng.randint(2000, 6000))
@@ -104,7 +70,7 @@ def test_equal_servers_get_equal_rates_under_different_loads() -> None:
 
 def test_a_server_half_as_fast_gets_half_the_rate_of_its_peers() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(3)
-    servers = [PrefillCounters(model, rate=rate) for rate in (6000.0, 6000.0, 6000.0, 3000.0)]
+    servers = [FirstTokens(model, rate=rate) for rate in (6000.0, 6000.0, 6000.0, 3000.0)]
     for _ in range(120):
         for server in servers:
             server.work(rng.randint(1000, 6000), rng.randint(1000, 6000))
@@ -114,8 +80,8 @@ def test_a_server_half_as_fast_gets_half_the_rate_of_its_peers() -> None:
 
 def test_the_rate_of_an_unused_server_returns_to_that_of_its_peers() -> None:
     model = ModelRate(start=8000.0)
-    server = PrefillCounters(model, rate=1000.0)
-    peer = PrefillCounters(model, rate=4000.0)
+    server = FirstTokens(model, rate=1000.0)
+    peer = FirstTokens(model, rate=4000.0)
     for _ in range(60):
         peer.work(4000, 4000, 4000)
         server.work(4000)
@@ -127,14 +93,14 @@ def test_the_rate_of_an_unused_server_returns_to_that_of_its_peers() -> None:
 
 def test_the_first_server_is_not_slow_because_the_guess_was_high() -> None:
     model = ModelRate(start=8000.0)
-    first, unread = PrefillCounters(model, rate=800.0), PrefillRate(model)
+    first, unread = FirstTokens(model, rate=800.0), PrefillRate(model)
     first.work(4000, 4000, 4000)
     assert v_of(first.learned) > v_of(unread) / 1.6
 
 
 def test_a_changed_rate_is_learned() -> None:
     model, rng = ModelRate(start=8000.0), random.Random(4)
-    before, after = PrefillCounters(model, rate=8000.0), PrefillCounters(model, rate=1000.0)
+    before, after = FirstTokens(model, rate=8000.0), FirstTokens(model, rate=1000.0)
     for _ in range(300):
         before.work(*[rng.randint(100, 4000) for _ in range(8)])
     for _ in range(1500):
@@ -142,42 +108,21 @@ def test_a_changed_rate_is_learned() -> None:
     assert model.tokens_per_s == pytest.approx(1000.0, rel=0.2)
 
 
-def test_a_page_read_twice_or_without_these_histograms_teaches_nothing() -> None:
-    model = ModelRate(start=8000.0)
-    rate = PrefillRate(model)
-    rate.observe(EndpointMetrics(scraped_at=5.0), EndpointMetrics(scraped_at=6.0, prompt_tokens=900.0))
-    same = EndpointMetrics(scraped_at=5.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
-    grown = EndpointMetrics(scraped_at=5.0, prefill_count=9.0, prefill_sum_s=9.0, prefill_tokens=9.0)
-    rate.observe(same, grown)
-    assert v_of(rate) == 8000.0
-
-
 @given(
     scrapes=st.lists(
         st.tuples(
-            st.floats(0.01, 100),
-            st.floats(0, 1e6),
-            st.floats(0, 1e7),
-            st.floats(0, 1e5),
-            st.integers(0, 1000),
+            st.integers(0, 10**6), st.floats(0, 1e7), st.floats(0, 1e7), st.floats(0, 1e5), st.booleans()
         ),
         max_size=30,
     )
 )
 def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
-    scrapes: list[tuple[float, float, float, float, int]],
+    scrapes: list[tuple[int, float, float, float, bool]],
 ) -> None:
     rate = PrefillRate(ModelRate(start=8000.0))
-    before = EndpointMetrics(scraped_at=0.0, prefill_count=0.0, prefill_sum_s=0.0, prefill_tokens=0.0)
-    for elapsed, count, tokens, seconds, loads in scrapes:
-        after = EndpointMetrics(
-            scraped_at=before.scraped_at + elapsed,
-            prefill_count=count,
-            prefill_sum_s=seconds,
-            prefill_tokens=tokens,
-        )
-        rate.observe(before, after, adapter_loads=loads)
-        before = after
+    for at, (requests, tokens, ahead, seconds, busy) in enumerate(scrapes):
+        rate.began(requests=1 + requests, tokens=tokens, ahead_tokens=max(tokens, ahead), seconds=seconds)
+        rate.observe(*_pages((at, 0.0, 0.0), (at + 1.0, tokens, 0.0)), busy=busy)
         assert 0 < v_of(rate) < float("inf")
 
 
@@ -188,7 +133,7 @@ def test_false_counters_move_the_rate_of_others_by_at_most_a_tenth(*, rate: floa
     token a second.
     """
     model = ModelRate(start=8000.0)
-    liar, *others = (PrefillCounters(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
+    liar, *others = (FirstTokens(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
     for n in range(2000 if liar_first else 200):
         if liar_first or n > 20:
             liar.work(1)
@@ -199,11 +144,11 @@ def test_false_counters_move_the_rate_of_others_by_at_most_a_tenth(*, rate: floa
 
 def test_the_rate_follows_when_faster_servers_replace_slow_ones() -> None:
     model = ModelRate(start=8000.0)
-    servers = [PrefillCounters(model, rate=200.0) for _ in range(4)]
+    servers = [FirstTokens(model, rate=200.0) for _ in range(4)]
     for _ in range(50):
         for server in servers:
             server.work(1000)
-    faster = [PrefillCounters(model, rate=20_000.0) for _ in range(4)]
+    faster = [FirstTokens(model, rate=20_000.0) for _ in range(4)]
     for server in servers:
         server.learned.leave()
     for _ in range(800):
@@ -220,29 +165,29 @@ def _pages(*counters: tuple[float, float, float]) -> list[EndpointMetrics]:
     ]
 
 
-def test_before_any_answer_has_ended_the_rate_is_that_of_busy_servers() -> None:
+def test_the_rate_is_at_least_that_of_busy_servers() -> None:
     model = ModelRate(start=8000.0)
     server = PrefillRate(model)
     pages = _pages(*((float(at), 3000.0 * (at // 2) * 2, 1000.0 * (at // 2) * 2) for at in range(40)))
     for before, after in pairwise(pages):
-        server.worked(before, after, busy=True)
+        server.observe(before, after, busy=True)
     assert model.tokens_per_s == pytest.approx(2000.0, rel=0.1)
     for _ in range(20):
+        model.observe(server, requests=1, tokens=1000, seconds=1.0)
+    assert model.tokens_per_s == pytest.approx(2000.0, rel=0.1)
+    for _ in range(200):
         model.observe(server, requests=1, tokens=4000, seconds=1.0)
-    learned = model.tokens_per_s
-    assert learned == pytest.approx(4000.0, rel=0.05)
-    model.worked(tokens=100_000, seconds=1.0)
-    assert model.tokens_per_s == learned
+    assert model.tokens_per_s > 3000.0
 
 
 def test_a_server_that_was_idle_in_between_does_not_teach_how_fast_it_is() -> None:
     server = PrefillRate(ModelRate(start=8000.0))
     before, after = _pages((0.0, 0.0, 0.0), (1.0, 100.0, 0.0))
-    server.worked(before, after, busy=False)
+    server.observe(before, after, busy=False)
     assert v_of(server) == 8000.0
 
 
-def test_before_any_answer_has_ended_a_single_server_cannot_move_rate_far() -> None:
+def test_a_single_busy_server_cannot_move_the_rate_far() -> None:
     model = ModelRate(start=8000.0)
     for _ in range(20):
         for tokens in (4000.0, 4000.0, 4000.0, 1e12):
@@ -256,7 +201,7 @@ def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 
     servers = [PrefillRate(model) for _ in rates]
     for at in range(seconds):
         for server, rate in zip(servers, rates, strict=True):
-            server.observe(*_pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0)))
+            server.observe(*_pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0)), busy=False)
             ahead_tokens = 4000.0 + waiting_tokens
             taken_s = 2 * 0.02 + ahead_tokens / rate
             server.began(requests=2, tokens=4000, ahead_tokens=ahead_tokens, seconds=taken_s)
@@ -271,9 +216,6 @@ def test_times_to_first_tokens_show_early_which_server_is_slow(
     assert v_of(slow) == pytest.approx(v_of(fast) / 2, rel=0.35)
     assert v_of(slow) < 0.7 * v_of(fast)
     assert v_of(fast) == pytest.approx(v_of(other), rel=0.05)
-    assert slow.model.tokens_per_s == 8000.0, (
-        "these times only compare servers, because answers take a part of them"
-    )
 
 
 def test_a_long_wait_counts_at_most_as_much_as_the_prompt_itself() -> None:
@@ -290,22 +232,11 @@ def test_servers_whose_first_tokens_differ_by_little_count_as_equal() -> None:
     assert one.slowness == other.slowness == 1.0
 
 
-def test_prefill_times_outweigh_times_to_first_tokens() -> None:
-    slow, *_ = _answering([2000.0, 4000.0, 4000.0], seconds=20)
-    line = slow.model
-    for at in range(20, 60):
-        before, after = _pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0))
-        counted = replace(before, prefill_count=0, prefill_tokens=0, prefill_sum_s=0.0)
-        took_s = line.predicted_s(requests=1, tokens=4000, adapter_loads=0)
-        slow.observe(counted, replace(after, prefill_count=1, prefill_tokens=4000, prefill_sum_s=took_s))
-    assert slow.slowness == pytest.approx(1.0, abs=0.02)
-
-
 def test_a_leap_in_a_counter_of_times_does_not_make_a_server_slow_for_long() -> None:
     usual, leaps = _answering([4000.0, 4000.0], seconds=20)
     leaps.began(requests=2, tokens=4000, ahead_tokens=4000.0, seconds=1e12)
     assert v_of(leaps) > 0.6 * v_of(usual)
     for at in range(20, 60):
-        leaps.observe(*_pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0)))
+        leaps.observe(*_pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0)), busy=False)
         leaps.began(requests=2, tokens=4000, ahead_tokens=4000.0, seconds=1.04)
     assert leaps.slowness == 1.0

@@ -47,11 +47,3 @@ def test_no_server_counts_as_busier_than_the_others_by_more_than_a_request() -> 
     assert seen(picker, now=1.01).in_flight.tolist() == [4, 3, 3]
     undone = seen(picker, now=1.01).undone_tokens
     assert undone[0] == pytest.approx(undone[1:].mean())
-
-
-def test_a_server_that_leaves_leaves_no_refusals_behind() -> None:
-    picker = a_picker(on=endpoints("abc"))
-    refuse(picker, "a", now=1.0)
-    picker.set_endpoints(endpoints("bc"), now=1.0)
-    assert not picker.fleet.answers.noes.of
-    picker.check_integrity()
