@@ -7,10 +7,12 @@ Therefore a line is fitted over all servers of a model together:
     seconds to the first tokens = a * requests + tokens / V
 
 by weighted least squares on the growth between scrapes. The tokens of a request include the tokens that were
-ahead of it when it was sent. V is at least what servers compute that always have prompts to compute. Without
-a common line, equal servers with different load would seem to differ, and a server that seems fast would get
-more than its share. Each server has one factor for its own deviation (a smaller GPU, a noisy neighbour): real
-seconds divided by predicted seconds, pulled towards 1 and forgotten within minutes.
+ahead of it when it was sent. The answers that servers write meanwhile take a part of these times. So as soon
+as some servers have always had prompts to compute between two pages, V is what these compute, and the line
+only compares the servers. Without a common line, equal servers with different load would seem to differ, and
+a server that seems fast would get more than its share. Each server has one factor for its own deviation (a
+smaller GPU, a noisy neighbour): real seconds divided by predicted seconds, pulled towards 1 and forgotten
+within minutes.
 
 One server alone cannot move the line far: its numbers are ignored while it is off by more than
 `_MOST_SLOWNESS` times and most others are not. If most servers are off to one side, the line is wrong. Then
@@ -130,11 +132,9 @@ class ModelRate:
         return self._fit.solve(prior=(0.0, 1 / self._start), trust=(trust_requests, _PRIOR_TOKENS**2))
 
     def _sum_up(self) -> None:
-        """Compute V. The policy's guess counts as busy tokens only until first tokens are known."""
-        busy = self._busy_tokens / self._busy_s
-        guessed = self._busy_tokens < 2 * _PRIOR_BUSY_TOKENS
-        known = self._line_tokens_per_s if self._requests else busy
-        self.tokens_per_s = known if guessed else max(known, busy)
+        """Compute V: what busy servers compute. Until these are known, what first tokens show."""
+        known = self._busy_tokens >= 2 * _PRIOR_BUSY_TOKENS or not self._requests
+        self.tokens_per_s = self._busy_tokens / self._busy_s if known else self._line_tokens_per_s
 
 
 class PrefillRate:

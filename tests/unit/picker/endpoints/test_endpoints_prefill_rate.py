@@ -165,19 +165,16 @@ def _pages(*counters: tuple[float, float, float]) -> list[EndpointMetrics]:
     ]
 
 
-def test_the_rate_is_at_least_that_of_busy_servers() -> None:
+def test_the_rate_is_that_of_busy_servers_once_there_were_some() -> None:
     model = ModelRate(start=8000.0)
     server = PrefillRate(model)
+    for _ in range(20):
+        model.observe(server, requests=1, tokens=4000, seconds=1.0)
+    assert model.tokens_per_s == pytest.approx(4000.0, rel=0.05)
     pages = _pages(*((float(at), 3000.0 * (at // 2) * 2, 1000.0 * (at // 2) * 2) for at in range(40)))
     for before, after in pairwise(pages):
         server.observe(before, after, busy=True)
     assert model.tokens_per_s == pytest.approx(2000.0, rel=0.1)
-    for _ in range(20):
-        model.observe(server, requests=1, tokens=1000, seconds=1.0)
-    assert model.tokens_per_s == pytest.approx(2000.0, rel=0.1)
-    for _ in range(200):
-        model.observe(server, requests=1, tokens=4000, seconds=1.0)
-    assert model.tokens_per_s > 3000.0
 
 
 def test_a_server_that_was_idle_in_between_does_not_teach_how_fast_it_is() -> None:

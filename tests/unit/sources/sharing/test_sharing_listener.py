@@ -190,14 +190,14 @@ def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: 
 def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
     one, other = two()
     for n in (0, 1):
-        page = EndpointMetrics(scraped_at=9.0 + n, running=0, prompt_tokens=10.0)
+        page = EndpointMetrics(scraped_at=9.0 + n, running=0, ttft_count=0.0)
         one.picker.observe(EndpointName("a"), page, now=9.0 + n)
     pick = one.pick(text("p"), now=10.0, only=Address("10.0.0.1", 8000))
     one.picker.on_response_headers(pick, status=200, served=None, now=10.5)
     one.picker.detach(pick, now=10.5)
     other.receive(one.send(now=11.0), now=11.0)
     assert other.matched(text("p"), now=11.0) == {}
-    page = EndpointMetrics(scraped_at=12.0, running=0, prompt_tokens=9000.0)
+    page = EndpointMetrics(scraped_at=12.0, running=0, ttft_count=1.0)
     one.picker.observe(EndpointName("a"), page, now=12.0)
     other.receive(one.send(now=12.0), now=12.0)
     assert other.matched(text("p"), now=12.0) == one.matched(text("p"), now=12.0) != {}
