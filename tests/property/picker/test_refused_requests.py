@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -239,6 +240,9 @@ LOAD = frozenset(
         "refused",
         "uncounted_end_at",
         "doubted",
+        "noes",
+        "no_tokens",
+        "said_no_at",
         "read_at",
     }
 )
@@ -281,6 +285,8 @@ def plain(value: Any, *around: object) -> object:
         return [(plain(key, *around), plain(each, *around)) for key, each in value.items()]
     if isinstance(value, list | tuple | deque):
         return [plain(each, *around) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     kind = type(value)
     if not kind.__module__.startswith("epp."):
         return value
