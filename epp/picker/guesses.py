@@ -33,8 +33,6 @@ from epp.picker.server_caches import Prompt, ServerCaches
 _CERTAINLY: Final = 1.5
 """A prompt is certainly too long if the estimate of its tokens is more than this many times what the server
 can take."""
-_RECENT_S: Final = 30.0
-"""A server that evicts has hardly evicted what was used this lately."""
 _MOST_DOUBTED: Final = 64
 """The most answers of one server that wait for its next page."""
 
@@ -144,9 +142,7 @@ class Guesses:
             return
         recorded = self.prove(guess, now=now)
         if recorded is not NOTHING:
-            cached = self.cached_at(state, prompt, recorded.held)
-            state.predicted_tokens += cached
-            state.missed += cached > 0 and recorded.unused_s < _RECENT_S
+            state.predicted_tokens += self.cached_at(state, prompt, recorded.held)
         if isinstance(work, Pick):
             for rule in self.rules:
                 rule.ended(work.sent, computed=True)

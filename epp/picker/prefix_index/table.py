@@ -183,11 +183,9 @@ class Recorded(Struct, frozen=True, eq=False, gc=False):
     """Number of leading chunks that were proven before."""
     added: int
     """Number of chunks that were not proven before. They are the tail of the chain."""
-    unused_s: float
-    """Time since the last use of the part that was proven before. 0: no part was."""
 
 
-NOTHING = Recorded(held=0, added=0, unused_s=0.0)
+NOTHING = Recorded(held=0, added=0)
 
 
 class PrefixTable:
@@ -259,19 +257,17 @@ class PrefixTable:
         runs = self.whole_path(chain) if mirror is not None else []
         if mirror is None or not runs:
             return NOTHING
-        held, last_use = runs[-1].end, None
+        held = runs[-1].end
         for run in reversed(runs):
-            last_use = mirror.last_use.get(run)
-            if last_use is not None:
+            if run in mirror.last_use:
                 break
             self.hold(mirror, run)
             held = run.start
         added = runs[-1].end - held
-        unused_s = now - last_use.at if last_use is not None else 0.0
         self._use(mirror, runs, now=now)
         if mirror.used_bytes > mirror.capacity_bytes:
             self.over[mirror] = None
-        return Recorded(held=held, added=added, unused_s=unused_s)
+        return Recorded(held=held, added=added)
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
         """Renew the part of the chain that is still proven. A server that has left is ignored."""
