@@ -47,7 +47,7 @@ Call = Callable[[Any, Any], Awaitable[None]]
 
 
 def destination(slot: Slot, address: str) -> bytes:
-    answer = Answer(slot, set_headers=((DESTINATION, address),), clear_route_cache=True, destination=address)
+    answer = Answer(slot, set_headers=((DESTINATION, address),), destination=address)
     return encode(answer)
 
 

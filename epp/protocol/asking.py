@@ -195,14 +195,11 @@ def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answ
     head, settings, decision = asked.head, context.settings, pick.decision
     decision.tenant = decision.tenant or head.claim.tenant
     destination = ",".join([address.text for address in pick.destinations])
-    scores: tuple[tuple[str, float], ...] = ()
-    if settings.scores_metadata:
-        scores = tuple((str(c.address), c.score_s) for c in decision.candidates if not c.excluded)
     cost: Estimate | None = None
     if settings.cost_metadata:
         cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
     if slot is Slot.REQUEST_TRAILERS:
-        return Answer(slot, destination=destination, scores=scores, cost=cost)
+        return Answer(slot, destination=destination, cost=cost)
     headers = [(DESTINATION, destination), *pick.set_headers]
     if asked.only_once:
         headers.append((MAX_RETRIES, "0"))
@@ -217,9 +214,7 @@ def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answ
         set_headers=tuple(headers),
         body=asked.changed_body if slot is Slot.REQUEST_BODY else None,
         remove_headers=not_set(head.reserved, headers),
-        clear_route_cache=settings.clear_route_cache,
         destination=destination,
-        scores=scores,
         cost=cost,
     )
 

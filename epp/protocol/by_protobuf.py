@@ -35,7 +35,6 @@ from epp.protocol.http_events import (
 
 _LB_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = f"{DESTINATION}-served"
-_SCORES_KEY: Final = f"{DESTINATION}-scores"
 _PROMPT_TOKENS_KEY: Final = "x-prefix-gateway-prompt-tokens"
 _MATCHED_TOKENS_KEY: Final = "x-prefix-gateway-matched-tokens"
 _PREDICTED_KEY: Final = "x-prefix-gateway-predicted-seconds"
@@ -214,13 +213,11 @@ def _fill(response: Any, answer: Answer) -> None:
         mutation.remove_headers.extend(answer.remove_headers)
     if answer.body is not None:
         part.response.body_mutation.body = answer.body
-    if answer.clear_route_cache:
-        part.response.clear_route_cache = True
     if answer.destination:
+        if answer.set_headers:  # The data plane may choose the route by them.
+            part.response.clear_route_cache = True
         metadata = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
         metadata[DESTINATION].string_value = answer.destination
-        for address, score in answer.scores:
-            metadata[_SCORES_KEY].struct_value.fields[address].number_value = score
         if answer.cost is not None:
             metadata[_PROMPT_TOKENS_KEY].number_value = answer.cost.prompt_tokens
             metadata[_MATCHED_TOKENS_KEY].number_value = answer.cost.matched_tokens

@@ -172,7 +172,7 @@ def encode(action: Action) -> bytes:
 
 def _only_names_servers(answer: Answer) -> bool:
     """Return whether the answer only names servers, or nothing, and names the same servers in each place."""
-    if answer.scores or answer.body is not None or answer.cost is not None:
+    if answer.body is not None or answer.cost is not None:
         return False
     named, headers = answer.destination, answer.set_headers
     if headers != (((DESTINATION, named),) if named else ()):
@@ -186,9 +186,7 @@ def _from_template(answer: Answer) -> bytes:
     again.
     """
     named = answer.destination
-    around = _template(
-        answer.slot, len(named), answer.remove_headers, answer.clear_route_cache, answer.stream_response
-    )
+    around = _template(answer.slot, len(named), answer.remove_headers, answer.stream_response)
     return named.encode().join(around)
 
 
@@ -197,7 +195,6 @@ def _template(
     slot: Slot,
     size: int,
     remove_headers: tuple[str, ...],
-    clear_route_cache: bool,  # noqa: FBT001 - a key
     stream_response: bool,  # noqa: FBT001 - a key
     /,
 ) -> tuple[bytes, ...]:
@@ -210,7 +207,6 @@ def _template(
             slot,
             set_headers=((DESTINATION, named),) if named else (),
             remove_headers=remove_headers,
-            clear_route_cache=clear_route_cache,
             destination=named,
             stream_response=stream_response,
         )

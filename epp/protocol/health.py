@@ -13,12 +13,13 @@ from typing import Final
 
 from epp.protocol.conversation import SERVICE
 
+NAME: Final = "grpc.health.v1.Health"
+"""The gRPC service that answers."""
 LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"
 INFERENCE_EXTENSION: Final = "inference-extension"
 """The name in the probes of gateway-api-inference-extension's own manifests."""
 _FOLLOW_READINESS: Final = ("", READINESS, INFERENCE_EXTENSION, SERVICE)
-SERVICES: Final = (LIVENESS, *_FOLLOW_READINESS)
 
 # HealthCheckResponse.ServingStatus of grpc.health.v1.
 SERVING: Final = 1

@@ -131,11 +131,8 @@ class Answer(Struct, frozen=True, gc=False):
     set_headers: tuple[tuple[str, str], ...] = ()
     """Headers to overwrite or add. Not allowed for trailers."""
     remove_headers: tuple[str, ...] = ()
-    clear_route_cache: bool = False
     destination: str = ""
     """The destination in the dynamic metadata. Empty: none is sent."""
-    scores: tuple[tuple[str, float], ...] = ()
-    """The destinations with their scores, for the dynamic metadata."""
     cost: Estimate | None = None
     """The estimated cost, for the dynamic metadata."""
     body: bytes | None = None

@@ -4,7 +4,7 @@ returns actions. It knows no gRPC and no clock, and never waits.
 Owns the phase of the request until the pick (`phases` has the table), the order of answers in each processing
 mode (`BodyMode` says when the pick is made in each), and the release of the pick.
 
-If a data plane does not state its mode, the setting `assumed_modes` stands for it.
+If a data plane does not state its mode, it is taken to use full duplex, as the endpoint picker protocol asks.
 Harmless events in a wrong order are accepted and reported to the picker's listeners. All other
 events in a wrong order raise a StreamProtocolError.
 
@@ -61,6 +61,7 @@ from epp.protocol.refusals import model_list, refused
 from epp.protocol.stream_settings import StreamContext
 from epp.protocol.waiting import WaitingStream, offer
 
+_SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
 """Go on without a destination. A destination that the client made up is removed."""
 
@@ -109,7 +110,7 @@ class HttpStream:
         """Whether pieces of the answer's body go on unchanged and unread, until the last piece."""
         self._phase = Phase.START
         self.pick: Pick | None = None
-        self._modes = context.settings.assumed_modes
+        self._modes = _SILENT
         self._body: Body | None = None
         """The pieces of a body whose headers are not answered yet."""
         self._request_ended = False

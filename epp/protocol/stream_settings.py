@@ -10,10 +10,7 @@ from epp.config.dialects import MOST_DESTINATIONS
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.bodies import BodyRoom
-from epp.protocol.http_events import BodyMode, Modes
 from epp.request.blocked import BlockedPaths
-
-_SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 _NOTHING_BLOCKED: Final = BlockedPaths(())
 
@@ -34,7 +31,6 @@ class StreamSettings:
     """Whether the stream lives as long as the HTTP request. False: it ends once the data plane has the pick.
     """
     conformance_headers: bool = False
-    scores_metadata: bool = False
     cost_metadata: bool = False
     retries_once: bool = False
     """Whether our own Envoy retries once, so that the picker may allow a second retry."""
@@ -50,17 +46,11 @@ class StreamSettings:
 
     0: unknown, so no request relies on it.
     """
-    clear_route_cache: bool = True
-    """Whether the data plane chooses the route again after the destination header was added."""
     blocked: BlockedPaths = _NOTHING_BLOCKED
     answers_list: bool = True
     """Whether the picker answers `GET /v1/models` if any server has reported its models."""
     traced: bool = False
     """Whether trace contexts are read."""
-    assumed_modes: Modes = _SILENT_FULL_DUPLEX
-    """The modes of a data plane that does not state its modes. The endpoint picker protocol asks for full
-    duplex, so full duplex is assumed.
-    """
 
 
 @dataclass(frozen=True, slots=True)

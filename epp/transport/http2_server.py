@@ -22,7 +22,8 @@ from typing import Final
 from epp.base.errors import ConfigError
 from epp.config.listening import Listen
 from epp.transport.accepting import Acceptor
-from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.grpc_messages import HeldBytes
+from epp.transport.http2.limits import Limits
 from epp.transport.peer import Peer, Service
 from epp.transport.turns import AddressTurns, Turns
 

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health_pb2
 
 from epp.base.errors import ConfigError
 from epp.config.listening import Listen
 from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
 from epp.protocol.header_names import TRACEPARENT
-from epp.protocol.health import SERVICES, Health
+from epp.protocol.health import NAME, Health
 from epp.transport.http2.grpc_messages import OK, Reply
 
 _EOF: Final[object] = grpc.aio.EOF
@@ -34,7 +33,6 @@ class GrpcioTransport:
         self._streams = streams
         self._health = health
         self._listen = listen
-        self._servicer = _Servicer()
         self._server: grpc.aio.Server | None = None
         self._writing_late: set[asyncio.Task[None]] = set()
 
@@ -45,9 +43,9 @@ class GrpcioTransport:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        await self._publish_health()
-        self._health.follow(self._health_changed)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(NAME, self._health_handlers()),)
+        )
         port = self._bind(server)
         await server.start()
         return port
@@ -61,14 +59,31 @@ class GrpcioTransport:
     def check_integrity(self) -> None:
         """Check nothing, because gRPC keeps the state."""
 
-    def _health_changed(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._publish_health(), name="gRPC health")
-        self._writing_late.add(task)
-        task.add_done_callback(self._writing_late.discard)
+    def _health_handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Return the methods of the health service."""
+        read, write = (
+            health_pb2.HealthCheckRequest.FromString,
+            health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check, read, write),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, read, write),
+        }
 
-    async def _publish_health(self) -> None:
-        for service in SERVICES:
-            await self._servicer.set(service, self._health.status(service))
+    async def _check(self, request: Any, _: Any) -> Any:
+        return health_pb2.HealthCheckResponse(status=self._health.status(request.service))
+
+    async def _watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
+        changed, status = asyncio.Event(), 0
+        stop_following = self._health.follow(changed.set)
+        try:
+            while True:
+                changed.clear()
+                if status != (status := self._health.status(request.service)):
+                    yield health_pb2.HealthCheckResponse(status=status)
+                await changed.wait()
+        finally:
+            stop_following()
 
     def _written_late(self, task: asyncio.Task[None]) -> None:
         """Forget a late answer that was written. If its stream has ended, no peer is left for a report."""
@@ -220,9 +235,3 @@ def _look_at(reading: asyncio.Future[Any]) -> None:
     """Read the task's exception: no other code awaits this task any more, and asyncio would log the error."""
     if not reading.cancelled():
         reading.exception()
-
-
-class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking ships no types
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - gRPC's name and signature
-        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        return health_pb2.HealthCheckResponse(status=self._server_status.get(request.service, unknown))

@@ -18,14 +18,13 @@ from epp.config.listening import Listen
 from epp.protocol import access_log
 from epp.protocol.calls import Handler
 from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
-from epp.protocol.health import Health
+from epp.protocol.health import NAME, Health
 from epp.transport.certificates import Certificates
 from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.http2.limits import Limits
 from epp.transport.http2_server import Http2Server, bound, max_peers
 from epp.transport.peer import Call, Service
 
-_HEALTH: Final = "grpc.health.v1.Health"
 _MOST_QUESTION_BYTES: Final = 1024
 """The most bytes of a question about health. It names a service."""
 _MOST_PROBERS: Final = 64
@@ -88,8 +87,8 @@ class Http2Transport:
     def _health_services(self) -> Mapping[str, Service]:
         health = self._health
         return {
-            f"/{_HEALTH}/Check": lambda call: _Check(call, health),
-            f"/{_HEALTH}/Watch": lambda call: _Watch(call, health),
+            f"/{NAME}/Check": lambda call: _Check(call, health),
+            f"/{NAME}/Watch": lambda call: _Watch(call, health),
         }
 
 

@@ -70,7 +70,7 @@ class ExtProcMessages:
         return HttpStream(
             StreamContext(
                 self._picker,
-                settings=StreamSettings(scores_metadata=True),
+                settings=StreamSettings(),
                 new_request_id=lambda: "made",
                 timer=lambda: 0.0,
             )

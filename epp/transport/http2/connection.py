@@ -33,7 +33,7 @@ from epp.transport.http2.frames import (
     read_u32,
     unpack_head,
 )
-from epp.transport.http2.grpc_messages import INTERNAL, OK, PREFIX_BYTES, Reply, read_prefix
+from epp.transport.http2.grpc_messages import INTERNAL, OK, PREFIX_BYTES, HeldBytes, Reply, read_prefix
 from epp.transport.http2.headers import (
     HeaderParts,
     HeaderReader,
@@ -41,7 +41,7 @@ from epp.transport.http2.headers import (
     MalformedRequestError,
     UnreadableBlockError,
 )
-from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.limits import Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 ALL: Final = 2**31

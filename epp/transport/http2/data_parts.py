@@ -12,8 +12,15 @@ from typing import Final
 from epp.transport.http2.call_events import Message
 from epp.transport.http2.faults import Faults
 from epp.transport.http2.frames import HEAD_BYTES, Code, Flag, FrameError, Kind, pack_head, unpack_head
-from epp.transport.http2.grpc_messages import INTERNAL, PREFIX_BYTES, Assembly, BadMessageError, message_bytes
-from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.grpc_messages import (
+    INTERNAL,
+    PREFIX_BYTES,
+    Assembly,
+    BadMessageError,
+    HeldBytes,
+    message_bytes,
+)
+from epp.transport.http2.limits import Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 _MOST_REPLIES: Final = 2_000

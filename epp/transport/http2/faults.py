@@ -1,4 +1,9 @@
-"""Ends a stream or connection whose peer breaks a rule, or asks for something that we refuse.
+"""Ends a stream or connection whose peer breaks a rule, or asks for something that we refuse. Token buckets
+stop floods.
+
+Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such frame takes
+a token from the bucket of its kind. Tokens come back with time. A peer that empties a bucket is disconnected
+with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy client needs.
 
 A call without faults uses nothing of this module. Pure.
 """
@@ -11,7 +16,7 @@ from epp.transport.http2 import frames
 from epp.transport.http2.call_events import Fault, Gone
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind
 from epp.transport.http2.headers import refusal
-from epp.transport.http2.limits import Floods, Limits
+from epp.transport.http2.limits import Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 _FRAME_NAMES: Final = {
@@ -20,6 +25,19 @@ _FRAME_NAMES: Final = {
     Kind.RST_STREAM: "rst_stream",
     Kind.WINDOW_UPDATE: "window_update",
 }
+_RATES: Final = {
+    "rapid_reset": (10_000.0, 10_000.0),
+    "ping_flood": (2_000.0, 500.0),
+    "settings_flood": (50.0, 5.0),
+    "empty_frame_flood": (2_000.0, 200.0),
+    "unneeded_frame_flood": (2_000.0, 200.0),
+    "stream_error_flood": (1_000.0, 100.0),
+    "header_flood": (20_000.0, 5_000.0),
+}
+"""The tokens of each bucket at first and at most, and those that come back in a second. `rapid_reset`:
+clients that all leave at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode
+and parts of blocks take one each, and one for 256 bytes.
+"""
 
 
 class Faults:
@@ -28,10 +46,16 @@ class Faults:
     def __init__(self, streams: StreamTable, limits: Limits) -> None:
         self._streams = streams
         self._limits = limits
-        self._floods = Floods()
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """The tokens of a bucket, and when they were counted."""
 
     def too_many(self, what: str, *, tokens: float = 1.0) -> None:
-        if self._floods.too_many(what, tokens=tokens, now=self._streams.now):
+        """Take tokens from the bucket `what`."""
+        now, (most, per_s) = self._streams.now, _RATES[what]
+        held, counted_at = self._buckets.get(what, (most, now))
+        left = min(most, held + (now - counted_at) * per_s) - tokens
+        self._buckets[what] = left, now
+        if left < 0.0:
             raise FrameError(Code.ENHANCE_YOUR_CALM, what)
 
     def unexpected(self, number: int, kind: int) -> None:

@@ -8,10 +8,10 @@ frame needs none.
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
-
-from epp.transport.http2.limits import HeldBytes, Holder
 
 PREFIX_BYTES: Final = 5
 read_prefix: Final = struct.Struct(">BL").unpack_from
@@ -41,6 +41,46 @@ class BadMessageError(Exception):
         self.status = status
         self.details = details
         self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """The unfinished messages of one connection."""
+
+    now: int = 0
+    messages: OrderedDict[Assembly, None] = field(default_factory=OrderedDict)
+    """The oldest first."""
+    torn: list[int] = field(default_factory=list)
+    """Streams that have lost the bytes of a message."""
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """The bytes that all connections together hold: unfinished messages, and answers that nobody has read."""
+
+    most: int
+    """The bound of either kind."""
+    now: int = 0
+    """Bytes of unfinished messages."""
+    unsent: int = 0
+    """Bytes of answers that wait for a peer's window."""
+    messages: OrderedDict[Assembly, None] = field(default_factory=OrderedDict)
+    """The unfinished messages, the oldest first."""
+
+    def make_room(self, holder: Holder) -> None:
+        """Throw away the oldest messages while there are too many bytes: first those of a holder that has
+        several and more than its share, half of the bytes. A peer that sends its messages to their ends holds
+        none for long, so a newcomer does not pay for those who hold back.
+        """
+        while 2 * holder.now > self.most and len(holder.messages) > 1:
+            next(iter(holder.messages)).lose("too_much_held")
+        while self.now > self.most:
+            next(iter(self.messages)).lose("too_much_held")
+
+    def expire(self, *, began_before: float) -> None:
+        """Throw away the messages that began too long ago."""
+        while self.messages and (oldest := next(iter(self.messages))).began < began_before:
+            oldest.lose("message_too_slow")
 
 
 class Assembly:

@@ -123,9 +123,7 @@ SETTINGS = st.builds(
     max_body_bytes=st.sampled_from([500, 100_000]),
     hold_streams=st.booleans(),
     conformance_headers=st.booleans(),
-    scores_metadata=st.booleans(),
     mode_override=st.booleans(),
-    assumed_modes=MODES,
 )
 
 

@@ -14,7 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from epp.transport.http2.call_events import Event, Gone, HalfClosed, Message, Opened
 from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Setting
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.grpc_messages import HeldBytes
+from epp.transport.http2.limits import Limits
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
 
 LIMITS = Limits(

@@ -22,7 +22,6 @@ from tests.unit.protocol.stream_bench import (
     A,
     B,
     Bench,
-    C,
     head,
     routed,
     run,
@@ -104,12 +103,6 @@ def test_the_session_header_of_the_policy_reaches_the_rule() -> None:
         run(bench.stream(), head(NONE, ("X-Who", "ann")))
         chosen.add(bench.seen.picks[-1].destinations[0])
     assert len(chosen) == 1
-
-
-def test_scores_are_sent_if_configured() -> None:
-    bench = Bench(settings=StreamSettings(scores_metadata=True))
-    (answer,) = routed(run(bench.stream(), head(NONE)))
-    assert {address for address, _ in answer.scores} == {str(A), str(B), str(C)}
 
 
 def test_the_cost_of_a_request_is_sent_if_configured() -> None:

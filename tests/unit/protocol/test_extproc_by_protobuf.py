@@ -71,16 +71,14 @@ def encoded(action: Answer | Refuse | Delay) -> ext_proc.ProcessingResponse:
     return ext_proc.ProcessingResponse.FromString(encode(action))
 
 
-def test_a_pick_has_its_destination_scores_and_cost_in_the_metadata() -> None:
+def test_a_pick_has_its_destination_and_cost_in_the_metadata() -> None:
     answer = Answer(
         Slot.REQUEST_BODY,
         destination="10.0.0.1:80",
-        scores=(("10.0.0.1:80", 0.5),),
         cost=Estimate(prompt_tokens=30, matched_tokens=20, predicted_s=0.25),
     )
     metadata = encoded(answer).dynamic_metadata.fields["envoy.lb"].struct_value.fields
     assert metadata[DESTINATION].string_value == "10.0.0.1:80"
-    assert metadata[f"{DESTINATION}-scores"].struct_value.fields["10.0.0.1:80"].number_value == 0.5
     costs = [
         metadata[f"x-prefix-gateway-{name}"].number_value for name in ("prompt-tokens", "matched-tokens")
     ]
@@ -94,7 +92,6 @@ def test_an_answer_changes_headers_and_the_body_and_asks_for_more() -> None:
         set_headers=(("x-a", "é€"),),
         remove_headers=("x-b",),
         body=b"changed",
-        clear_route_cache=True,
         stream_response=True,
     )
     response = encoded(answer)
@@ -102,7 +99,7 @@ def test_an_answer_changes_headers_and_the_body_and_asks_for_more() -> None:
     (option,) = common.header_mutation.set_headers
     assert (option.header.key, option.header.raw_value) == ("x-a", b"\xe9?")
     assert list(common.header_mutation.remove_headers) == ["x-b"]
-    assert (common.body_mutation.body, common.clear_route_cache) == (b"changed", True)
+    assert common.body_mutation.body == b"changed"
     assert response.mode_override.response_body_mode == 1, "STREAMED"
 
 

@@ -21,7 +21,6 @@ from epp.protocol.http_events import (
     Slot,
     StreamProtocolError,
 )
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,
@@ -90,13 +89,6 @@ def test_a_data_plane_that_states_no_mode_is_taken_to_use_full_duplex(bench: Ben
     actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
     assert slots(actions) == [H, D]
     assert echoed(actions) == BODY
-
-
-def test_the_mode_of_a_data_plane_that_states_none_can_be_configured() -> None:
-    bench = Bench(settings=StreamSettings(assumed_modes=BUFFERED))
-    actions = run(bench.stream(), head(None), RequestBody(BODY, end_of_stream=True))
-    assert slots(actions) == [H, D]
-    assert echoed(actions) == b""
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 61_999, 62_000, 62_001, 124_000, 400_000])

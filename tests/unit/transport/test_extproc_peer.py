@@ -13,7 +13,8 @@ import pytest
 from epp.protocol.calls import Handler
 from epp.transport import peer as peer_module
 from epp.transport.http2.frames import PREFACE
-from epp.transport.http2.limits import HeldBytes, Limits
+from epp.transport.http2.grpc_messages import HeldBytes
+from epp.transport.http2.limits import Limits
 from epp.transport.peer import Call, Peer, Service
 from epp.transport.turns import AddressTurns, Turns
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset

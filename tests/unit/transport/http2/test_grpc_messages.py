@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.transport.http2 import grpc_messages
-from epp.transport.http2.grpc_messages import Assembly, BadMessageError, message_bytes
-from epp.transport.http2.limits import HeldBytes, Holder
+from epp.transport.http2.grpc_messages import Assembly, BadMessageError, HeldBytes, Holder, message_bytes
 
 MESSAGE = b"\0\0\0\0\x06abcdef"
 
