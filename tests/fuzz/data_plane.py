@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from epp.config.listening import Listen
 from epp.config.policy import PolicySpec
 from epp.picker.events import Began, Ended, PickerEvent
 from epp.picker.phases import OVER
 from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import request_names
 from epp.protocol.codec import decode, encode
+from epp.protocol.conversation import LiveStreams
 from epp.protocol.header_names import RESPONSE_NAMES
+from epp.protocol.health import Health
 from epp.protocol.http_events import StreamProtocolError
 from epp.protocol.stream import HttpStream
 from epp.protocol.stream_settings import StreamContext, StreamSettings
 from epp.transport.http2.frames import Setting, frame, settings
+from epp.transport.over_http2 import Http2Transport
+from epp.transport.peer import Peer
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_protobuf
 from tests.harness.http2_frames import (
@@ -27,10 +33,12 @@ from tests.harness.http2_frames import (
     data,
     grpc,
     headers,
+    hello,
     ping,
     reset,
     window_update,
 )
+from tests.harness.pipe import Pipe
 
 HINT = b"x-gateway-destination-endpoint-subset"
 ADDRESSES = [[1, [[3, b"10.0.0.1:8000"]]]]
@@ -194,6 +202,57 @@ class Connections:
         return not side.connection.over
 
     async def check(self) -> None: ...
+
+
+class Transports(Connections):
+    """Frames of a connection with the handlers of its calls and a picker behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        head, body, answer = talk()[0], talk()[3], talk()[-1]
+        piece = b"\x2a\x0c\x0a\x0adata: text"
+        called = headers(1, block()) + data(1, grpc(head + b"\x5a\x04\x08\x02\x10\x04")) + data(1, grpc(body))
+        self.seeds = [*self.seeds, called, called + data(1, grpc(answer)) + data(1, grpc(piece) * 2) * 3]
+        self._picker, self._seen = small_picker(), _Seen()
+        self._picker.subscribe(self._seen.on_event)
+        self._now = 1000.0
+        self._streams = LiveStreams(
+            self._picker, settings=StreamSettings(max_body_bytes=100_000), clock=lambda: self._now
+        )
+        self._server = Http2Transport(self._streams, Health(), listen=Listen()).server
+
+    async def feed(self, data: bytes) -> bool:
+        self._now += 0.01
+        peer = LoudPeer(self._server)
+        peer.connection_made(Pipe())
+        half = len(data) // 2
+        for part in (hello(window=len(data)), data[:half], data[half:]):
+            peer.data_received(part)
+            while peer.connection.pending and not peer.connection.over:
+                peer.data_received(b"")
+            peer.check_integrity()
+        accepted = not peer.connection.over
+        if half % 8 == 0:
+            peer.tick(now=self._now + 400)
+        peer.connection_lost(None)
+        await asyncio.sleep(0)
+        return accepted
+
+    async def check(self) -> None:
+        assert not self._streams.live, "a call outlived its connection"
+        assert self._server.held.now == self._server.held.unsent == 0, (
+            "unfinished messages or answers are held"
+        )
+        assert not self._server.peers
+        assert self._seen.open == 0
+        assert all(state.in_flight == 0 for state in self._picker.fleet.states()), "a booking is left"
+
+
+class LoudPeer(Peer):
+    """Lets no exception of a handler pass."""
+
+    def _broken(self, stream_id: int, *, now: float) -> None:
+        raise  # noqa: PLE0704 - called while the exception is handled
 
 
 class AccessLogMessages(OfBytes):

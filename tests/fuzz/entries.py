@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.fuzz.answers import PickerPages, SampledAnswers
 from tests.fuzz.cluster_objects import ClusterObjects
-from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessages
+from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessages, Transports
 from tests.fuzz.entry import Entry
 from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.kv import KvEvents
@@ -15,6 +15,7 @@ from tests.fuzz.recordings import Recordings
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
     "http2": Connections,
+    "transport": Transports,
     "ext_proc": ExtProcMessages,
     "access_log": AccessLogMessages,
     "metrics_page": MetricsPages,

@@ -16,7 +16,7 @@ from tests.fuzz.mutating import MOST_BYTES, mutants
 from tests.fuzz.run import feed
 
 BYTES = 4_000_000
-"""Bytes for each entry: about a minute for all seventeen on one core."""
+"""Bytes for each entry: about a minute for all eighteen on one core."""
 SEED = 1
 INPUTS = 200
 """Inputs of each hunt for costly ones."""
