@@ -16,7 +16,7 @@ from hpack import Decoder
 from epp.config.listening import Listen
 from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
 from epp.protocol.conversation import LiveStreams
-from epp.protocol.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health
+from epp.protocol.health import NOT_SERVING, SERVING, Health
 from epp.protocol.stream_settings import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
@@ -89,14 +89,6 @@ class DataPlane:
         found = messages_in(self.received[number])
         assert found is not None
         return [health_pb2.HealthCheckResponse.FromString(message).status for message in found]
-
-
-async def test_a_check_is_answered_once_for_its_service() -> None:
-    data_plane = DataPlane()
-    for number, service in ((1, "readiness"), (3, "liveness"), (5, "nobody")):
-        await data_plane.call(number, CHECK, health_question(service), ends=True)
-    assert [data_plane.statuses(n) for n in (1, 3, 5)] == [[NOT_SERVING], [SERVING], [SERVICE_UNKNOWN]]
-    assert data_plane.ends == {1: OK, 3: OK, 5: OK}
 
 
 async def test_a_watch_gets_each_change_until_its_caller_leaves() -> None:
