@@ -6,7 +6,7 @@ Header values are latin-1 text inside the picker, as in `codec`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from envoy.config.core.v3 import base_pb2
@@ -70,8 +70,18 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
     kind = message.WhichOneof("request")
     if kind is None:
         raise StreamProtocolError("empty_message")
-    modes = _modes(message) if message.HasField("protocol_config") else None
-    return _EVENTS[kind](message, names if kind == "request_headers" else response_names, modes)
+    part, (subset, served, modes, lost) = getattr(message, kind), _beside(message)
+    match kind:
+        case "request_headers":
+            return RequestHeaders(_headers(part.headers, names), part.end_of_stream, subset, modes)
+        case "response_headers":
+            headers = _headers(part.headers, response_names)
+            return ResponseHeaders(headers, part.end_of_stream, served or "", modes, lost)
+        case "request_body":
+            return RequestBody(part.body, part.end_of_stream, modes)
+        case "response_body":
+            return ResponseBody(part.body, part.end_of_stream, modes)
+    return RequestTrailers() if kind == "request_trailers" else ResponseTrailers()
 
 
 def around(data: bytes) -> Around | None:
@@ -80,8 +90,10 @@ def around(data: bytes) -> Around | None:
         message = ext_proc.ProcessingRequest.FromString(data)
     except DecodeError:
         return None
-    if message.WhichOneof("request") is not None:
-        return None
+    return None if message.WhichOneof("request") is not None else _beside(message)
+
+
+def _beside(message: Any) -> Around:
     return (
         _subset(message.metadata_context) if message.HasField("metadata_context") else None,
         _served(message),
@@ -115,16 +127,6 @@ def _headers(header_map: Any, names: frozenset[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _request_headers(message: Any, names: frozenset[str], modes: Modes | None) -> RequestHeaders:
-    part = message.request_headers
-    return RequestHeaders(
-        _headers(part.headers, names),
-        end_of_stream=part.end_of_stream,
-        subset=_subset(message.metadata_context) if message.HasField("metadata_context") else None,
-        modes=modes,
-    )
-
-
 def _subset(metadata: Any) -> tuple[str, ...] | None:
     """Return the entries of the subset hint. Empty: the hint is there, but has no text."""
     if _SUBSET_NAMESPACE not in metadata.filter_metadata:
@@ -136,17 +138,6 @@ def _subset(metadata: Any) -> tuple[str, ...] | None:
     if value.HasField("list_value"):
         return tuple(v.string_value for v in value.list_value.values)
     return (value.string_value,)
-
-
-def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) -> ResponseHeaders:
-    part = message.response_headers
-    return ResponseHeaders(
-        _headers(part.headers, names),
-        end_of_stream=part.end_of_stream,
-        served=_served(message) or "",
-        modes=modes,
-        lost=_lost(message),
-    )
 
 
 def _lost(message: Any) -> int:
@@ -171,20 +162,6 @@ def _served(message: Any) -> str | None:
         if _SERVED_KEY in values:
             return str(values[_SERVED_KEY].string_value)
     return None
-
-
-_EVENTS: Final[dict[str, Callable[[Any, frozenset[str], Modes | None], Event]]] = {
-    "request_headers": _request_headers,
-    "request_body": lambda message, _, modes: RequestBody(
-        message.request_body.body, end_of_stream=message.request_body.end_of_stream, modes=modes
-    ),
-    "request_trailers": lambda *_: RequestTrailers(),
-    "response_headers": _response_headers,
-    "response_body": lambda message, _, modes: ResponseBody(
-        message.response_body.body, end_of_stream=message.response_body.end_of_stream, modes=modes
-    ),
-    "response_trailers": lambda *_: ResponseTrailers(),
-}
 
 
 def encode(action: Answer | Refuse | Delay) -> bytes:

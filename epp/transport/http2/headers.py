@@ -13,6 +13,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
+from urllib.parse import quote
 
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 from msgspec import Struct
@@ -229,6 +230,8 @@ def encode(fields: Iterable[tuple[str, str]]) -> bytes:
     return Encoder().encode(never, huffman=False)
 
 
+_PRINTABLE: Final = bytes(range(0x20, 0x7F)).replace(b"%", b"")
+"""The characters that `grpc-message` has as they are."""
 GRPC_RESPONSE: Final = encode(((":status", "200"), ("content-type", "application/grpc")))
 
 
@@ -238,7 +241,7 @@ def trailers(status: int, details: str, *, alone: bool) -> bytes:
     fields = [(":status", "200"), ("content-type", "application/grpc")] if alone else []
     fields.append(("grpc-status", str(status)))
     if details:
-        fields.append(("grpc-message", percent_encoded(details)))
+        fields.append(("grpc-message", quote(details, safe=_PRINTABLE)))
     return encode(fields)
 
 
@@ -254,9 +257,3 @@ def refusal(http_status: int) -> tuple[bytes, bytes]:
         ("content-length", str(len(_NO_CALL))),
     )
     return encode(fields), _NO_CALL
-
-
-def percent_encoded(text: str) -> str:
-    """Return the text as `grpc-message` needs it."""
-    data = text.encode()
-    return "".join(chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in data)
