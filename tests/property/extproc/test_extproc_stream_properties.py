@@ -1,10 +1,9 @@
-"""Whatever a data plane sends, in any order and cut anywhere, the stream answers or gives a reason, and
+"""Whatever a data plane sends, in any order, the stream answers or gives a reason, and
 leaves nothing booked.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 
@@ -19,9 +18,7 @@ from epp.picker.picker import Picker
 from epp.protocol.bodies import BodyRoom
 from epp.protocol.codec import encode
 from epp.protocol.http_events import (
-    Answer,
     BodyMode,
-    Echo,
     Event,
     Modes,
     Refuse,
@@ -160,73 +157,3 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
     detached = any(p.decision.outcome == "detached" for p in seen.picks)
     assert detached or all(s.in_flight == 0 for s in picker.fleet.states())
     assert given_settings.room.held_bytes == 0
-
-
-WAITING_MODES = [
-    Modes(BodyMode.BUFFERED),
-    Modes(BodyMode.BUFFERED_PARTIAL),
-    Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED),
-]
-BODIES = st.one_of(
-    st.text(max_size=3000).map(lambda t: json.dumps({"model": "m", "prompt": f"{t}."}).encode()),
-    st.lists(st.text(max_size=300), min_size=1, max_size=5).map(
-        lambda ts: json.dumps(
-            {"model": "m", "messages": [{"role": "user", "content": t} for t in ts]}, ensure_ascii=False
-        ).encode()
-    ),
-    st.binary(min_size=1, max_size=2000),
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(
-    body=BODIES,
-    path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/elsewhere"]),
-    modes=st.sampled_from(WAITING_MODES),
-    cuts=st.lists(st.integers(0, 3000), max_size=8),
-    trailers=st.booleans(),
-    declared=st.booleans(),
-)
-def test_any_cut_of_the_same_body_gets_the_same_pick(
-    *, body: bytes, path: str, modes: Modes, cuts: list[int], trailers: bool, declared: bool
-) -> None:
-    if modes.request_body in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
-        cuts, trailers = [], False  # This mode sends one message.
-    whole = outcome_of(path, [body], WAITING_MODES[0], trailers=False, declared=declared)
-    edges = sorted({0, len(body), *(c for c in cuts if c < len(body))})
-    chunks = [body[a:b] for a, b in itertools.pairwise(edges)]
-    assert outcome_of(path, chunks, modes, trailers=trailers, declared=declared) == whole
-
-
-def outcome_of(
-    path: str, chunks: list[bytes], modes: Modes, *, trailers: bool, declared: bool
-) -> tuple[object, ...]:
-    """Return what a fresh picker decides: the refusal or the decision. In modes that echo the body, check
-    that it comes back.
-    """
-    picker, size = sampling_picker(), sum(map(len, chunks))
-    seen = Seen.of(picker)
-    stream = make_stream(picker, StreamSettings())
-    length = (("content-length", str(size)),) if declared else ()
-    actions = list(
-        stream.receive(
-            RequestHeaders(((":path", path), ("x-request-id", "r"), *length), modes=modes), now=0.0
-        )
-    )
-    for i, chunk in enumerate(chunks):
-        last = i == len(chunks) - 1 and not trailers
-        actions += stream.receive(RequestBody(chunk, end_of_stream=last), now=0.0)
-    if trailers:
-        actions += stream.receive(RequestTrailers(), now=0.0)
-    refusals = [(a.status, a.reason, a.body) for a in actions if isinstance(a, Refuse)]
-    if modes.request_body.echoed and not refusals:
-        assert b"".join(bytes(a.data) for a in actions if isinstance(a, Echo)) == b"".join(chunks)
-    stream.close(now=1.0)
-    if refusals:
-        assert seen.picks == []
-        return tuple(refusals)
-    (pick,) = seen.picks
-    (answer,) = [a for a in actions if isinstance(a, Answer) and a.destination]
-    decision = pick.decision
-    return answer.destination, decision.kind, decision.model, decision.prompt_tokens, decision.prompt_chunks
