@@ -38,6 +38,8 @@ from epp.protocol.asking import (
     answer_status,
     ask,
     head_of,
+    model_list,
+    refused,
 )
 from epp.protocol.bodies import Body, passed_on, pieces
 from epp.protocol.header_names import RESERVED, read_address
@@ -57,7 +59,6 @@ from epp.protocol.http_events import (
     Slot,
     StreamProtocolError,
 )
-from epp.protocol.refusals import model_list, refused
 from epp.protocol.stream_settings import StreamContext
 from epp.protocol.waiting import WaitingStream, offer
 
