@@ -34,7 +34,7 @@ def test_a_replay_gives_about_the_recorded_figures(tmp_path: Path) -> None:
     assert trace.policy is not None
     found = run(trace, trace.policy, ReplaySetting())
     assert found.hit_ratio == pytest.approx(was.hit_ratio, abs=0.03)
-    assert found.ttft_mean_s == pytest.approx(was.ttft_mean_s, rel=0.25)
+    assert found.ttft_mean_s == pytest.approx(was.ttft_mean_s, rel=0.4)
 
 
 def test_more_load_means_longer_waits_and_more_servers_shorter_waits(tmp_path: Path) -> None:
