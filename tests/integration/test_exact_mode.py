@@ -210,7 +210,7 @@ async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
     a = EndpointName("a")
     async with following_two() as running:
         await running.chat(text("gone"), only=a)
-        await wait_until(lambda: running.held(a) > 0, what="the server reports blocks")
+        await wait_until(lambda: running.model_state() == "on", what="the prompt turns up")
         assert running.believed(text("gone"))
         async with running.http[a].post("/reset_prefix_cache") as response:
             assert response.status == 200
