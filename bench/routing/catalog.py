@@ -14,7 +14,7 @@ import msgspec
 
 from bench.routing import rules
 from bench.routing.peer import HoldingRouter, Index, PeerRouter, Rule, World
-from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
+from bench.routing.picker_router import RATE_FIELDS, PickerRouter
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
 from epp.config.routing import Lora
 from model_server.sim.engine import EngineShape
@@ -51,7 +51,7 @@ CONFIGS: tuple[Config, ...] = (
     Config("least-cost+k0", ours="least-cost", settings={"stalled_request_weight": 0.0}, default=False),
     Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
     Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),
-    Config("least-cost+V8000", ours="least-cost", absent=PREFILL_TIMES, default=False),
+    Config("least-cost+V8000", ours="least-cost", absent=RATE_FIELDS, default=False),
     Config("exact", rules.ExactCost, default=False),
     Config(
         "calibration",

@@ -25,7 +25,7 @@ from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
 
-PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")
+RATE_FIELDS = ("ttft_sum_s", "cached_prompt_tokens")
 """The fields from which a server's rate is learned."""
 
 
