@@ -142,7 +142,9 @@ class Guesses:
             return
         recorded = self.prove(guess, now=now)
         if recorded is not NOTHING:
-            state.predicted_tokens += self.cached_at(state, prompt, recorded.held)
+            cached = self.cached_at(state, prompt, recorded.held)
+            state.predicted_tokens += cached
+            state.missed += cached > 0
         if isinstance(work, Pick):
             for rule in self.rules:
                 rule.ended(work.sent, computed=True)

@@ -32,7 +32,7 @@ from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.eviction import charge
 from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.servers import add_endpoint, resize
+from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, resize
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.scheduling.snapshot import Floats, Ints
 from epp.request.canonical import CONTINUING, OPAQUE
@@ -53,6 +53,8 @@ _MEDIA_BYTES = 4096
 """Bytes that count for a recording or another upload that is not JSON. The size of an upload does not show
 how many tokens it makes.
 """
+_MISSES = 8
+"""After so many misses in a row where hits were expected, the server has emptied its cache."""
 _RESIZE_RATIO = 0.02
 """Smaller changes of a capacity are ignored."""
 
@@ -240,6 +242,11 @@ class ServerCaches:
         if answered:
             size_bytes = int(answered * tokens.bytes_per_token)
             charge(self.table, state.endpoint.name, size_bytes=size_bytes, now=now)
+        if before is None or after.prefix_hits is None or growth(before.prefix_hits, after.prefix_hits):
+            state.missed = 0
+        elif state.missed >= _MISSES:
+            state.missed = 0
+            clear_endpoint(self.table, state.endpoint.name)
         self.fit(state)
 
     def _capacity_bytes(self, state: EndpointState) -> int:

@@ -186,6 +186,8 @@ class EndpointState:
     see `pages`."""
     predicted_tokens: int = 0
     """Prompt tokens that were computed here and believed to be cached."""
+    missed: int = 0
+    """Requests in a row whose prefix was believed to be cached, while the server counted no hit."""
     process: int = 0
     """Number of processes seen under this name. Each starts with a cold cache."""
     cold_at: float = -inf
@@ -341,6 +343,7 @@ class EndpointState:
         self.metrics = None
         self.computed_per_s = 0.0
         self.surplus = None
+        self.missed = 0
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
 
 

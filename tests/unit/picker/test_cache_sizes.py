@@ -5,9 +5,27 @@ from __future__ import annotations
 from epp.base.types import EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import Table
-from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, text
+from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, serve, text
 
 A = EndpointName("a")
+
+
+def test_a_wiped_cache_is_noticed_by_hits_that_stand_still() -> None:
+    """Twelve prompts come in turn, one a second. The server empties its cache after a minute."""
+    picker, held, hits, wrong = a_picker(on=endpoints("a")), set[str](), 0.0, 0
+    for second in range(84):
+        if second == 60:
+            held.clear()
+        name = f"p{second % 12}"
+        pick = serve(picker, ask(text(name)), now=float(second))
+        wrong += bool(pick.decision.matched_tokens) and name not in held
+        hits += 2000.0 * (name in held)
+        held.add(name)
+        page = EndpointMetrics(scraped_at=second + 0.6, waiting=0, prefix_hits=hits)
+        picker.observe(A, page, now=second + 0.6)
+        assert second >= 60 or not wrong
+    assert 0 < wrong <= 8
+    check(picker)
 
 
 def test_a_server_that_falls_asleep_has_lost_its_cache() -> None:
