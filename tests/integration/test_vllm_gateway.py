@@ -29,9 +29,7 @@ Servers = tuple[VllmServer, VllmServer]
 
 
 async def warm_up(gateway: VllmGateway, *, label: str) -> float:
-    """Send ordinary requests until the picker has learned from the servers' counters how many bytes make a
-    token.
-    """
+    """Send ordinary requests until the picker has learned from their answers how many bytes make a token."""
     before = await bytes_per_token(gateway)
     for batch in range(10):
         prompts = [prose(f"{label} {batch} {n}", words=600) for n in range(4)]
@@ -74,7 +72,7 @@ def shown(share: float) -> str:
 async def test_a_repeated_prefix_keeps_to_one_server_with_the_predicted_hits(
     tmp_path: Path, vllm_servers: Servers
 ) -> None:
-    policy = {"sampling": {"share": 0.0}}  # the picker learns only from the counters
+    policy = {"sampling": {"share": 1.0}}
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
         learned = await warm_up(gateway, label="warm-up")
         prefixes = [prose(f"tenant {n}", words=PREFIX_WORDS) for n in range(5)]

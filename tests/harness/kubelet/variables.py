@@ -10,6 +10,8 @@ from typing import Any, Final, Protocol
 from tests.harness.kubelet.api import JsonObject
 
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
+_KEYED: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+"""Envoy Gateway's proxy asks for its zone so."""
 
 
 class ConfigError(Exception):
@@ -58,6 +60,8 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 def field(path: str, pod: JsonObject) -> str:
     """Return the value of the downward API's fieldRef."""
     metadata, status = pod["metadata"], pod["status"]
+    if keyed := _KEYED.fullmatch(path):
+        return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))
     known: dict[str, Callable[[], Any]] = {
         "metadata.name": lambda: metadata["name"],
         "metadata.namespace": lambda: metadata["namespace"],
