@@ -226,6 +226,8 @@ class Commits:
             self._prefilling.lost(pick.prefill, now=now)
         if pick.computed and self._fleet.failures.marks:
             self._fleet.failures.ended(pick.state, now=now)
+        if pick.computed and pick.prompt.teaches:
+            pick.state.window.add(pick.prompt.size)
         self._listeners.send(Ended(now, pick))
 
     def detach(self, pick: Pick, *, now: float) -> None:
@@ -277,7 +279,8 @@ class Commits:
         booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._spec.sampling.share, self._fleet.failures
         reads = (state.doubted or failures.marks) and failures.reads(state)
-        sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
+        first = prompt.teaches and self._caches.token_estimate(state.model).asks()
+        sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads) or first))
         pick = Pick(
             decision=decision,
             destinations=decision.destinations,

@@ -238,6 +238,8 @@ class ServerCaches:
         same process.
         """
         tokens = self.token_estimate(state.model)
+        if sample := state.window.sample(after):
+            tokens.learn(*sample)
         answered = growth(before.generated_tokens, after.generated_tokens) if before is not None else None
         if answered:
             size_bytes = int(answered * tokens.bytes_per_token)

@@ -16,6 +16,7 @@ from math import inf
 from msgspec import Struct
 
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
+from epp.picker.endpoints.learned import CounterWindow
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 
 LONGEST_PREFILL_S = 600.0
@@ -186,6 +187,7 @@ class EndpointState:
     see `pages`."""
     predicted_tokens: int = 0
     """Prompt tokens that were computed here and believed to be cached."""
+    window: CounterWindow = field(default_factory=CounterWindow)
     missed: int = 0
     """Requests in a row whose prefix was believed to be cached, while the server counted no hit."""
     process: int = 0
@@ -344,6 +346,7 @@ class EndpointState:
         self.computed_per_s = 0.0
         self.surplus = None
         self.missed = 0
+        self.window = CounterWindow()
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
 
 

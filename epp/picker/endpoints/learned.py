@@ -1,4 +1,6 @@
-"""Learns how many tokens a prompt of a model makes, from sampled answers of all of its servers.
+"""Learns how many tokens a prompt of a model makes, from sampled answers of all of its servers, and from
+their counters. Streamed answers state no usage unless the client asks for it, so the counters may be all
+there is.
 
 The prefill rate is not here, since servers differ in it (`prefill_rate`). Pure arithmetic. A pick only reads
 `TokenEstimate.terms`.
@@ -6,9 +8,12 @@ The prefill rate is not here, since servers differ in it (`prefill_rate`). Pure 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from epp.base.types import PromptSize
+from epp.base.types import EndpointMetrics, PromptSize
+from epp.picker.endpoints.growth import growth
 from epp.picker.scheduling.snapshot import Floats
 
 Terms = tuple[float, ...]
@@ -23,6 +28,12 @@ _KEEP_TOKENS = 200_000.0
 """Older samples together count as this many tokens at most, so that a change of traffic shows within some
 hundred requests.
 """
+FIRST_ANSWERS = 20
+"""The first answers of a model are all read: until then the bytes per token are the policy's guess."""
+_WINDOW_REQUESTS = 20
+"""Least requests between two samples from counters."""
+_EDGES = 10
+"""A window has this many times the requests in flight at its edges, where the two sides count differently."""
 MOST_BYTES_PER_TOKEN = 64.0
 _MOST_TOKENS_PER_BYTE = 2.0
 """A tokenizer makes at most one token of a byte. A chat template adds the rest."""
@@ -66,6 +77,39 @@ class LeastSquares:
         return tuple(solved.tolist())
 
 
+@dataclass(slots=True, eq=False)
+class CounterWindow:
+    """Our own requests that one server has finished since a page, to compare them with its counters."""
+
+    start: EndpointMetrics | None = None
+    own: int = 0
+    size: PromptSize = PromptSize(0)  # noqa: RUF009 - frozen
+    """The sizes of these prompts together."""
+
+    def add(self, size: PromptSize) -> None:
+        self.own, self.size = self.own + 1, self.size + size
+
+    def sample(self, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
+        """Return size and tokens of the window's requests, if it closes with this page. A window teaches
+        only if the server finished about as many requests as we sent there. Otherwise the requests of other
+        clients or replicas would be taken for ours.
+        """
+        start = self.start
+        if start is None or after.inside is None or after.finished is None:
+            self._open(after)
+            return None
+        if self.own < max(_WINDOW_REQUESTS, _EDGES * ((start.inside or 0) + after.inside)):
+            return None
+        ours = abs(growth(start.finished, after.finished) - self.own) <= self.own / _EDGES
+        sample = (self.size, growth(start.prompt_tokens, after.prompt_tokens))
+        self._open(after)
+        return sample if ours else None
+
+    def _open(self, page: EndpointMetrics) -> None:
+        self.start = page if page.inside is not None and page.finished is not None else None
+        self.own, self.size = 0, PromptSize(0)
+
+
 class TokenEstimate:
     """Estimates the tokens of a prompt without a tokenizer, for one model. Sizes are those of canonical
     prompts.
@@ -78,15 +122,23 @@ class TokenEstimate:
     of prompts.
     """
 
-    __slots__ = ("_bytes", "_fit", "_start", "_tokens", "terms")
+    __slots__ = ("_bytes", "_fit", "_start", "_tokens", "asked", "terms")
 
     def __init__(self, *, start: float) -> None:
         self._start = start
         self._tokens = _PRIOR_TOKENS
         self._bytes = start * _PRIOR_TOKENS
         self._fit = LeastSquares(3)
+        self.asked = 0
+        """The answers that were asked for because the model was unknown."""
         self.terms: Terms = (1 / start, 0.0, 0.0)
         """The factors a, b and c."""
+
+    def asks(self) -> bool:
+        """Return whether this answer has to be read because it is one of the model's first."""
+        first = self.asked < FIRST_ANSWERS
+        self.asked += first
+        return first
 
     @property
     def bytes_per_token(self) -> float:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.base.types import PromptSize
-from epp.picker.endpoints.learned import TokenEstimate
+from epp.base.types import EndpointMetrics, PromptSize
+from epp.picker.endpoints.learned import CounterWindow, TokenEstimate
 from epp.picker.server_caches import estimated_tokens
 
 
@@ -95,3 +95,46 @@ def test_token_counts_that_no_tokenizer_could_produce_teach_nothing(tokens: floa
     estimate.learn(PromptSize(100_000), tokens)
     assert estimate.bytes_per_token == 4.0
     assert estimated_tokens(PromptSize(4000), estimate.terms) == 1000
+
+
+def page(*, finished: float, prompt_tokens: float, running: int = 0) -> EndpointMetrics:
+    return EndpointMetrics(
+        scraped_at=0.0, finished=finished, prompt_tokens=prompt_tokens, running=running, waiting=0
+    )
+
+
+def window_of(requests: int, start: EndpointMetrics) -> CounterWindow:
+    window = CounterWindow()
+    assert window.sample(start) is None
+    for _ in range(requests):
+        window.add(PromptSize(400))
+    return window
+
+
+@pytest.mark.parametrize(
+    ("requests", "finished", "running", "tokens"),
+    [
+        (20, 27, 0, 2000.0),
+        (40, 46, 2, 2000.0),
+        (19, 26, 0, None),
+        (20, 27, 3, None),
+        (20, 37, 0, None),
+    ],
+    ids=["idle", "busy, with few in flight at its edges", "short", "too many in flight", "others' requests"],
+)
+def test_counters_teach_where_nearly_all_requests_were_ours(
+    requests: int, finished: float, running: int, tokens: float | None
+) -> None:
+    window = window_of(requests, page(finished=7, prompt_tokens=100, running=running))
+    found = window.sample(page(finished=finished, prompt_tokens=2100, running=running))
+    assert found == (None if tokens is None else (PromptSize(400 * requests), tokens))
+
+
+def test_a_server_that_does_not_count_finished_requests_gives_no_sample() -> None:
+    window = window_of(100, EndpointMetrics(scraped_at=0.0, prompt_tokens=0.0, running=0, waiting=0))
+    assert window.sample(EndpointMetrics(scraped_at=1.0, prompt_tokens=9.0, running=0, waiting=0)) is None
+
+
+def test_the_first_answers_of_a_model_are_asked_for() -> None:
+    estimate = TokenEstimate(start=4.0)
+    assert [estimate.asks() for _ in range(30)] == [True] * 20 + [False] * 10
