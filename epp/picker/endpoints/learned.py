@@ -28,12 +28,10 @@ _KEEP_TOKENS = 200_000.0
 """Older samples together count as this many tokens at most, so that a change of traffic shows within some
 hundred requests.
 """
-FIRST_ANSWERS = 20
-"""The first answers of a model are all read: until then the bytes per token are the policy's guess."""
-_WINDOW_REQUESTS = 20
-"""Least requests between two samples from counters."""
-_EDGES = 10
-"""A window has this many times the requests in flight at its edges, where the two sides count differently."""
+_ENOUGH = 20
+"""So many first answers of a model are read. A window of counters has so many requests, and so many for each
+that was in flight at its edges, where the two sides count differently.
+"""
 MOST_BYTES_PER_TOKEN = 64.0
 _MOST_TOKENS_PER_BYTE = 2.0
 """A tokenizer makes at most one token of a byte. A chat template adds the rest."""
@@ -98,9 +96,9 @@ class CounterWindow:
         if start is None or after.inside is None or after.finished is None:
             self._open(after)
             return None
-        if self.own < max(_WINDOW_REQUESTS, _EDGES * ((start.inside or 0) + after.inside)):
+        if self.own < _ENOUGH * max(1, (start.inside or 0) + after.inside):
             return None
-        ours = abs(growth(start.finished, after.finished) - self.own) <= self.own / _EDGES
+        ours = abs(growth(start.finished, after.finished) - self.own) <= self.own / _ENOUGH
         sample = (self.size, growth(start.prompt_tokens, after.prompt_tokens))
         self._open(after)
         return sample if ours else None
@@ -136,7 +134,7 @@ class TokenEstimate:
 
     def asks(self) -> bool:
         """Return whether this answer has to be read because it is one of the model's first."""
-        first = self.asked < FIRST_ANSWERS
+        first = self.asked < _ENOUGH
         self.asked += first
         return first
 

@@ -115,7 +115,7 @@ def window_of(requests: int, start: EndpointMetrics) -> CounterWindow:
     ("requests", "finished", "running", "tokens"),
     [
         (20, 27, 0, 2000.0),
-        (40, 46, 2, 2000.0),
+        (80, 91, 2, 2000.0),
         (19, 26, 0, None),
         (20, 27, 3, None),
         (20, 37, 0, None),
