@@ -279,8 +279,7 @@ class Commits:
         booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._spec.sampling.share, self._fleet.failures
         reads = (state.doubted or failures.marks) and failures.reads(state)
-        first = prompt.teaches and self._caches.token_estimate(state.model).asks()
-        sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads) or first))
+        sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
         pick = Pick(
             decision=decision,
             destinations=decision.destinations,

@@ -29,8 +29,8 @@ _KEEP_TOKENS = 200_000.0
 hundred requests.
 """
 _ENOUGH = 20
-"""So many first answers of a model are read. A window of counters has so many requests, and so many for each
-that was in flight at its edges, where the two sides count differently.
+"""A window of counters has so many requests, and so many for each that was in flight at its edges, where the
+two sides count differently.
 """
 MOST_BYTES_PER_TOKEN = 64.0
 _MOST_TOKENS_PER_BYTE = 2.0
@@ -120,23 +120,15 @@ class TokenEstimate:
     of prompts.
     """
 
-    __slots__ = ("_bytes", "_fit", "_start", "_tokens", "asked", "terms")
+    __slots__ = ("_bytes", "_fit", "_start", "_tokens", "terms")
 
     def __init__(self, *, start: float) -> None:
         self._start = start
         self._tokens = _PRIOR_TOKENS
         self._bytes = start * _PRIOR_TOKENS
         self._fit = LeastSquares(3)
-        self.asked = 0
-        """The answers that were asked for because the model was unknown."""
         self.terms: Terms = (1 / start, 0.0, 0.0)
         """The factors a, b and c."""
-
-    def asks(self) -> bool:
-        """Return whether this answer has to be read because it is one of the model's first."""
-        first = self.asked < _ENOUGH
-        self.asked += first
-        return first
 
     @property
     def bytes_per_token(self) -> float:

@@ -133,8 +133,3 @@ def test_counters_teach_where_nearly_all_requests_were_ours(
 def test_a_server_that_does_not_count_finished_requests_gives_no_sample() -> None:
     window = window_of(100, EndpointMetrics(scraped_at=0.0, prompt_tokens=0.0, running=0, waiting=0))
     assert window.sample(EndpointMetrics(scraped_at=1.0, prompt_tokens=9.0, running=0, waiting=0)) is None
-
-
-def test_the_first_answers_of_a_model_are_asked_for() -> None:
-    estimate = TokenEstimate(start=4.0)
-    assert [estimate.asks() for _ in range(30)] == [True] * 20 + [False] * 10
