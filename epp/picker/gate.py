@@ -11,7 +11,7 @@ Invariant: each waiting request leaves, or its `Answer` is called once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -118,7 +118,7 @@ class Gate:
             wait_s = min(spec.wait_for_server_seconds, longest_s)
             if error.reason != NOT_READY or wait_s <= 0:
                 raise
-            unserved = UnservedRequest(request, decided, size_bytes, now + wait_s, error)
+            unserved = UnservedRequest(request, decided, size_bytes, now + wait_s, error.with_traceback(None))
             self._unserved.hold(unserved, most=spec.in_all)
             return unserved
         if not picker.flow_holds:
@@ -211,8 +211,8 @@ class Gate:
 
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def unserved(self) -> Mapping[str, int]:
-        """Return how many requests wait for the first server of each model."""
+    def unserved(self) -> Collection[str]:
+        """Return some models for whose first server requests wait."""
         return self._unserved.models()
 
     def status(self, *, now: float) -> list[FlowStatus]:

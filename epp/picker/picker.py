@@ -38,7 +38,8 @@ from epp.request.response import ResponseFeedback
 _NO_SECRET = HashSecret()
 _STATE_NAMES = "names of kept state"
 """Stands for a model in the seed of the hashes of ids, which all pickers of a pool have in common."""
-_KNOWS_STATE = ("state", "prescribed", "trial")
+_DECIDED = ("state", "prescribed", "trial")
+"""Reasons that stand for themselves, even if no server is known to keep what the request names."""
 _LENGTH_MARGIN = 1.125
 """A server whose limit the estimate of a prompt only just meets may still refuse it as too long."""
 
@@ -182,7 +183,7 @@ class Picker(FleetNews):
         # No code of this module awaits, so the state that was scored is still the state that is booked.
         question, prompt, adapter, choice = considered
         slots = [choice.weighed.seen.slots[place] for place in choice.places]
-        lost = question.names_state and choice.reason not in _KNOWS_STATE
+        lost = question.names_state and choice.reason not in _DECIDED
         decision = self._decision(
             question,
             prompt,
@@ -308,8 +309,8 @@ class Picker(FleetNews):
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _holder(self, request: Question, *, now: float) -> EndpointState | None:
-        return self.kept_state.holder(self._hash_of(request.names_state), self.fleet, now=now)
+    def _holder(self, question: Question, *, now: float) -> EndpointState | None:
+        return self.kept_state.holder(self._hash_of(question.names_state), self.fleet, now=now)
 
     def _hash_of(self, name: str) -> int:
         seed = self.caches.roots.seed(model=_STATE_NAMES)

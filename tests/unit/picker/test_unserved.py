@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from epp.base.errors import FlowRefusedError, NoEndpointError, PickError
 from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import PolicySpec
+from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.gate import FlowClaim, Gate
 from epp.picker.unserved import UnservedRequest
@@ -25,11 +27,13 @@ class Empty:
         self.fates: dict[str, Pick | PickError] = {}
         self.picker.set_endpoints([], now=0.0, pools=frozenset({"pool"}))
 
-    def offer(self, name: str, *, now: float = 1.0, longest_s: float = 600.0) -> UnservedRequest:
+    def offer(
+        self, name: str, *, model: str = "m", now: float = 1.0, longest_s: float = 600.0
+    ) -> UnservedRequest:
         def decided(fate: Pick | PickError, _: float) -> None:
             self.fates[name] = fate
 
-        claim, question = FlowClaim(), ask(text(name), model="m")
+        claim, question = FlowClaim(), ask(text(name), model=model)
         held = self.gate.offer(question, claim, decided, size_bytes=100, longest_s=longest_s, now=now)
         assert isinstance(held, UnservedRequest)
         return held
@@ -53,7 +57,7 @@ def test_requests_go_in_order_when_the_first_server_is_ready(mode: str) -> None:
     names = [f"r{n}" for n in range(120)]
     for name in names:
         pool.offer(name)
-    assert (pool.gate.waiting, pool.gate.unserved()) == (120, {"m": 120})
+    assert (pool.gate.waiting, pool.gate.unserved()) == (120, ["m"])
     pool.pump(now=30.0)
     assert pool.fates == {}
     pool.come("a", now=31.0)
@@ -107,3 +111,44 @@ def test_another_policy_may_come_while_requests_wait() -> None:
     pool.come("a", now=3.0)
     pool.pump(now=3.0)
     assert pool.went() == ["r"]
+
+
+def test_nothing_is_due_when_all_clients_have_left() -> None:
+    pool = Empty(Flow(wait_for_server_seconds=60))
+    held = [pool.offer(f"r{n}") for n in range(60)]
+    pool.come("a", now=2.0)
+    pool.gate.pump(now=2.0)
+    assert pool.gate.due_at == 0.0, "the first fifty have gone"
+    for each in held:
+        pool.gate.leave(each)
+    pool.gate.check_integrity()
+    assert (pool.gate.waiting, pool.gate.due_at) == (0, inf)
+
+
+def test_a_turn_tries_few_models_and_shows_few_whatever_clients_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, tried = Empty(Flow(wait_for_server_seconds=60)), list[str]()
+    for n in range(500):
+        pool.offer(f"r{n}", model=f"model-{n}")
+    pick = pool.picker.pick
+
+    def noted(asked: Question, *, now: float) -> Pick:
+        tried.append(asked.inference.model)
+        return pick(asked, now=now)
+
+    monkeypatch.setattr(pool.picker, "pick", noted)
+    pool.gate.pump(now=2.0)
+    assert 0 < len(tried) <= 10
+    assert len(pool.gate.unserved()) <= 16
+    for _ in range(100):
+        pool.gate.pump(now=2.0)
+    assert len(set(tried)) == 500, "each has its turn"
+
+
+def test_requests_that_ended_are_forgotten_whatever_clients_name() -> None:
+    pool = Empty(Flow(wait_for_server_seconds=60))
+    held = [pool.offer(f"r{n}", model=f"model-{n % 7}") for n in range(100)]
+    assert all(each.error.__traceback__ is None for each in held), "it would keep the stack"
+    pool.pump(now=61.5)
+    assert (pool.gate.waiting, pool.gate.unserved()) == (0, [])
