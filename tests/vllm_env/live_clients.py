@@ -30,91 +30,97 @@ HELLO = [{"role": "user", "content": "Hello, which town is it?"}]
 Case = Callable[[], Awaitable[None]]
 
 
-def cases(openai: Any, anthropic: Any, model: str, *, words: int) -> Mapping[str, Case]:
-    """Return the cases by name. Each raises the client's error, or AssertionError if the answer is not
+class Calls:
+    """The calls of both clients. Each raises the client's error, or AssertionError if the answer is not
     whole.
     """
 
-    async def chat(**fields: Any) -> Any:
-        answer = await openai.chat.completions.create(model=model, messages=HELLO, max_tokens=8, **fields)
-        assert answer.choices[0].finish_reason, answer
-        assert answer.usage.prompt_tokens > 0
+    def __init__(self, openai: Any, anthropic: Any, model: str) -> None:
+        self._openai = openai
+        self._anthropic = anthropic
+        self._model = model
+
+    async def models(self) -> None:
+        assert self._model in [each.id async for each in await self._openai.models.list()]
+
+    async def chat(self, **fields: Any) -> Any:
+        usual = {"model": self._model, "messages": HELLO, "max_tokens": 8}
+        answer = await self._openai.chat.completions.create(**{**usual, **fields})
+        if not fields.get("stream"):
+            assert answer.choices[0].finish_reason, answer
+            assert answer.usage.prompt_tokens > 0
         return answer
 
-    async def chat_with(content: Any) -> None:
-        await openai.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": content}], max_tokens=4
-        )
+    async def chat_with(self, content: Any) -> None:
+        await self.chat(messages=[{"role": "user", "content": content}])
 
-    async def stream() -> None:
-        stream = await openai.chat.completions.create(
-            model=model, messages=HELLO, max_tokens=8, stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-        assert chunks[-1].usage.completion_tokens > 0
+    async def stream(self) -> None:
+        stream = await self.chat(stream=True, stream_options={"include_usage": True})
+        assert [chunk async for chunk in stream][-1].usage.completion_tokens > 0
 
-    async def leave() -> None:
-        stream = await openai.chat.completions.create(
-            model=model, messages=HELLO, max_tokens=400, stream=True
-        )
+    async def leave(self) -> None:
+        stream = await self.chat(stream=True, max_tokens=400)
         await anext(aiter(stream))
         await stream.close()
 
-    async def structured() -> None:
-        answer = await openai.chat.completions.create(
-            model=model,
-            messages=HELLO,
-            max_tokens=60,
-            response_format={"type": "json_schema", "json_schema": SCHEMA},
+    async def structured(self) -> None:
+        answer = await self.chat(
+            max_tokens=60, response_format={"type": "json_schema", "json_schema": SCHEMA}
         )
         assert answer.choices[0].message.content.lstrip().startswith("{")
 
-    async def state() -> None:
-        first = await openai.responses.create(model=model, input="My town is Ulm.", max_output_tokens=8)
-        again = await openai.responses.create(
-            model=model, input="Which town?", previous_response_id=first.id, max_output_tokens=8
-        )
-        assert again.id != first.id
+    async def embeddings(self) -> None:
+        await self._openai.embeddings.create(model=self._model, input=["Ulm", "Bonn"])
 
-    async def streamed_response() -> None:
-        stream = await openai.responses.create(model=model, input="Hello", max_output_tokens=8, stream=True)
-        kinds = [event.type async for event in stream]
+    async def respond(self, text: str, **fields: Any) -> Any:
+        return await self._openai.responses.create(
+            model=self._model, input=text, max_output_tokens=8, **fields
+        )
+
+    async def state(self) -> None:
+        first = await self.respond("My town is Ulm.")
+        assert (await self.respond("Which town?", previous_response_id=first.id)).id != first.id
+
+    async def streamed_response(self) -> None:
+        kinds = [event.type async for event in await self.respond("Hello", stream=True)]
         assert kinds[-1] in ("response.completed", "response.incomplete"), kinds
 
-    async def message(**fields: Any) -> None:
+    async def message(self, **fields: Any) -> None:
         system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-        answer = await anthropic.messages.create(
-            model=model, system=system, messages=HELLO, max_tokens=8, **fields
-        )
-        assert answer.usage.output_tokens > 0
+        usual = {"model": self._model, "system": system, "messages": HELLO, "max_tokens": 8}
+        assert (await self._anthropic.messages.create(**{**usual, **fields})).usage.output_tokens > 0
 
-    async def streamed_message() -> None:
-        async with anthropic.messages.stream(model=model, messages=HELLO, max_tokens=8) as stream:
+    async def streamed_message(self) -> None:
+        async with self._anthropic.messages.stream(model=self._model, messages=HELLO, max_tokens=8) as stream:
             assert [text async for text in stream.text_stream]
 
+    async def twenty(self) -> None:
+        await asyncio.gather(*(self.chat() for _ in range(20)))
+
+
+def cases(calls: Calls, *, words: int) -> Mapping[str, Case]:
+    """Return the cases by name."""
+    tool = {"type": "function", "function": TOOL}
+    picture = [{"type": "image_url", "image_url": {"url": PIXEL}}, {"type": "text", "text": "What?"}]
     return {
-        "models": lambda: _listed(openai, model),
-        "chat": chat,
-        "stream": stream,
-        "tools that need not be used": lambda: chat(tools=[{"type": "function", "function": TOOL}], tool_choice="none"),
-        "structured output": structured,
-        "image by data": lambda: chat_with([{"type": "image_url", "image_url": {"url": PIXEL}}, {"type": "text", "text": "What?"}]),
-        "embeddings": lambda: openai.embeddings.create(model=model, input=["Ulm", "Bonn"]),
-        "responses with state": state,
-        "streamed response": streamed_response,
-        "messages": message,
-        "messages with thinking": lambda: message(thinking={"type": "adaptive"}),
-        "streamed message": streamed_message,
-        "wrong model": lambda: openai.chat.completions.create(model="nobody", messages=HELLO),
-        "wrong model of messages": lambda: anthropic.messages.create(model="nobody", messages=HELLO, max_tokens=4),
-        "too long": lambda: chat_with("word " * words),
-        "left early": leave,
-        "twenty at once": lambda: asyncio.gather(*(chat() for _ in range(20))),
-    }  # fmt: skip
-
-
-async def _listed(openai: Any, model: str) -> None:
-    assert model in [each.id async for each in await openai.models.list()]
+        "models": calls.models,
+        "chat": calls.chat,
+        "stream": calls.stream,
+        "tools that need not be used": lambda: calls.chat(tools=[tool], tool_choice="none"),
+        "structured output": calls.structured,
+        "image by data": lambda: calls.chat_with(picture),
+        "embeddings": calls.embeddings,
+        "responses with state": calls.state,
+        "streamed response": calls.streamed_response,
+        "messages": calls.message,
+        "messages with thinking": lambda: calls.message(thinking={"type": "adaptive"}),
+        "streamed message": calls.streamed_message,
+        "wrong model": lambda: calls.chat(model="nobody"),
+        "wrong model of messages": lambda: calls.message(model="nobody"),
+        "too long": lambda: calls.chat_with("word " * words),
+        "left early": calls.leave,
+        "twenty at once": calls.twenty,
+    }
 
 
 async def outcome(case: Case) -> str:
@@ -135,7 +141,7 @@ async def main(url: str, model: str, words: str) -> None:
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai,
         AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as anthropic,
     ):
-        table = cases(openai, anthropic, model, words=int(words))
+        table = cases(Calls(openai, anthropic, model), words=int(words))
         print(json.dumps({name: await outcome(case) for name, case in table.items()}))
 
 
