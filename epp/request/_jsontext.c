@@ -394,12 +394,9 @@ weigh(PyObject *module, PyObject *args)
     return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.model, w.model_end);
 }
 
-/* The state of the reader of plain chats. It reads a body in one pass, without an object for each message. Nearly all chats are
- * plain.
- *
- * A plain body may have a model, messages with a plain role and a text, the fields for streaming, and the longest size of the
- * answer. Its other keys do not affect the prompt, and have a number, a plain string, true, false or null as their value. The
- * ordinary decoder reads all other bodies.
+/* The state of the reader of plain messages, each of which has a plain role and a text, and nothing else. Nearly all chats are
+ * such. Their prompt is written in one pass, without an object for each message. The ordinary decoder reads all other messages,
+ * and all other fields of a body.
  *
  * The same pass counts the units and escapes that `weigh` would count, and ends where there are too many.
  */
@@ -410,11 +407,8 @@ typedef struct {
     Py_ssize_t counted; /* Bytes of strings and signs: all bytes that `weigh` does not count as `between`. */
 } Chat;
 
-#define LONGEST_MODEL 1024 /* names.MAX_NAME_CHARS */
 #define BILLING "x-anthropic-billing-header" /* canonical._BILLING */
 #define BILLING_BYTES ((Py_ssize_t)sizeof(BILLING) - 1)
-
-enum { MODEL = 1, MESSAGES = 2, STREAM = 4, OPTIONS = 8, LIMIT = 16, NEWER_LIMIT = 32 };
 
 static inline void
 skip_space(Chat *c)
@@ -459,83 +453,42 @@ take_plain(Chat *c, const byte **start)
     return c->at - 1 - *start;
 }
 
-static inline int
-take_word(Chat *c, const char *word)
+/* Takes a key and its colon, as `take_plain` does. */
+static Py_ssize_t
+take_key(Chat *c, const byte **key)
 {
-    size_t n = strlen(word);
-    skip_space(c);
-    if ((size_t)(c->end - c->at) < n || memcmp(c->at, word, n) != 0)
-        return 0;
-    c->at += n;
-    return 1;
+    Py_ssize_t n = take_plain(c, key);
+    return n >= 0 && take(c, ':') ? n : -1;
 }
 
-/* Reads a boolean. Returns 1 for true, 0 for false, -1 for anything else. */
-static inline int
-take_truth(Chat *c)
-{
-    return take_word(c, "true") ? 1 : take_word(c, "false") ? 0 : -1;
-}
-
-/* Skips digits. Returns their number. */
-static inline Py_ssize_t
-take_digits(Chat *c)
-{
-    const byte *start = c->at;
-    while (c->at < c->end && *c->at >= '0' && *c->at <= '9')
-        c->at++;
-    return c->at - start;
-}
-
-/* Reads a whole number of at most nine digits. Returns -1 for anything else. */
-static long
-take_count(Chat *c)
-{
-    skip_space(c);
-    const byte *start = c->at;
-    Py_ssize_t n = take_digits(c);
-    long value = 0;
-    if (n < 1 || n > 9 || (n > 1 && *start == '0'))
-        return -1;
-    if (c->at < c->end && (*c->at == '.' || *c->at == 'e' || *c->at == 'E'))
-        return -1;
-    for (Py_ssize_t i = 0; i < n; i++)
-        value = value * 10 + (start[i] - '0');
-    return value;
-}
-
-/* Skips a JSON number. */
+/* Skips a value of any kind, which the ordinary decoder reads. Returns 0 if it has no end or too many units. */
 static int
-take_number(Chat *c)
+skip_value(Chat *c)
 {
-    if (c->at < c->end && *c->at == '-')
-        c->at++;
-    const byte *start = c->at;
-    Py_ssize_t n = take_digits(c);
-    if (n < 1 || n > 18 || (n > 1 && *start == '0'))
-        return 0;
-    if (c->at < c->end && *c->at == '.') {
-        c->at++;
-        n = take_digits(c);
-        if (n < 1 || n > 18)
-            return 0;
+    Py_ssize_t depth = 0;
+    for (; c->at < c->end && !is_too_much(c); c->at++) {
+        byte b = *c->at;
+        if (b == '"') {
+            const byte *start = c->at++;
+            for (; (c->at = find_special(c->at, c->end)) < c->end && *c->at != '"'; c->at += 2)
+                if (++c->escapes + c->units > c->limit)
+                    return 0;
+            if (c->at >= c->end)
+                return 0;
+            c->units++;
+            c->counted += c->at - start + 1;
+        } else if (b == '{' || b == '[') {
+            depth++;
+            c->units++;
+        } else if (depth == 0 && (b == ',' || b == '}')) {
+            return 1;
+        } else if (b == '}' || b == ']') {
+            depth--;
+        } else {
+            c->units += b == ',';
+        }
     }
-    return c->at >= c->end || (*c->at != 'e' && *c->at != 'E');
-}
-
-/* Skips the value of a key that does not affect the prompt. */
-static int
-take_other(Chat *c)
-{
-    const byte *start;
-    skip_space(c);
-    if (c->at >= c->end)
-        return 0;
-    if (*c->at == '"')
-        return take_plain(c, &start) >= 0;
-    if (*c->at == '-' || (*c->at >= '0' && *c->at <= '9'))
-        return take_number(c);
-    return take_word(c, "null") || take_truth(c) >= 0;
+    return 0;
 }
 
 /* Reads a text and appends it, unescaped, to the prompt. */
@@ -560,15 +513,13 @@ take_message(Chat *c)
 {
     const byte *key, *role;
     Py_ssize_t n, n_role;
-    if (!take(c, '{') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "role") || !take(c, ':'))
-        return 0;
-    if ((n_role = take_plain(c, &role)) < 1)
+    if (!take(c, '{') || (n = take_key(c, &key)) < 0 || !equals(key, n, "role") || (n_role = take_plain(c, &role)) < 1)
         return 0;
     *c->out++ = 0xFF; /* canonical.SECTION */
     memcpy(c->out, role, (size_t)n_role);
     c->out += n_role;
     *c->out++ = 0xFE; /* canonical.BODY */
-    if (!take(c, ',') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "content") || !take(c, ':'))
+    if (!take(c, ',') || (n = take_key(c, &key)) < 0 || !equals(key, n, "content"))
         return 0;
     byte *text = c->out;
     if (!take_text(c))
@@ -591,92 +542,36 @@ take_messages(Chat *c)
     }
 }
 
-/* Reads the stream options. Returns 1 for {"include_usage": true}, 0 for false, -1 for anything else. */
+/* Reads a body, of which only the messages count. `found` becomes their place. Returns 0 if they are not plain, or occur twice. */
 static int
-take_options(Chat *c)
+take_chat(Chat *c, const byte *found[2])
 {
     const byte *key;
     Py_ssize_t n;
-    int usage;
-    if (!take(c, '{') || (n = take_plain(c, &key)) < 0 || !equals(key, n, "include_usage") || !take(c, ':'))
-        return -1;
-    usage = take_truth(c);
-    return take(c, '}') ? usage : -1;
-}
-
-typedef struct {
-    const byte *model;
-    Py_ssize_t model_bytes;
-    int seen, stream, usage;
-    long limit, newer_limit;
-} Asked;
-
-/* Returns the number of a key that is read here. 0: the key does not affect the prompt. -1: the ordinary decoder must read it. */
-static int
-key_of(const byte *key, Py_ssize_t n)
-{
-#define KEY(name) name, sizeof(name) - 1
-    static const struct {
-        const char *name;
-        Py_ssize_t size;
-        int kind;
-    } known[] = {
-        {KEY("model"), MODEL}, {KEY("messages"), MESSAGES}, {KEY("stream"), STREAM}, {KEY("stream_options"), OPTIONS}, {KEY("max_tokens"), LIMIT},
-        {KEY("max_completion_tokens"), NEWER_LIMIT}, {KEY("cache_salt"), -1}, {KEY("priority"), -1}, {KEY("tools"), -1}, {KEY("chat_template"), -1},
-        {KEY("chat_template_kwargs"), -1}, {KEY("documents"), -1}, {KEY("reasoning_effort"), -1}, {KEY("add_special_tokens"), -1},
-        {KEY("truncate_prompt_tokens"), -1},
-    };
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (n == known[i].size && memcmp(key, known[i].name, (size_t)n) == 0)
-            return known[i].kind;
-    return 0;
-}
-
-static int
-take_field(Chat *c, Asked *asked)
-{
-    const byte *key;
-    Py_ssize_t n = take_plain(c, &key);
-    int kind = n < 0 ? -1 : key_of(key, n);
-    if (kind < 0 || (asked->seen & kind) || !take(c, ':'))
-        return 0;
-    asked->seen |= kind;
-    switch (kind) {
-    case MODEL:
-        asked->model_bytes = take_plain(c, &asked->model);
-        return asked->model_bytes > 0 && asked->model_bytes <= LONGEST_MODEL;
-    case MESSAGES:
-        return take_messages(c);
-    case STREAM:
-        return (asked->stream = take_truth(c)) >= 0;
-    case OPTIONS:
-        return (asked->usage = take_options(c)) >= 0;
-    case LIMIT:
-        return (asked->limit = take_count(c)) >= 0;
-    case NEWER_LIMIT:
-        return (asked->newer_limit = take_count(c)) >= 0;
-    default:
-        return take_other(c);
-    }
-}
-
-static int
-take_chat(Chat *c, Asked *asked)
-{
     if (!take(c, '{'))
         return 0;
     do {
-        if (!take_field(c, asked) || is_too_much(c))
+        if ((n = take_key(c, &key)) < 0)
             return 0;
+        if (!equals(key, n, "messages")) {
+            if (!skip_value(c))
+                return 0;
+            continue;
+        }
+        const byte *place = c->at;
+        if (found[0] != NULL || !take_messages(c))
+            return 0;
+        found[0] = place;
+        found[1] = c->at;
     } while (take(c, ','));
     if (!take(c, '}'))
         return 0;
     skip_space(c);
-    return c->at == c->end && (asked->seen & MODEL) && (asked->seen & MESSAGES) && !is_too_much(c);
+    return c->at == c->end && found[0] != NULL && !is_too_much(c);
 }
 
 static PyObject *
-plain_chat(PyObject *module, PyObject *args)
+plain_messages(PyObject *module, PyObject *args)
 {
     PyObject *json;
     Py_ssize_t limit;
@@ -686,16 +581,14 @@ plain_chat(PyObject *module, PyObject *args)
     /* A message takes more bytes in JSON than in the prompt. */
     PyObject *prompt = PyBytes_FromStringAndSize(NULL, view.len), *told = NULL;
     if (prompt != NULL) {
-        const byte *start = view.buf;
+        const byte *start = view.buf, *found[2] = {NULL, NULL};
         byte *first = (byte *)PyBytes_AS_STRING(prompt);
         Chat chat = {.start = start, .at = start, .end = start + view.len, .out = first, .limit = limit};
-        Asked asked = {.limit = -1, .newer_limit = -1};
-        if (!take_chat(&chat, &asked)) {
+        if (!take_chat(&chat, found)) {
             Py_DECREF(prompt);
             told = Py_NewRef(Py_None);
         } else if (_PyBytes_Resize(&prompt, chat.out - first) == 0) {
-            long longest = asked.newer_limit >= 0 ? asked.newer_limit : asked.limit;
-            told = Py_BuildValue("s#Niil", (const char *)asked.model, asked.model_bytes, prompt, asked.stream, asked.usage, longest);
+            told = Py_BuildValue("Nnn", prompt, found[0] - start, found[1] - start);
         }
     }
     PyBuffer_Release(&view);
@@ -704,8 +597,8 @@ plain_chat(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
-    {"plain_chat", plain_chat, METH_VARARGS,
-     "Return model, canonical prompt, and the wanted form of the answer. None: the ordinary decoder must read the chat."},
+    {"plain_messages", plain_messages, METH_VARARGS,
+     "Return the canonical prompt of a chat's messages, and where they begin and end. None: the ordinary decoder must read them."},
     {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };

@@ -36,6 +36,7 @@ from epp.request.api_fields import (
     SHAPING_COMPLETIONS,
     AnyBody,
     ApiFields,
+    Chat,
     priority_in,
 )
 from epp.request.canonical import (
@@ -50,7 +51,16 @@ from epp.request.canonical import (
     render_messages,
 )
 from epp.request.client_names import bounded_name, name_in
-from epp.request.jsontext import MOST_BYTES, MOST_UNITS, NO_RAW, first_byte, place_of_model, text_bytes, weigh
+from epp.request.jsontext import (
+    MOST_BYTES,
+    MOST_UNITS,
+    NO_RAW,
+    SMALL_BYTES,
+    first_byte,
+    place_of_model,
+    text_bytes,
+    weigh,
+)
 from epp.request.state_names import id_in_body
 
 COSTLY: Final = "costly_body"
@@ -92,23 +102,22 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
 
 
 def plain_chat(body: Body) -> InferenceRequest | None:
-    """Read a chat whose prompt holds only texts, as nearly all chats do: in one pass, whose time is bounded
-    by the bytes and the units.
+    """Read a chat whose messages hold only texts, as nearly all chats do: the messages in one pass, whose
+    time is bounded by the bytes and the units, and all other fields by the decoder.
 
-    None: the ordinary decoder must read the body, or it is too costly.
+    None: the messages are of another kind, the body is too costly, or it has an error to be judged.
     """
-    found = _jsontext.plain_chat(body, MOST_UNITS) if len(body) <= MOST_BYTES else None
+    found = _jsontext.plain_messages(body, MOST_UNITS) if len(body) <= MOST_BYTES else None
     if found is None:
         return None
-    model, prompt, stream, include_usage, max_tokens = found
-    return InferenceRequest(
-        kind=ApiKind.CHAT,
-        model=model,
-        prompt=prompt,
-        stream=stream == 1,
-        include_usage=include_usage == 1,
-        max_tokens=max_tokens if max_tokens >= 0 else None,
-    )
+    prompt, start, end = found
+    rest = b"".join((body[:start], b"[]", body[end:]))
+    if len(rest) > SMALL_BYTES and weigh(rest).too_costly:
+        return None
+    try:
+        return _chat(DECODE_CHAT.decode(rest), [prompt])
+    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError, RecursionError, UnfollowedError):
+        return None
 
 
 def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
@@ -196,12 +205,18 @@ def _is_media(body: Body) -> bool:
 
 def _parse_chat(body: Body) -> InferenceRequest:
     chat = DECODE_CHAT.decode(body)
+    messages: list[Piece] = []
+    render_messages(messages, chat.messages, thinks=False)
+    return _chat(chat, messages)
+
+
+def _chat(chat: Chat, messages: list[Piece]) -> InferenceRequest:
     sections: list[Piece] = []
     if present(chat.chat_template):
         sections += (canonical.label(b"template"), canonical.digest(chat.chat_template))
     sections += canonical.raw_section(b"documents", chat.documents)
     sections += canonical.raw_section(b"tools", chat.tools)
-    render_messages(sections, chat.messages, thinks=False)
+    sections += messages
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     return _request(
         ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=any(map(present, SHAPING_CHAT(chat)))
