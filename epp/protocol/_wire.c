@@ -241,90 +241,6 @@ body_of(PyObject *Py_UNUSED(self), PyObject *data)
                          (Py_ssize_t)(rest.at - start));
 }
 
-/* The messages whose fields are counted, and which of them a field holds, by its number. 0: none of them. */
-enum { OTHER, REQUEST, PART, MAP, METADATA, NAMED, STRUCT, ENTRY, VALUE, LIST, KINDS };
-enum { MOST_NUMBER = 9, MOST_DEPTH = 100 };
-static const byte kind_in[KINDS][MOST_NUMBER + 1] = {
-    [REQUEST] = {[2] = PART, [3] = PART, [6] = PART, [7] = PART, [8] = METADATA, [9] = NAMED},
-    [PART] = {[1] = MAP, [2] = NAMED},
-    [METADATA] = {[1] = NAMED},
-    [NAMED] = {[2] = STRUCT},
-    [STRUCT] = {[1] = ENTRY},
-    [ENTRY] = {[2] = VALUE},
-    [VALUE] = {[5] = STRUCT, [6] = LIST},
-    [LIST] = {[1] = VALUE},
-};
-
-/* Takes a varint out of the span. Returns 0 if it is not there. */
-static int
-take_varint(Span *from, unsigned long long *value)
-{
-    *value = 0;
-    for (int shift = 0; shift < 70 && from->at < from->end; shift += 7) {
-        *value |= (unsigned long long)(*from->at & 0x7F) << (shift & 63);
-        if (*from->at++ < 0x80)
-            return 1;
-    }
-    return 0;
-}
-
-/* Takes fields off `allowed`, until it is below 0. Returns 0 if the bytes are broken. */
-static int
-take_fields(Span rest, int kind, int depth, Py_ssize_t *allowed)
-{
-    unsigned long long tag, skipped;
-    Span content;
-    int groups = 0;
-    while (rest.at < rest.end && --*allowed >= 0) {
-        if (!take_varint(&rest, &tag) || tag < 8 || tag > 0xFFFFFFFF)
-            return 0;
-        switch (tag & 7) {
-        case 0:
-            if (!take_varint(&rest, &skipped))
-                return 0;
-            break;
-        case 1:
-        case 5:
-            skipped = (tag & 7) == 1 ? 8 : 4;
-            if (skipped > (size_t)left(&rest))
-                return 0;
-            rest.at += skipped;
-            break;
-        case 2:
-            if (!take_sized(&rest, &content))
-                return 0;
-            int inner = groups || tag >> 3 > MOST_NUMBER ? OTHER : kind_in[kind][tag >> 3];
-            if (inner && (depth == MOST_DEPTH || !take_fields(content, inner, depth + 1, allowed)))
-                return 0;
-            break;
-        case 3:
-            groups++;
-            break;
-        case 4:
-            if (--groups < 0)
-                return 0;
-            break;
-        default:
-            return 0;
-        }
-    }
-    return 1;
-}
-
-static PyObject *
-count_fields(PyObject *Py_UNUSED(self), PyObject *args)
-{
-    Py_buffer view;
-    Py_ssize_t most;
-    if (!PyArg_ParseTuple(args, "y*n", &view, &most))
-        return NULL;
-    const byte *start = view.buf;
-    Py_ssize_t allowed = most;
-    int whole = take_fields((Span){start, start + view.len}, REQUEST, 0, &allowed);
-    PyBuffer_Release(&view);
-    return PyLong_FromSsize_t(whole ? most - (allowed < -1 ? -1 : allowed) : -1);
-}
-
 static inline int
 length_bytes(size_t size)
 {
@@ -456,7 +372,6 @@ echoes_in(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 static PyMethodDef methods[] = {
     {"headers_of", headers_of, METH_VARARGS, "Return the wanted headers of a message, whether the stream ends, and where the rest begins."},
     {"fields_of", fields_of, METH_VARARGS, "The fields of a message from a place on, by tag."},
-    {"count_fields", count_fields, METH_VARARGS, "The number of fields of a request, those inside of its fields included, or a larger number than the given one. -1: the bytes are broken."},
     {"body_of", body_of, METH_O, "Return where the body of a message begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
     {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Return the echoes of all gRPC messages of a DATA frame, with gRPC's heads. None: some message wants another answer."},

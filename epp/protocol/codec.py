@@ -3,12 +3,12 @@
 Only the fields that routing needs are read. `_wire` (C) cuts headers and bodies out of the usual messages,
 since protobuf would make an object for each header and copy each body twice. It steps over each field by its
 length and never searches, so no value can look like another header. The bytes around the headers repeat, so
-their meaning is cached. `by_protobuf` decodes messages of an unusual form. Most answers differ only in the
-servers that they name, which are put into the bytes of an earlier answer. Header values travel as latin-1
-text inside the picker.
+their meaning is cached. Protobuf decodes messages of an unusual form. Most answers differ only in the servers
+that they name, which are put into the bytes of an earlier answer. Header values travel as latin-1 text inside
+the picker.
 
-All that a message has beside a body is bounded in bytes and in fields, and both are counted before anything
-is decoded. So no message holds the event loop for long.
+All that a message has beside a body is bounded in bytes before protobuf decodes it, and in header fields,
+attributes and addresses before they are read one by one. So no message holds the event loop for long.
 
 Pure. Called by `conversation`.
 """
@@ -16,33 +16,45 @@ Pure. Called by `conversation`.
 from __future__ import annotations
 
 import functools
-from typing import Final
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
 
-from epp.protocol import _wire, by_protobuf
+from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf.message import DecodeError
+
+from epp.base.errors import DETAILS
+from epp.protocol import _wire
 from epp.protocol.bodies import MAX_PIECE_BYTES
-from epp.protocol.by_protobuf import Around
-from epp.protocol.header_names import DESTINATION
+from epp.protocol.header_names import DESTINATION, MOST_ADDRESSES
 from epp.protocol.http_events import (
     Action,
     Answer,
+    BodyMode,
+    Delay,
     Echo,
     Event,
+    Modes,
+    Refuse,
     RequestBody,
     RequestHeaders,
+    RequestTrailers,
     ResponseBody,
     ResponseHeaders,
+    ResponseTrailers,
     Slot,
     StreamProtocolError,
 )
 
 MOST_BYTES: Final = 256 * 1024
 """The most bytes of a message beside its body. Envoy's header fields have 60 KiB at most, and a subset hint
-of 4,000 addresses has some 100 KB.
+of 4,000 addresses has some 100 KB. Protobuf takes at most 9 ms for so many bytes.
 """
-MOST_FIELDS: Final = 8_192
-"""The most fields of a message, those inside of its fields included. A header field counts once, an address
-in a list of addresses twice.
-"""
+MOST_HEADERS: Final = 4_096
+MOST_ATTRIBUTES: Final = 64
+"""The most filters that may send attributes along."""
 
 # Wire tags: field number times eight plus the wire type.
 _REQUEST_HEADERS_TAG: Final = 0x12
@@ -59,6 +71,34 @@ _KEPT_BYTES: Final = 512
 """Longer pieces are not cached: they hold more than an address or two, and may differ with every request."""
 
 
+_LB_NAMESPACE: Final = "envoy.lb"
+_SERVED_KEY: Final = f"{DESTINATION}-served"
+_PROMPT_TOKENS_KEY: Final = "x-prefix-gateway-prompt-tokens"
+_MATCHED_TOKENS_KEY: Final = "x-prefix-gateway-matched-tokens"
+_PREDICTED_KEY: Final = "x-prefix-gateway-predicted-seconds"
+_SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+_SUBSET_KEY: Final = f"{DESTINATION}-subset"
+_UPSTREAM: Final = "upstream.address"
+_ATTEMPTS: Final = "upstream.request_attempt_count"
+_MOST_ATTEMPTS: Final = 16
+_RESPONSE_DETAILS: Final = "response.code_details"
+_ENDED: Final = (
+    "upstream_reset_before_response_started{connection_termination",
+    "upstream_reset_before_response_started{remote_reset",
+)
+"""Details of an answer that Envoy makes itself after a server has taken a request. Other words stand there if
+no server could be reached."""
+
+_OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+_SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
+_STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
+
+Around = tuple[tuple[str, ...] | None, str | None, Modes | None, int]
+"""The parts of a message besides its main part: the subset hint, the server that served (None: not stated),
+the modes, and `ResponseHeaders.lost`.
+"""
+
+
 def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
     """Decode one ProcessingRequest. Of the headers, only those in `names` and `response_names` are kept.
     Raises StreamProtocolError.
@@ -73,16 +113,18 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
             event = _cut_request_headers(data, names)
         elif tag == _RESPONSE_HEADERS_TAG:
             event = _cut_response_headers(data, response_names)
-    return event or by_protobuf.decode(data, names=names, response_names=response_names)
+    return event or _decode_any(data, names=names, response_names=response_names)
 
 
 def _require_bounded(data: bytes) -> None:
-    """Raise StreamProtocolError if bytes without a body hold too much to be decoded."""
+    """Raise StreamProtocolError if bytes without a body are too many to be decoded."""
     if len(data) > MOST_BYTES:
         raise StreamProtocolError("message_too_large")
-    fields = _wire.count_fields(data, MOST_FIELDS)
-    if not 0 <= fields <= MOST_FIELDS:
-        raise StreamProtocolError("undecodable" if fields < 0 else "too_many_fields")
+
+
+def _require_few(count: int, most: int) -> None:
+    if count > most:
+        raise StreamProtocolError("too_many_fields")
 
 
 echoes_in: Final = functools.partial(_wire.echoes_in, MAX_PIECE_BYTES)
@@ -109,6 +151,7 @@ def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders |
     if read is None:
         return None
     headers, end_of_stream, end = read
+    _require_few(len(headers), MOST_HEADERS)
     around = _around(data[end:])
     if around is None:
         return None
@@ -124,6 +167,7 @@ def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders
     if read is None:
         return None
     headers, end_of_stream, end = read
+    _require_few(len(headers), MOST_HEADERS)
     parts = _wire.fields_of(data, end)
     if parts is None or not _AROUND.issuperset(parts):
         return None
@@ -147,10 +191,7 @@ def _around(data: bytes) -> Around | None:
     if len(data) <= _KEPT_BYTES:
         return _kept_around(data)
     _require_bounded(data)
-    return by_protobuf.around(data)
-
-
-_kept_around = functools.lru_cache(maxsize=4096)(by_protobuf.around)
+    return _decode_around(data)
 
 
 @functools.lru_cache(maxsize=16)
@@ -161,13 +202,111 @@ def _readable(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.isascii() and name == name.lower())
 
 
+def _decode_any(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
+    """Decode one ProcessingRequest of any form by protobuf."""
+    try:
+        message = ext_proc.ProcessingRequest.FromString(data)
+    except DecodeError as error:
+        raise StreamProtocolError("undecodable") from error
+    kind = message.WhichOneof("request")
+    if kind is None:
+        raise StreamProtocolError("empty_message")
+    part, (subset, served, modes, lost) = getattr(message, kind), _beside(message)
+    match kind:
+        case "request_headers":
+            return RequestHeaders(_headers(part.headers, names), part.end_of_stream, subset, modes)
+        case "response_headers":
+            headers = _headers(part.headers, response_names)
+            return ResponseHeaders(headers, part.end_of_stream, served or "", modes, lost)
+        case "request_body":
+            return RequestBody(part.body, part.end_of_stream, modes)
+        case "response_body":
+            return ResponseBody(part.body, part.end_of_stream, modes)
+    return RequestTrailers() if kind == "request_trailers" else ResponseTrailers()
+
+
+def _decode_around(data: bytes) -> Around | None:
+    """Return the parts besides the main part. None: the bytes are broken, or hold a main part."""
+    try:
+        message = ext_proc.ProcessingRequest.FromString(data)
+    except DecodeError:
+        return None
+    return None if message.WhichOneof("request") is not None else _beside(message)
+
+
+_kept_around = functools.lru_cache(maxsize=4096)(_decode_around)
+
+
+def _beside(message: Any) -> Around:
+    _require_few(len(message.attributes), MOST_ATTRIBUTES)
+    return (
+        _subset(message.metadata_context) if message.HasField("metadata_context") else None,
+        _served(message),
+        _modes(message.protocol_config) if message.HasField("protocol_config") else None,
+        _lost(message),
+    )
+
+
+def _modes(config: Any) -> Modes:
+    try:
+        return Modes(BodyMode(config.request_body_mode), BodyMode(config.response_body_mode))
+    except ValueError as error:
+        raise StreamProtocolError("unknown_body_mode") from error
+
+
+def _headers(header_map: Any, names: frozenset[str]) -> list[tuple[str, str]]:
+    _require_few(len(header_map.headers), MOST_HEADERS)
+    found = []
+    for header in header_map.headers:
+        name = header.key.lower()
+        if name in names:
+            raw: bytes = header.raw_value or header.value.encode()
+            found.append((name, raw.decode("latin-1")))
+    return found
+
+
+def _subset(metadata: Any) -> tuple[str, ...] | None:
+    """Return the entries of the subset hint. Empty: the hint is there, but has no text."""
+    hint = metadata.filter_metadata.get(_SUBSET_NAMESPACE)
+    value = hint and hint.fields.get(_SUBSET_KEY)
+    if value is None:
+        return None
+    if value.HasField("list_value"):
+        return tuple(v.string_value for v in islice(value.list_value.values, MOST_ADDRESSES))
+    return (value.string_value,)
+
+
+def _lost(message: Any) -> int:
+    """Return the number of servers that were tried, if the last one took the request and gave no answer."""
+    for attributes in message.attributes.values():
+        details = attributes.fields[_RESPONSE_DETAILS].string_value if attributes.fields else ""
+        if details.startswith(_ENDED):
+            return int(min(_MOST_ATTEMPTS, max(1, attributes.fields[_ATTEMPTS].number_value)))
+    return 0
+
+
+def _served(message: Any) -> str | None:
+    """Return the server that served. The attribute is right after retries too, so it goes before the
+    metadata. None: the message has neither.
+    """
+    for attributes in message.attributes.values():
+        if _UPSTREAM in attributes.fields:
+            return str(attributes.fields[_UPSTREAM].string_value)
+    metadata = message.metadata_context.filter_metadata
+    if _LB_NAMESPACE in metadata:
+        values = metadata[_LB_NAMESPACE].fields
+        if _SERVED_KEY in values:
+            return str(values[_SERVED_KEY].string_value)
+    return None
+
+
 def encode(action: Action) -> bytes:
     """Encode one ProcessingResponse."""
     if isinstance(action, Answer) and _only_names_servers(action):
         return _from_template(action)
     if isinstance(action, Echo):
         return _wire.echo(action.slot is Slot.RESPONSE_BODY, action.data, action.end_of_stream)
-    return by_protobuf.encode(action)
+    return _encode_any(action)
 
 
 def _only_names_servers(answer: Answer) -> bool:
@@ -202,7 +341,7 @@ def _template(
     none.
     """
     named = "\0" * size  # these bytes occur nowhere else in an answer
-    whole = by_protobuf.encode(
+    whole = _encode_any(
         Answer(
             slot,
             set_headers=((DESTINATION, named),) if named else (),
@@ -212,3 +351,50 @@ def _template(
         )
     )
     return tuple(whole.split(named.encode())) if named else (whole,)
+
+
+def _encode_any(action: Answer | Refuse | Delay) -> bytes:
+    """Encode one ProcessingResponse by protobuf."""
+    response = ext_proc.ProcessingResponse()
+    if isinstance(action, Answer):
+        _fill(response, action)
+    elif isinstance(action, Delay):
+        response.override_message_timeout.FromMilliseconds(int(1000 * action.seconds))
+    else:
+        immediate = response.immediate_response
+        immediate.status.code = action.status
+        immediate.body = action.body
+        immediate.details = DETAILS + action.reason
+        _set_headers(immediate.headers, action.headers)
+    return bytes(response.SerializeToString())
+
+
+def _fill(response: Any, answer: Answer) -> None:
+    part = getattr(response, answer.slot.value)
+    part.SetInParent()
+    if answer.set_headers or answer.remove_headers:
+        assert answer.slot not in (Slot.REQUEST_TRAILERS, Slot.RESPONSE_TRAILERS)
+        mutation = part.response.header_mutation
+        _set_headers(mutation, answer.set_headers)
+        mutation.remove_headers.extend(answer.remove_headers)
+    if answer.body is not None:
+        part.response.body_mutation.body = answer.body
+    if answer.destination:
+        if answer.set_headers:  # The data plane may choose the route by them.
+            part.response.clear_route_cache = True
+        metadata = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
+        metadata[DESTINATION].string_value = answer.destination
+        if answer.cost is not None:
+            metadata[_PROMPT_TOKENS_KEY].number_value = answer.cost.prompt_tokens
+            metadata[_MATCHED_TOKENS_KEY].number_value = answer.cost.matched_tokens
+            metadata[_PREDICTED_KEY].number_value = answer.cost.predicted_s
+    if answer.stream_response:
+        response.mode_override.response_header_mode = _SEND
+        response.mode_override.response_body_mode = _STREAMED
+
+
+def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        option = mutation.set_headers.add(append_action=_OVERWRITE)
+        option.header.key = name
+        option.header.raw_value = value.encode("latin-1", "replace")

@@ -59,7 +59,7 @@ def read_claim(found: Mapping[str, str], flow: Flow) -> FlowClaim:
 
 _LONGEST_ADDRESS: Final = 80
 """Longer text is not an address, and is not cached."""
-_MOST_ADDRESSES: Final = 4_096
+MOST_ADDRESSES: Final = 4_096
 """Most addresses of a subset hint. Those behind them do not count."""
 _MOST_PRESCRIBED: Final = 64
 
@@ -80,8 +80,8 @@ def _read_address(text: str) -> Address | None:
 
 def read_addresses(entries: Iterable[str]) -> frozenset[Address]:
     """Return every well-formed address in the entries. Each entry may be a comma list."""
-    parts = (part for entry in entries for part in entry.split(",", _MOST_ADDRESSES))
-    found = (read_address(part.strip()) for part in itertools.islice(parts, _MOST_ADDRESSES))
+    parts = (part for entry in entries for part in entry.split(",", MOST_ADDRESSES))
+    found = (read_address(part.strip()) for part in itertools.islice(parts, MOST_ADDRESSES))
     return frozenset(address for address in found if address is not None)
 
 

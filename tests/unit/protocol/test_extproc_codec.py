@@ -1,19 +1,26 @@
-"""What a message may hold beside a body is bounded before anything of it is decoded."""
+"""Messages of an unusual form, and the bounds of what a message may hold beside a body."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.protocol import _wire
-from epp.protocol.codec import MOST_BYTES, MOST_FIELDS, decode
-from epp.protocol.header_names import DESTINATION
+from epp.protocol.codec import MOST_ATTRIBUTES, MOST_BYTES, MOST_HEADERS, decode, encode
+from epp.protocol.header_names import DESTINATION, MOST_ADDRESSES
 from epp.protocol.http_events import (
+    Answer,
     BodyMode,
+    Delay,
+    Estimate,
     Event,
     Modes,
+    Refuse,
     RequestBody,
     RequestHeaders,
+    ResponseHeaders,
+    Slot,
     StreamProtocolError,
 )
 
@@ -58,44 +65,38 @@ def test_a_body_is_not_bounded_and_not_copied_whatever_stands_beside_it() -> Non
         assert (len(event.data), event.end_of_stream, event.modes) == (3 * MOST_BYTES, True, modes)
 
 
+PATH = part(1, part(1, b":path"))
+UPPER = part(1, part(1, b"A"))
+STATUS = part(1, part(1, b":status"))
+ATTRIBUTES = b"".join(part(9, part(1, b"%d" % n)) for n in range(MOST_ATTRIBUTES + 1))
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        part(2, part(1, b"\x0a\x00" * MOST_FIELDS)),
-        part(3, part(1, b"\x0a\x00" * MOST_FIELDS)),
-        part(2, part(1, b"\x0a\x03\x0a\x01A" * MOST_FIELDS)),
-        part(2, b"\x0a\x00" * MOST_FIELDS),
-        part(2, b"\x8a\x00\x00" * MOST_FIELDS),
-        b"\x12\x00" * (MOST_FIELDS + 1),
-        b"\x12\x00\x22\x00" * MOST_FIELDS,
-        part(6, part(1, b"\x0a\x00" * MOST_FIELDS)),
-        part(2, b"") + part(8, b"\x0a\x00" * MOST_FIELDS),
-        part(3, b"") + b"\x4a\x00" * MOST_FIELDS,
-        part(3, b"") + part(9, part(2, b"\x0a\x00" * MOST_FIELDS)),
-        subset(b"\x0a\x00" * MOST_FIELDS),
-        subset(part(1, part(6, b"\x0a\x00" * MOST_FIELDS))),
-        part(4, b"\x28\x01") + b"\x5a\x00" * MOST_FIELDS,
-        part(2, b"") + b"\x78\x00" * MOST_FIELDS,
-        part(2, b"") + b"\x7b\x7c" * MOST_FIELDS,
+        part(2, part(1, PATH * (MOST_HEADERS + 1))),
+        part(2, part(1, UPPER * (MOST_HEADERS + 1))),
+        part(3, part(1, STATUS * (MOST_HEADERS + 1))),
+        part(3, part(1, UPPER * (MOST_HEADERS + 1))),
+        part(2, b"") + ATTRIBUTES,
+        part(3, b"") + ATTRIBUTES,
+        part(3, part(1, UPPER)) + ATTRIBUTES,
+        part(4, b"\x28\x01") + ATTRIBUTES,
     ],
     ids=lambda data: data[:8].hex(),
 )
-def test_a_message_has_a_bounded_number_of_fields(data: bytes) -> None:
+def test_a_message_has_a_bounded_number_of_headers_and_attributes(data: bytes) -> None:
     assert len(data) < MOST_BYTES
     with pytest.raises(StreamProtocolError, match="too_many_fields"):
-        decoded(data + BROKEN)
+        decoded(data)
 
 
-def test_nested_values_are_read_as_deep_as_protobuf_reads_them() -> None:
-    for depth, read in ((20, True), (200, False)):
-        value = b""
-        for _ in range(depth):
-            value = part(6, part(1, value))
-        data = part(2, b"") + part(8, part(1, part(1, b"x") + part(2, part(1, part(2, value)))))
-        assert (_wire.count_fields(data, MOST_FIELDS) > 0) == read
-        if not read:
-            with pytest.raises(StreamProtocolError, match="undecodable"):
-                decoded(data)
+def test_values_that_are_nested_too_deeply_are_undecodable() -> None:
+    value = b""
+    for _ in range(200):
+        value = part(6, part(1, value))
+    with pytest.raises(StreamProtocolError, match="undecodable"):
+        decoded(part(2, b"") + part(8, part(1, part(1, b"x") + part(2, part(1, part(2, value))))))
 
 
 def test_a_hint_may_list_4000_addresses() -> None:
@@ -103,16 +104,91 @@ def test_a_hint_may_list_4000_addresses() -> None:
     event = decoded(subset(b"".join(part(1, part(3, a.encode())) for a in addresses)))
     assert isinstance(event, RequestHeaders)
     assert event.subset == tuple(addresses)
+    endless = decoded(subset(b"\x0a\x00" * (MOST_ADDRESSES + 1)))
+    assert isinstance(endless, RequestHeaders)
+    assert endless.subset == ("",) * MOST_ADDRESSES
 
 
-def test_fields_are_counted_with_those_inside_of_them() -> None:
-    message = ext_proc.ProcessingRequest()
-    for name in ("a", "b", "c"):
-        message.request_headers.headers.headers.add(key=name, raw_value=b"v")
-    message.attributes["x"].fields["y"].string_value = "z"
-    data = message.SerializeToString()
-    # The request's two fields; the map and its three; name and value of the attribute; its entry, and in
-    # the entry name, value and text.
-    assert _wire.count_fields(data, 99) == 2 + 1 + 3 + 2 + 1 + 2 + 1
-    assert _wire.count_fields(data, 5) == 6
-    assert _wire.count_fields(data[:-1], 99) == -1
+def asked(**parts: Any) -> ext_proc.ProcessingRequest:
+    return ext_proc.ProcessingRequest(**parts)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff", "undecodable"),
+        (b"", "empty_message"),
+        (asked(protocol_config={}).SerializeToString(), "empty_message"),
+        (b"\x2a\x00\x5a\x02\x08\x09", "unknown_body_mode"),
+    ],
+)
+def test_other_bytes_are_one_typed_error(data: bytes, reason: str) -> None:
+    with pytest.raises(StreamProtocolError, match=reason):
+        decode(data, names=frozenset(), response_names=frozenset())
+
+
+@pytest.mark.parametrize(
+    ("details", "attempts", "lost"),
+    [
+        ("upstream_reset_before_response_started{connection_termination}", 2, 2),
+        ("upstream_reset_before_response_started{remote_reset|TLS_error}", None, 1),
+        ("upstream_reset_before_response_started{connection_termination}", float("nan"), 1),
+        ("upstream_reset_before_response_started{connection_termination}", float("inf"), 16),
+        ("upstream_reset_before_response_started{remote_connection_failure}", 2, 0),
+        ("via_upstream", 2, 0),
+    ],
+)
+def test_the_servers_that_a_request_ended_are_read(details: str, attempts: float | None, lost: int) -> None:
+    message = asked(response_headers={"end_of_stream": True})
+    fields = message.attributes["a filter"].fields
+    fields["response.code_details"].string_value = details
+    if attempts is not None:
+        fields["upstream.request_attempt_count"].number_value = attempts
+    event = decode(message.SerializeToString(), names=frozenset(), response_names=frozenset())
+    assert isinstance(event, ResponseHeaders)
+    assert event.lost == lost
+
+
+def encoded(action: Answer | Refuse | Delay) -> ext_proc.ProcessingResponse:
+    return ext_proc.ProcessingResponse.FromString(encode(action))
+
+
+def test_a_pick_has_its_destination_and_cost_in_the_metadata() -> None:
+    answer = Answer(
+        Slot.REQUEST_BODY,
+        destination="10.0.0.1:80",
+        cost=Estimate(prompt_tokens=30, matched_tokens=20, predicted_s=0.25),
+    )
+    metadata = encoded(answer).dynamic_metadata.fields["envoy.lb"].struct_value.fields
+    assert metadata[DESTINATION].string_value == "10.0.0.1:80"
+    costs = [
+        metadata[f"x-prefix-gateway-{name}"].number_value for name in ("prompt-tokens", "matched-tokens")
+    ]
+    assert costs == [30, 20]
+    assert metadata["x-prefix-gateway-predicted-seconds"].number_value == 0.25
+
+
+def test_an_answer_changes_headers_and_the_body_and_asks_for_more() -> None:
+    answer = Answer(
+        Slot.RESPONSE_HEADERS,
+        set_headers=(("x-a", "é€"),),
+        remove_headers=("x-b",),
+        body=b"changed",
+        stream_response=True,
+    )
+    response = encoded(answer)
+    common = response.response_headers.response
+    (option,) = common.header_mutation.set_headers
+    assert (option.header.key, option.header.raw_value) == ("x-a", b"\xe9?")
+    assert list(common.header_mutation.remove_headers) == ["x-b"]
+    assert common.body_mutation.body == b"changed"
+    assert response.mode_override.response_body_mode == 1, "STREAMED"
+
+
+def test_a_refusal_and_a_delay() -> None:
+    refuse = Refuse(status=429, headers=(("retry-after", "3"),), body=b"{}", reason="saturated")
+    immediate = encoded(refuse).immediate_response
+    assert (immediate.status.code, immediate.body) == (429, b"{}")
+    assert immediate.details.endswith("saturated")
+    assert immediate.headers.set_headers[0].header.raw_value == b"3"
+    assert encoded(Delay(1.5)).override_message_timeout.ToMilliseconds() == 1500
