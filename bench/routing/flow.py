@@ -83,13 +83,7 @@ class Row:
 def main() -> int:
     args = _parser().parse_args()
     names = [*filter(None, args.workloads.split(",")), *map(str, args.trace)]
-    setting = Setting(
-        num_servers=args.servers,
-        scale=args.scale,
-        unlike=args.unlike,
-        replicas=args.replicas,
-        share_delay_s=args.share_delay,
-    )
+    setting = Setting(num_servers=args.servers, scale=args.scale, unlike=args.unlike)
     print(
         "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
     )
@@ -182,13 +176,6 @@ def _add_fleet_and_traffic(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send ten times the load for 30 s, a quarter of the way through the run",
     )
-    add("--replicas", type=int, default=1, metavar="N", help="number of pickers, each with its own queue")
-    add(
-        "--share-delay",
-        type=float,
-        metavar="S",
-        help="seconds until the other pickers know what a picker did (default: they never know it)",
-    )
 
 
 _MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] = {
@@ -225,8 +212,6 @@ def outcome_of(place: Place, flow: Flow) -> Outcome:
     router = FlowRouter(
         replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, flow=flow)),
         seed=place.seed,
-        replicas=place.setting.replicas,
-        share_delay_s=place.setting.share_delay_s,
         adapters=adapters,
     )
     gate = router if flow.mode == "Hold" else None

@@ -16,7 +16,6 @@ from typing import Any
 from epp.base.types import ApiKind, EndpointName, InferenceRequest
 from epp.config.policy import Policy
 from epp.config.sharing import Sharing
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.sources.sharing.exchange import Exchange
 from epp.tools.replay import picker_router
@@ -49,13 +48,9 @@ class PickerRouter(picker_router.PickerRouter):
         self._rng = random.Random(seed)
         self.shared: Shared | None = None
         if share_delay_s is not None:
-            self.shared = Shared(self.pickers, delay_s=share_delay_s, gates=self._gates_of_pickers())
+            self.shared = Shared(self.pickers, delay_s=share_delay_s)
         self._bytes_per_token = bytes_per_token
         self._absent: dict[str, Any] = dict.fromkeys(absent)
-
-    def _gates_of_pickers(self) -> Sequence[Gate]:
-        """Return the flow control of each picker. This is called once, if the pickers share."""
-        return ()
 
     def advance(self, now: float) -> None:
         if self.shared is not None:
@@ -100,17 +95,8 @@ class Shared:
         *,
         delay_s: float,
         flush_s: float = _SETTINGS.flush_interval_seconds,
-        gates: Sequence[Gate] = (),
     ) -> None:
-        """`gates` are the flow control of each picker, if it has one."""
-        self._exchanges = [
-            Exchange(
-                picker,
-                me=bytes([n]) * 8,
-                gate=gates[n] if gates else None,
-            )
-            for n, picker in enumerate(pickers)
-        ]
+        self._exchanges = [Exchange(picker, me=bytes([n]) * 8) for n, picker in enumerate(pickers)]
         self._delay_s = delay_s
         self._flush_s = flush_s
         self._flush_at = 0.0

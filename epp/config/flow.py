@@ -48,7 +48,7 @@ class Flow(Strict, frozen=True):
     ] = {}
     """`ttlSeconds` for requests of one priority, such as `{"-10": 600}`."""
     in_all: WaitingSettings = WaitingSettings()
-    """Bounds of all waiting requests together."""
+    """Bounds of all requests that wait at one picker."""
     per_priority: WaitingSettings = WaitingSettings()
     """Bounds of the waiting requests of each priority."""
     per_tenant: WaitingSettings = WaitingSettings()

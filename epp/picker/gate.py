@@ -11,7 +11,7 @@ Invariant: each waiting request leaves, or its `Answer` is called once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Final
 
@@ -23,11 +23,9 @@ from epp.config.policy import Policy
 from epp.picker.decision import Question, Queued
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.events import Ended, Pick, PickerEvent
-from epp.picker.flow.control import Decided
-from epp.picker.flow.elsewhere import Reported, Row
+from epp.picker.flow.accounts import FlowStatus
+from epp.picker.flow.control import Decided, Refusal, RefusedFor
 from epp.picker.flow.queues import TenantFlow
-from epp.picker.flow.request import Refusal, RefusedFor
-from epp.picker.flow.status import FlowStatus
 from epp.picker.model_queue import Answer, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from epp.picker.unserved import NOT_READY, Unserved, UnservedRequest
@@ -59,10 +57,6 @@ NO_CLAIM: Final = FlowClaim()
 class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
-        self._reported: dict[str, Reported] = {}
-        """What was reported to the other pickers, by base model."""
-        self._collects_reports = False
-        """There are other pickers: new queues keep their tokens for the reports."""
         self._objectives: Mapping[str, int] = {}
         """The priorities of the cluster's InferenceObjectives, by name."""
         self._policy: Policy | None = None
@@ -171,44 +165,6 @@ class Gate:
         self._let_all_go()
         self._release(now=now)
 
-    # -- other pickers of the same servers -------------------------------------------------------------------
-
-    def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
-        """Return the changes since the last reports to the other pickers, each with its base model. anew:
-        report everything, for pickers that have no reports yet.
-        """
-        self._collects_reports = True
-        for model in self._queues:
-            self._reported.setdefault(model, Reported())
-        rows: list[tuple[str, Row]] = []
-        for model, reported in self._reported.items():
-            queue = self._queues.get(model)
-            waiting = queue.control.loads() if queue is not None else {}
-            charges = queue.control.take_charges() if queue is not None else {}
-            rows += [(model, row) for row in reported.rows(waiting, charges, anew=anew)]
-        return rows
-
-    def take_reports(
-        self, picker: bytes, received: Sequence[tuple[str, Row]], *, anew: bool, now: float
-    ) -> None:
-        """Take reports of another picker. anew: they replace all its earlier reports."""
-        if anew:
-            self.forget(picker)
-        if self._draining or not self._picker.flow_holds:
-            return
-        by_model: dict[str, list[Row]] = {}
-        for model, row in received:
-            by_model.setdefault(model, []).append(row)
-        served = {state.model for state in self._picker.fleet.states()} if by_model else set()
-        for model, rows in by_model.items():
-            if model in served:
-                self._queue_of(model).control.take_reports(picker, rows, now=now)
-
-    def forget(self, picker: bytes) -> None:
-        """Forget the reports of another picker."""
-        for queue in self._queues.values():
-            queue.control.forget(picker)
-
     # -- figures ---------------------------------------------------------------------------------------------
 
     def unserved(self) -> Collection[str]:
@@ -239,8 +195,6 @@ class Gate:
             self._forget_models()
             flow = self._picker.policy.spec.flow
             queue = self._queues[model] = ModelQueue(self._picker, model, flow)
-            if self._collects_reports:
-                queue.control.take_charges()  # from now on the queue keeps its tokens for the other pickers
         return queue
 
     def _on_event(self, event: PickerEvent) -> None:
@@ -253,9 +207,7 @@ class Gate:
     def _forget_models(self) -> None:
         """Forget models that no server has any more and for which no request waits."""
         waiting = {model for model, queue in self._queues.items() if len(queue.control)}
-        present = self._picker.fleet.models | waiting
-        forget_models(self._queues, present)
-        forget_models(self._reported, present)
+        forget_models(self._queues, self._picker.fleet.models | waiting)
 
     def _priority(self, spec: Flow, claim: FlowClaim, request: Question, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective

@@ -6,7 +6,7 @@ owns one `ModelQueue` for each base model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from heapq import nlargest
 from math import inf
 from typing import Final
@@ -16,12 +16,9 @@ from epp.config.flow import Flow
 from epp.picker.commit import Considered
 from epp.picker.decision import Question
 from epp.picker.events import Pick
-from epp.picker.flow.control import Decided, FlowControl
-from epp.picker.flow.elsewhere import FlowKey
-from epp.picker.flow.queues import OTHERS, QueueLoad
-from epp.picker.flow.request import Forecast, QueueItem
-from epp.picker.flow.shares import OTHERS_LABEL
-from epp.picker.flow.status import FlowStatus, WaitingTenant
+from epp.picker.flow.accounts import OTHERS_LABEL, FlowStatus, WaitingTenant
+from epp.picker.flow.control import Decided, FlowControl, Forecast
+from epp.picker.flow.queues import OTHERS, Band, QueueItem
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
 
@@ -72,14 +69,14 @@ class ModelQueue:
 
     def status(self, *, now: float) -> FlowStatus:
         control = self.control
-        waiting = control.waiting()
+        waiting = {band.priority: band.load for band in control.waiting()}
         return FlowStatus(
             model=self.model,
             saturation=control.saturation(now=now),
             oldest_s=control.oldest_s(now=now),
             requests={priority: load.requests for priority, load in waiting.items()},
             tokens={priority: load.tokens for priority, load in waiting.items()},
-            tenants=_longest(control.loads()),
+            tenants=_longest(control.waiting()),
             let_go_tokens=dict(control.shares.tokens),
             unknown_objectives=self.unknown_objectives,
         )
@@ -101,17 +98,17 @@ class ModelQueue:
         return self._picker.consider(waiting.request, prompt=waiting.prompt, now=now)
 
 
-def _longest(loads: Mapping[FlowKey, QueueLoad]) -> Sequence[WaitingTenant]:
+def _longest(bands: Sequence[Band[WaitingRequest]]) -> Sequence[WaitingTenant]:
     """Return the tenants with the most waiting tokens."""
-    longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
+    flows = [flow for band in bands for flow in band.flows.values() if flow.items]
     return [
         WaitingTenant(
-            priority=priority,
-            tenant=OTHERS_LABEL if tenant == OTHERS else tenant,
-            requests=load.requests,
-            tokens=load.tokens,
+            priority=flow.band.priority,
+            tenant=OTHERS_LABEL if flow.tenant == OTHERS else flow.tenant,
+            requests=flow.load.requests,
+            tokens=flow.load.tokens,
         )
-        for (priority, tenant), load in longest
+        for flow in nlargest(_MOST_TENANTS, flows, key=lambda flow: flow.load.tokens)
     ]
 
 

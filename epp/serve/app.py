@@ -77,7 +77,7 @@ class App:
         )
         self._use_policy(self._inputs.policy)
         self._gate = Gate(self._picker)
-        self._sharing = sharing.make(self._picker, self._gate, config.sharing, hub=hub, keep=sources.keep)
+        self._sharing = sharing.make(self._picker, config.sharing, hub=hub, keep=sources.keep)
         self._exact = parts.exact_mode(config, self._picker)
         self._key = ApiKey(config.models.api_key_file)
         self._model_lists = self._make_model_lists()

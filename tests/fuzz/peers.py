@@ -121,6 +121,6 @@ def hand_made(replica: Replica) -> list[bytes]:
     batches = [
         Batch(b"other", 1, 5, events),
         Batch(b"other", 2, 5, news),
-        Batch(b"third", 1, 0, [], [("m", 0, "t", 1, 1, 1, 1)], flow_anew=True),
+        Batch(b"third", 1, 0, []),
     ]
     return [packed(batch) for batch in batches]

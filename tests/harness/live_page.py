@@ -20,7 +20,7 @@ from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.decision import Candidate, Decision, WouldPick
-from epp.picker.flow.status import FlowStatus, WaitingTenant
+from epp.picker.flow.accounts import FlowStatus, WaitingTenant
 
 
 def a_board(

@@ -22,7 +22,7 @@ from epp.base.types import EndpointName
 from epp.observe.telemetry import picker_state
 from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
-from epp.picker.flow.status import FlowStatus
+from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 
 Labels = tuple[str, ...]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from epp.base.metric import counter, gauge
 from epp.base.types import Address, EndpointName
 from epp.picker.endpoints.marks import Verdict
-from epp.picker.flow.status import FlowStatus
+from epp.picker.flow.accounts import FlowStatus
 from epp.picker.prefix_index.exact_status import ExactStatus
 
 

@@ -10,7 +10,7 @@ from statistics import mean
 
 from epp.base.metric import gauge
 from epp.observe.telemetry.picker_state import EndpointStatus
-from epp.picker.flow.status import FlowStatus
+from epp.picker.flow.accounts import FlowStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

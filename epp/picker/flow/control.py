@@ -18,20 +18,18 @@ each alarm that is due.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count, islice
 from math import inf
-from typing import Final, Generic, Literal
+from typing import Final, Generic, Literal, Protocol, TypeVar
+
+from msgspec import Struct
 
 from epp.config.flow import Flow
-from epp.picker.flow.alarms import Alarms
-from epp.picker.flow.bounds import Bounds
-from epp.picker.flow.elsewhere import Elsewhere, FlowKey, Row
-from epp.picker.flow.pace import Pace
-from epp.picker.flow.queues import Band, QueueLoad, Queues, TenantFlow
-from epp.picker.flow.request import Forecast, Forecaster, QueueItem, Refusal, RefusedFor, T
-from epp.picker.flow.shares import AnswerLengths, Shares
+from epp.picker.flow.accounts import AnswerLengths, Pace, Shares
+from epp.picker.flow.queues import Alarms, Band, QueueItem, Queues, T, TenantFlow
 
+T_contra = TypeVar("T_contra", contravariant=True)
 HEADROOM_S: Final = 0.3
 """A request goes when its server is predicted to begin with it within this time. With less, servers idle
 between two scrapes, because predictions are that wrong.
@@ -58,6 +56,52 @@ event."""
 _MOST_LOOKED_AT = 32
 """The most requests of one tenant, and the most tenants of one priority, that a search looks at."""
 
+RefusedFor = Literal["deadline", "ttl", "full"]
+"""`deadline`: the first token would come too late. `ttl`: the request has waited too long. `full`: a bound
+was reached, and the request was worth least.
+"""
+
+
+class Forecast(Struct, frozen=True, gc=False):
+    """The predicted course of a request if it were sent now."""
+
+    wait_s: float
+    """The time until the server that the rule chooses begins with the request: B/V of that server."""
+    soonest_s: float
+    """The shortest time until the first token on any server: the least (B + U)/V + T. If the chosen server
+    meets the deadline, the forecast may hold the time on that server instead.
+    """
+    own_s: float
+    """The time for the prefill of this request and for the loading of its adapter, on the server that the
+    rule chooses: U/V + T of that server.
+    """
+    tokens: int
+    """The prompt tokens that the chosen server would compute: U."""
+    most_answer_tokens: float = inf
+    """The most tokens that the client lets the answer have."""
+
+
+class Forecaster(Protocol[T_contra]):
+    """Predicts the course of requests. Flow control sees nothing else of the picker. The methods change
+    nothing.
+    """
+
+    def least_wait_s(self, *, now: float) -> float:
+        """Return the least B/V of all servers: no server can begin sooner. The method makes one pass over the
+        servers and reads no prompt.
+        """
+
+    def forecast(self, payload: T_contra, *, now: float) -> Forecast:
+        """Return the forecast for one request. If no server can take the request, the forecast is a wait
+        of 0, so that the request goes to the picker and is refused there.
+        """
+
+
+class Refusal(Struct, frozen=True, gc=False):
+    reason: RefusedFor
+    retry_after_s: int
+
+
 Decided = tuple[QueueItem[T], Refusal | None]
 """A request that waited. It goes, or is refused."""
 
@@ -65,9 +109,7 @@ Decided = tuple[QueueItem[T], Refusal | None]
 class FlowControl(Generic[T]):
     def __init__(self, settings: Flow, forecaster: Forecaster[T]) -> None:
         self._forecaster = forecaster
-        self._elsewhere = Elsewhere()
-        self._queues: Queues[T] = Queues(settings, self._elsewhere.by_tenant)
-        self._bounds = Bounds(self._queues, self._elsewhere)
+        self._queues: Queues[T] = Queues(settings)
         self._numbers = count()
         self._alarms: Alarms[T] = Alarms()
         self._shed: deque[Decided[T]] = deque()
@@ -79,7 +121,7 @@ class FlowControl(Generic[T]):
         """The latest time of the next search."""
 
     def __len__(self) -> int:
-        return len(self._queues)
+        return self._queues.load.requests
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -105,10 +147,10 @@ class FlowControl(Generic[T]):
         """
         settings, flow = self._queues.settings, self._queues.flow(priority, tenant)
         priority = flow.band.priority
-        fate = self._decide(forecast, left_s, self._headroom_s(flow.band, flow.tag, now=now))
+        fate = self._decide(forecast, left_s)
         if fate == "late":
             return self._refusal(priority, forecast.tokens, "deadline", now=now)
-        if fate == "goes" and (self._draining or not self._queues.in_all.requests):
+        if fate == "goes" and (self._draining or not self._queues.load.requests):
             self._charge(flow, forecast, now=now)
             return flow
         deadline = now + left_s
@@ -125,7 +167,7 @@ class FlowControl(Generic[T]):
             + min(longest_s, settings.ttl_by_priority.get(str(priority), settings.ttl_seconds)),
             place=_place(settings.order, arrived_at=now, deadline=deadline, own_s=forecast.own_s),
         )
-        victims = self._bounds.admit(item)
+        victims = self._queues.admit(item)
         if item in victims:
             return self._refusal(priority, item.tokens, "full", now=now)
         self._alarms.set(item, deadline - forecast.own_s)
@@ -155,10 +197,10 @@ class FlowControl(Generic[T]):
                 return self._refused(item, "ttl", now=now)
             forecast = self._forecaster.forecast(item.payload, now=now)
             left_s = item.deadline - now
-            if self._decide(forecast, left_s, inf) == "late":
+            if self._decide(forecast, left_s) == "late":
                 return self._refused(item, "deadline", now=now)
             self._alarms.set(item, now + max(LEAST_DELAY_S, left_s - forecast.own_s, _SHARE_OF_LEFT * left_s))
-        return self._search(now=now) if self._queues else None
+        return self._search(now=now) if len(self) else None
 
     @property
     def due_at(self) -> float:
@@ -167,7 +209,7 @@ class FlowControl(Generic[T]):
         """
         if self._shed:
             return 0.0
-        return min(self._alarms.due_at, self._search_at) if self._queues else inf
+        return min(self._alarms.due_at, self._search_at) if len(self) else inf
 
     # -- the operator ----------------------------------------------------------------------------------------
 
@@ -175,8 +217,7 @@ class FlowControl(Generic[T]):
         """Apply new settings. Waiting requests keep their deadlines and their places. Requests beyond the new
         bounds are removed.
         """
-        self._queues.settings = settings
-        victims = self._bounds.over_by_settings()
+        victims = self._queues.apply(settings)
         self._shed.extend([self._refused(victim, "full", now=now) for victim in victims])
         self._search_at = now
 
@@ -185,35 +226,11 @@ class FlowControl(Generic[T]):
         self._draining = True
         self._search_at = 0.0
 
-    # -- other pickers of the same servers -------------------------------------------------------------------
-
-    def take_charges(self) -> Mapping[FlowKey, int]:
-        """Return the tokens let go since the last call (`Shares.take_unreported`)."""
-        return self._shares.take_unreported()
-
-    def loads(self) -> Mapping[FlowKey, QueueLoad]:
-        """Return the requests that wait at this picker. Callers must not change the loads."""
-        return self._queues.by_tenant
-
-    def take_reports(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
-        """Take a report of another picker: the tokens that it let go, and the requests that wait there."""
-        for row in rows:
-            flow = self._queues.flow(row.priority, row.tenant)
-            if row.let_go_tokens:
-                flow.charge(row.let_go_tokens)
-                self._pace.elsewhere_at = now
-            self._elsewhere.replace(picker, row._replace(priority=flow.band.priority))
-        self._search_at = min(self._search_at, now)
-
-    def forget(self, picker: bytes) -> None:
-        """Forget another picker, which is gone or reports everything again from the start."""
-        self._elsewhere.forget(picker)
-
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def waiting(self) -> Mapping[int, QueueLoad]:
-        """Return the waiting requests, by priority. Callers must not change the loads."""
-        return self._queues.by_priority
+    def waiting(self) -> Sequence[Band[T]]:
+        """Return the bands in which requests wait. Callers must not change them."""
+        return self._queues.bands()
 
     @property
     def shares(self) -> Shares:
@@ -230,43 +247,24 @@ class FlowControl(Generic[T]):
         """Return the saturation (`Pace.saturation`)."""
         wait_s = self._forecaster.least_wait_s(now=now)
         return self._pace.saturation(
-            wait_s, self._queues.in_all.tokens, goal_s=self._queues.settings.goal_seconds, now=now
+            wait_s, self._queues.load.tokens, goal_s=self._queues.settings.goal_seconds, now=now
         )
 
     def check_integrity(self) -> None:
         self._queues.check_integrity()
-        self._elsewhere.check_integrity()
-        assert not self._bounds.scopes_over()
         self._alarms.check_integrity(self._queues)
 
     # -- the decision ----------------------------------------------------------------------------------------
 
-    def _decide(
-        self, forecast: Forecast, left_s: float, headroom_s: float
-    ) -> Literal["goes", "waits", "late"]:
-        """Decide about one request by its forecast, the time to its deadline, and the headroom of its
-        priority. Whoever calls this for one request also knows which requests stand before it.
+    def _decide(self, forecast: Forecast, left_s: float) -> Literal["goes", "waits", "late"]:
+        """Decide about one request by its forecast and the time to its deadline. Whoever calls this for one
+        request also knows which requests stand before it.
         """
         if self._draining:
             return "goes"
         if forecast.soonest_s > left_s:
             return "late"
-        return "goes" if forecast.wait_s <= headroom_s else "waits"
-
-    def _headroom_s(self, band: Band[T], tag: float, *, now: float) -> float:
-        """Return within which time a server must begin with a request of this band, so that it goes. tag: the
-        tokens that the first tenant in order has had.
-
-        While a more pressing request waits at another picker, no request goes. Pickers differ in their
-        estimates, so a server that is busy would always seem idle to one of them. If no picker has let a
-        request go for a second, the reports may be old, and requests go to idle servers. While a tenant that
-        has had fewer tokens waits at another picker, requests go to idle servers, too.
-        """
-        if self._draining:
-            return inf
-        if self._elsewhere.waits_above(band.priority):
-            return 0.0 if self._pace.rests(now=now) else -inf
-        return 0.0 if self._elsewhere.in_all.requests and band.first_tag_elsewhere() < tag else HEADROOM_S
+        return "goes" if forecast.wait_s <= HEADROOM_S else "waits"
 
     def _search(self, *, now: float) -> Decided[T] | None:
         """Return the first decision about a request, in order: by priority, then by share, then in the order
@@ -274,14 +272,12 @@ class FlowControl(Generic[T]):
         a moment. None: no request may go before `_search_at`, as far as the picker can predict.
         """
         least_s, left = self._forecaster.least_wait_s(now=now), _MOST_FORECASTS
+        if least_s > HEADROOM_S and not self._draining:
+            self._search_at = now + max(LEAST_DELAY_S, min(LONGEST_DELAY_S, least_s - HEADROOM_S))
+            return None
         again_s = LONGEST_DELAY_S
         for band in self._queues.bands():
-            flows = band.by_share(_MOST_LOOKED_AT)
-            headroom_s = self._headroom_s(band, flows[0].tag, now=now)
-            if least_s > headroom_s:
-                again_s = min(again_s, least_s - headroom_s)
-                continue
-            for flow in flows:
+            for flow in band.by_share(_MOST_LOOKED_AT):
                 for item in islice(flow.items, _MOST_LOOKED_AT):
                     if item.look_at > now and not self._draining:
                         again_s = min(again_s, item.look_at - now)
@@ -291,12 +287,12 @@ class FlowControl(Generic[T]):
                         return None
                     left -= 1
                     forecast = self._forecaster.forecast(item.payload, now=now)
-                    fate = self._decide(forecast, item.deadline - now, headroom_s)
+                    fate = self._decide(forecast, item.deadline - now)
                     if fate == "late":
                         return self._refused(item, "deadline", now=now)
                     if fate == "goes":
                         return self._goes(item, forecast, now=now)
-                    item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - headroom_s)
+                    item.look_at = now + min(_PASSED_OVER_S, forecast.wait_s - HEADROOM_S)
                     again_s = min(again_s, item.look_at - now)
         self._search_at = now + max(LEAST_DELAY_S, again_s)
         return None
@@ -317,7 +313,7 @@ class FlowControl(Generic[T]):
         cost = tokens + int(_ANSWER_WEIGHT * answer)
         flow.charge(cost)
         self._pace.let_go.add(tokens, now=now)
-        self._shares.add(flow.band.priority, flow.tenant, cost)
+        self._shares.add(flow.tenant, cost)
 
     def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
         """Take out a request that is refused. It may have been taken out of the queues before."""
@@ -327,7 +323,7 @@ class FlowControl(Generic[T]):
         return item, self._refusal(item.priority, item.tokens, reason, now=now)
 
     def _refusal(self, priority: int, tokens: int, reason: RefusedFor, *, now: float) -> Refusal:
-        before = self._queues.tokens_before(priority)
+        before = sum(band.load.tokens for band in self._queues.bands() if band.priority >= priority)
         retry_after_s = self._pace.retry_after_s(before + tokens, now=now)
         self._pace.refused(tokens, now=now)
         return Refusal(reason, retry_after_s)

@@ -7,30 +7,85 @@ without waiting requests comes back, its tag is raised to the floor of the band,
 a share while it is away.
 
 Invariants: a band keeps the flow of each tenant that has waiting requests or a tag above the floor. Other
-flows are kept until their places are needed. Counts equal sums.
+flows are kept until their places are needed. Counts equal sums. The waiting requests are within the bounds of
+requests and of bytes at every moment: in all, for each priority and for each tenant.
+
+An alarm is the time at which a request is considered again even if no event happens before: the latest time
+at which it can start, or the time at which it expires.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import nsmallest
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from operator import attrgetter
-from typing import Generic
+from typing import Generic, TypeVar
 
-from epp.config.flow import Flow
-from epp.picker.flow.request import QueueItem, T
+from epp.config.flow import Flow, WaitingSettings
 
+T = TypeVar("T")
 OTHERS = "\0others"
 """The name of the tenants beyond the limit, which share one queue. No header can carry this name."""
 
-_MOST_LOOKED_AT = 256
-"""The most tenants at other pickers that one search considers, so that the time of a search is bounded."""
 _MOST_PRIORITIES = 16
 """The most priorities. A request of a further priority is kept at the next lower priority in use."""
+_MOST_SHED = 64
+"""A new request may push out at most this many waiting requests."""
 _BY_KEY = attrgetter("key")
+
+
+class QueueItem(Generic[T]):
+    """A waiting request. Everybody may read it. Only `control` and this module write it."""
+
+    __slots__ = (
+        "arrived_at",
+        "deadline",
+        "expires_at",
+        "key",
+        "look_at",
+        "number",
+        "payload",
+        "priority",
+        "size_bytes",
+        "tenant",
+        "tokens",
+        "waits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        payload: T,
+        *,
+        number: int,
+        priority: int,
+        tenant: str,
+        size_bytes: int,
+        tokens: int,
+        arrived_at: float,
+        deadline: float,
+        expires_at: float,
+        place: float = 0.0,
+    ) -> None:
+        self.payload = payload
+        self.number = number
+        """The number of the request in order of arrival."""
+        self.priority = priority
+        self.tenant = tenant
+        """The name under which the share is charged: the name of the tenant, or `OTHERS`."""
+        self.size_bytes = size_bytes
+        self.tokens = tokens
+        """Tokens to compute, as forecast when the request came."""
+        self.arrived_at = arrived_at
+        self.deadline = deadline
+        """When the first token is due; inf: no deadline."""
+        self.expires_at = expires_at
+        self.key = (place, number)
+        """The place among the requests of its tenant."""
+        self.look_at = 0.0
+        """The search passes over the request until then, because its server is predicted to be busy."""
+        self.waits = False
 
 
 class QueueLoad:
@@ -38,57 +93,24 @@ class QueueLoad:
 
     __slots__ = ("requests", "size_bytes", "tokens")
 
-    def __init__(self, requests: int = 0, size_bytes: int = 0, tokens: int = 0) -> None:
-        self.requests = requests
-        self.size_bytes = size_bytes
-        self.tokens = tokens
-
-    def add(self, requests: int, size_bytes: int, tokens: int) -> None:
-        self.requests += requests
-        self.size_bytes += size_bytes
-        self.tokens += tokens
-
-    def as_tuple(self) -> tuple[int, int, int]:
-        return self.requests, self.size_bytes, self.tokens
-
-
-ByTenant = Mapping[tuple[int, str], QueueLoad]
-"""Loads by priority and tenant."""
-NOTHING = QueueLoad()
-"""Callers must not change this value."""
-
-
-class Loads:
-    """The waiting requests, counted in all, for each priority, and for each tenant of a priority."""
-
     def __init__(self) -> None:
-        self.in_all = QueueLoad()
-        self.by_priority: dict[int, QueueLoad] = {}
-        self.by_tenant: dict[tuple[int, str], QueueLoad] = {}
+        self.requests = self.size_bytes = self.tokens = 0
 
-    def of(self, priority: int | None, tenant: str | None) -> QueueLoad:
-        """Return one load. tenant None: of all tenants. priority None: in all."""
-        if priority is None:
-            return self.in_all
-        if tenant is None:
-            return self.by_priority.get(priority, NOTHING)
-        return self.by_tenant.get((priority, tenant), NOTHING)
+    def count(self, item: QueueItem[T], by: int) -> None:
+        """Count a request. by: 1 if it waits from now on, or -1 if it no longer waits."""
+        self.requests += by
+        self.size_bytes += by * item.size_bytes
+        self.tokens += by * item.tokens
 
-    def tokens_before(self, priority: int) -> int:
-        """Return the tokens that wait at this priority or above."""
-        return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
+    def over(self, bound: WaitingSettings) -> bool:
+        return self.requests > bound.max_requests or self.size_bytes > bound.max_bytes
 
-    def count(self, priority: int, tenant: str, requests: int, size_bytes: int, tokens: int) -> None:
-        """Count requests that wait from now on, or do not wait any more if the numbers are negative."""
-        self.in_all.add(requests, size_bytes, tokens)
-        of_priority = self.by_priority.setdefault(priority, QueueLoad())
-        of_priority.add(requests, size_bytes, tokens)
-        of_tenant = self.by_tenant.setdefault((priority, tenant), QueueLoad())
-        of_tenant.add(requests, size_bytes, tokens)
-        if not of_priority.requests:
-            del self.by_priority[priority]
-        if not of_tenant.requests:
-            del self.by_tenant[priority, tenant]
+    def check_integrity(self, items: Iterable[QueueItem[T]]) -> None:
+        added = QueueLoad()
+        for item in items:
+            added.count(item, 1)
+        counts = (self.requests, self.size_bytes, self.tokens)
+        assert counts == (added.requests, added.size_bytes, added.tokens)
 
 
 class TenantFlow(Generic[T]):
@@ -104,18 +126,13 @@ class TenantFlow(Generic[T]):
         self.load = QueueLoad()
         self.tag = band.floor
 
-    @property
-    def waits(self) -> bool:
-        """Return whether requests of the tenant wait, here or at other pickers."""
-        return bool(self.items) or (self.band.priority, self.tenant) in self.band.elsewhere
-
     def charge(self, tokens: int) -> None:
         """Count these tokens for the tenant. If none of its requests waits, its tag is first raised to the
         floor.
         """
         band, tag = self.band, self.tag
         if tag < band.floor:
-            if not self.waits:
+            if not self.items:
                 tag = band.floor
         else:
             band.floor = tag
@@ -123,12 +140,11 @@ class TenantFlow(Generic[T]):
 
 
 class Band(Generic[T]):
-    __slots__ = ("elsewhere", "floor", "flows", "priority")
+    __slots__ = ("floor", "flows", "load", "priority")
 
-    def __init__(self, priority: int, elsewhere: ByTenant) -> None:
+    def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.elsewhere = elsewhere
-        """The requests that wait at other pickers, of all priorities."""
+        self.load = QueueLoad()
         self.floor = 0.0
         """The largest tag that a tenant had when it was charged."""
         self.flows: dict[str, TenantFlow[T]] = {}
@@ -140,23 +156,9 @@ class Band(Generic[T]):
         flow = self.flows.get(tenant)
         if flow is None:
             flow = self.flows[tenant] = TenantFlow(self, tenant)
-        elif not flow.waits:
+        elif not flow.items:
             flow.tag = max(flow.tag, self.floor)
         return flow
-
-    def first_tag_elsewhere(self) -> float:
-        """Return the smallest tag of the tenants with requests that wait at other pickers; inf: there are
-        none.
-        """
-        flows, floor = self.flows, self.floor
-        return min(
-            (
-                flows[tenant].tag if tenant in flows else floor
-                for priority, tenant in islice(self.elsewhere, _MOST_LOOKED_AT)
-                if priority == self.priority
-            ),
-            default=inf,
-        )
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
         """Return whether the tenant has its own queue, or there is room for one. To make room, the band
@@ -164,7 +166,7 @@ class Band(Generic[T]):
         """
         if tenant in self.flows or len(self.flows) < max_tenants:
             return True
-        idle = [name for name, flow in self.flows.items() if not flow.waits and flow.tag <= self.floor]
+        idle = [name for name, flow in self.flows.items() if not flow.items and flow.tag <= self.floor]
         for name in idle:
             del self.flows[name]
         return len(self.flows) < max_tenants
@@ -174,69 +176,54 @@ class Band(Generic[T]):
         first.
         """
         waiting = [flow for flow in self.flows.values() if flow.items]
-        return nsmallest(most, waiting, key=attrgetter("tag"))
+        return heapq.nsmallest(most, waiting, key=attrgetter("tag"))
 
-    def worst(self, tenant: str | None) -> QueueItem[T] | None:
-        """Return the last request of the tenant that is furthest over its share; with `tenant`, the last
-        request of that tenant.
-        """
-        if tenant is not None:
-            flow = self.flows.get(tenant)
-            return flow.items[-1] if flow is not None and flow.items else None
+    def worst(self) -> QueueItem[T]:
+        """Return the last request of the tenant that is furthest over its share. Some request waits."""
         waiting = [flow for flow in self.flows.values() if flow.items]
-        if not waiting:
-            return None
         # Of equal tenants take the newest request: no waiting request is pushed out by one that is worth no
         # more.
         return max(waiting, key=lambda f: (f.tag + f.load.tokens, f.items[-1].number)).items[-1]
 
+    def __iter__(self) -> Iterator[QueueItem[T]]:
+        for flow in self.flows.values():
+            yield from flow.items
 
-class Queues(Loads, Generic[T]):
-    def __init__(self, settings: Flow, elsewhere: ByTenant) -> None:
-        """elsewhere: the requests that wait at other pickers."""
-        super().__init__()
+
+class Queues(Generic[T]):
+    def __init__(self, settings: Flow) -> None:
         self.settings = settings
         """The settings in use. The other parts of flow control read them here, too."""
-        self._elsewhere = elsewhere
+        self.load = QueueLoad()
         self._bands: dict[int, Band[T]] = {}
         """By priority."""
 
-    def __len__(self) -> int:
-        return self.in_all.requests
-
     def __iter__(self) -> Iterator[QueueItem[T]]:
         for band in self._bands.values():
-            for flow in band.flows.values():
-                yield from flow.items
+            yield from band
 
     def bands(self) -> Sequence[Band[T]]:
         """Return the bands in which requests wait. The band of the highest priority goes first."""
-        return [self._bands[priority] for priority in sorted(self.by_priority, reverse=True)]
+        waiting = [band for band in self._bands.values() if band.load.requests]
+        return sorted(waiting, key=attrgetter("priority"), reverse=True)
 
-    def band(self, priority: int) -> Band[T]:
-        band = self._bands.get(priority)
-        if band is None:
-            band = self._bands[priority] = Band(priority, self._elsewhere)
-        return band
-
-    def priority(self, wanted: int) -> int:
-        """Return the priority under which a request is kept. If there are too many priorities, this is the
-        next lower one that is in use, or else the lowest.
+    def flow(self, priority: int, tenant: str) -> TenantFlow[T]:
+        """Return the flow that is charged for a request of this priority and tenant, and in which the request
+        waits if it has to. If there are too many priorities, its band is the next lower one that is in use,
+        or else the lowest.
         """
-        bands, most = self._bands, _MOST_PRIORITIES
-        if wanted in bands or len(bands) < most:
-            return wanted
-        self._forget_idle()
-        if len(bands) < most:
-            return wanted
-        return max((of for of in bands if of <= wanted), default=min(bands))
-
-    def put(self, item: QueueItem[T]) -> None:
-        flow = self.band(item.priority).flow(item.tenant)
-        insort(flow.items, item, key=_BY_KEY)
-        flow.load.add(1, item.size_bytes, item.tokens)
-        self.count(item.priority, item.tenant, 1, item.size_bytes, item.tokens)
-        item.waits = True
+        bands = self._bands
+        band = bands.get(priority)
+        if band is None:
+            if len(bands) >= _MOST_PRIORITIES:
+                for idle in [of for of, band in bands.items() if not band.load.requests]:
+                    del bands[idle]
+            if len(bands) >= _MOST_PRIORITIES:
+                priority = max((of for of in bands if of <= priority), default=min(bands))
+            band = bands.setdefault(priority, Band(priority))
+        if tenant in band.flows:
+            return band.flows[tenant]
+        return band.flow(tenant if band.knows(tenant, max_tenants=self.settings.max_tenants) else OTHERS)
 
     def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
@@ -244,51 +231,106 @@ class Queues(Loads, Generic[T]):
         at = bisect_left(flow.items, item.key, key=_BY_KEY)
         assert flow.items[at] is item
         del flow.items[at]
-        flow.load.add(-1, -item.size_bytes, -item.tokens)
-        self.count(item.priority, item.tenant, -1, -item.size_bytes, -item.tokens)
-        item.waits = False
+        self._count(flow, item, -1)
 
-    def flow(self, priority: int, tenant: str) -> TenantFlow[T]:
-        """Return the flow that is charged for a request of this priority and tenant, and in which the request
-        waits if it has to.
+    def admit(self, item: QueueItem[T]) -> list[QueueItem[T]]:
+        """Let the new request wait. If this exceeds a bound, take out the requests that are worth least, and
+        return them. If the new request itself is worth least, take out only the new request.
         """
-        try:
-            return self._bands[priority].flows[tenant]
-        except KeyError:  # the first request of this priority or tenant
-            band = self.band(self.priority(priority))
-        knows = band.knows(tenant, max_tenants=self.settings.max_tenants)
-        return band.flow(tenant if knows else OTHERS)
+        self._put(item)
+        victims: list[QueueItem[T]] = []
+        flow = self._bands[item.priority].flows[item.tenant]
+        while (worst := self._worst_over(flow)) is not None:
+            if worst is item or len(victims) == _MOST_SHED:
+                self.take(item)
+                for victim in victims:
+                    self._put(victim)
+                return [item]
+            self.take(worst)
+            victims.append(worst)
+        return victims
 
-    def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:
-        """Return the request that is worth least: the newest request of the tenant that is furthest over its
-        share, in the last band. priority and tenant: consider only these.
+    def apply(self, settings: Flow) -> list[QueueItem[T]]:
+        """Apply new settings. Take out the requests that exceed a bound."""
+        self.settings = settings
+        victims = []
+        for flow in [flow for band in self.bands() for flow in band.flows.values()]:
+            while (worst := self._worst_over(flow)) is not None:
+                self.take(worst)
+                victims.append(worst)
+        return victims
+
+    def _put(self, item: QueueItem[T]) -> None:
+        flow = self._bands[item.priority].flow(item.tenant)
+        insort(flow.items, item, key=_BY_KEY)
+        self._count(flow, item, 1)
+
+    def _count(self, flow: TenantFlow[T], item: QueueItem[T], by: int) -> None:
+        item.waits = by > 0
+        for load in (flow.load, flow.band.load, self.load):
+            load.count(item, by)
+
+    def _worst_over(self, flow: TenantFlow[T]) -> QueueItem[T] | None:
+        """Return the request that is worth least, where a bound that counts this flow is exceeded: the newest
+        request of the tenant, of its band, or of the last band.
         """
-        if priority is None:
-            priority = min(self.by_priority, default=None)
-        band = self._bands.get(priority) if priority is not None else None
-        return band.worst(tenant) if band is not None else None
-
-    def _forget_idle(self) -> None:
-        """Forget the bands in which no request waits, and the tags of their tenants."""
-        for priority in self._bands.keys() - self.by_priority.keys():
-            del self._bands[priority]
+        settings = self.settings
+        if flow.load.over(settings.per_tenant):
+            return flow.items[-1]
+        if flow.band.load.over(settings.per_priority):
+            return flow.band.worst()
+        return self.bands()[-1].worst() if self.load.over(settings.in_all) else None
 
     def check_integrity(self) -> None:
-        counted: dict[object, QueueLoad] = {}
+        self.load.check_integrity(self)
         for priority, band in self._bands.items():
+            band.load.check_integrity(band)
             for tenant, flow in band.flows.items():
+                flow.load.check_integrity(flow.items)
+                assert flow.tag >= 0
                 assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
-                assert flow.load.tokens == sum(h.tokens for h in flow.items)
                 for item in flow.items:
                     assert (item.waits, item.priority, item.tenant) == (True, priority, tenant)
-                    assert flow.tag >= 0
-                    for scope in (None, item.priority, (item.priority, tenant)):
-                        counted.setdefault(scope, QueueLoad()).add(1, item.size_bytes, item.tokens)
-        kept: list[tuple[object, QueueLoad]] = [
-            (None, self.in_all),
-            *self.by_priority.items(),
-            *self.by_tenant.items(),
-        ]
-        assert {scope: load.as_tuple() for scope, load in kept if load.requests} == {
-            scope: load.as_tuple() for scope, load in counted.items()
-        }
+                assert self._worst_over(flow) is None
+
+
+class Alarms(Generic[T]):
+    def __init__(self) -> None:
+        self._times: list[tuple[float, int]] = []
+        """Times and numbers of requests, as a heap."""
+        self._items: dict[int, QueueItem[T]] = {}
+        """The requests that have an alarm, by number."""
+
+    @property
+    def due_at(self) -> float:
+        return self._times[0][0] if self._times else inf
+
+    def set(self, item: QueueItem[T], at: float) -> None:
+        """Set the next alarm of a request that has none. The request also gets one when it expires."""
+        at = min(at, item.expires_at)
+        if at < inf:
+            self._items[item.number] = item
+            heapq.heappush(self._times, (at, item.number))
+
+    def due(self, *, now: float) -> Iterator[QueueItem[T]]:
+        """Take out each request whose alarm is due."""
+        while self._times and self._times[0][0] <= now:
+            item = self._items.pop(heapq.heappop(self._times)[1], None)
+            if item is not None:
+                yield item
+
+    def forget(self, item: QueueItem[T]) -> None:
+        """Remove the alarm of a request that no longer waits."""
+        items = self._items
+        items.pop(item.number, None)
+        if not items:
+            self._times.clear()
+        elif len(self._times) > 2 * len(items) + 32:
+            self._times = [time for time in self._times if time[1] in items]
+            heapq.heapify(self._times)
+
+    def check_integrity(self, waiting: Iterable[QueueItem[T]]) -> None:
+        due = {item.number for item in waiting if min(item.expires_at, item.deadline) < inf}
+        assert self._items.keys() == due
+        assert sorted(number for _, number in self._times if number in due) == sorted(due)
+        assert len(self._times) <= 2 * len(due) + 64

@@ -29,10 +29,8 @@ event costs more than some milliseconds."""
 MOST_BATCH_BYTES: Final = 2 * 2**20
 MOST_EVENTS: Final = 8_192
 """Most events in one batch. `speaker` makes far smaller batches."""
-MOST_FLOW_ROWS: Final = 512
-"""Most rows of flow control in one batch."""
 MOST_TOKENS: Final = 2**31
-"""Most tokens of one request, or let go for one tenant since the last batch."""
+"""Most tokens of one request."""
 
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
 _Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
@@ -118,18 +116,6 @@ class SharedMade(_OfServer, frozen=True, tag=9):
 ServerEvent = SharedBegan | HeldChain | SharedRestarted | SharedHangs | SharedCut | SharedMade
 Event = ServerEvent | SharedProved | SharedOver | SharedFatal
 
-FlowRow = tuple[
-    Name,
-    Annotated[int, Meta(ge=-1000, le=1000)],
-    Annotated[str, Meta(max_length=256)],
-    _Tokens,
-    _Number,
-    _Number,
-    _Number,
-]
-"""Flow control at that picker: base model, priority, tenant, tokens let go since its last batch; requests,
-bytes and tokens that wait."""
-
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
     """Everything that one picker did since its last batch. Without events it is a sign of life."""
@@ -140,9 +126,6 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """The sender's number of this batch. If it left out events, it leaves out a number too."""
     at_ms: _Number
     events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
-    flow: Annotated[list[FlowRow], Meta(max_length=MOST_FLOW_ROWS)] = []
-    flow_anew: bool = False
-    """Whether these rows, and those of the next batches, replace all earlier ones of the sender."""
 
 
 class MalformedBatchError(ValueError):

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.sources.sharing.batches import channel_of
 from epp.sources.sharing.listener import Listener
 from epp.sources.sharing.speaker import Speaker
 
 LIFE_SIGN_S: Final = 1.0
-"""A picker with nothing to send sends a sign of life this often, and all its reports about flow control."""
+"""A picker with nothing to send sends a sign of life this often."""
 OUTBOX_BYTES: Final = 16 * 2**20
 """Events that wait while Redis is slow or away. Beyond this the oldest events are dropped and counted."""
 PEER_TIMEOUT_S: Final = 5.0
@@ -24,16 +23,11 @@ PEER_TIMEOUT_S: Final = 5.0
 class Exchange:
     """Connects one picker with its peers. `me` is a random id, a new one after each start."""
 
-    def __init__(
-        self, picker: Picker, *, me: bytes, outbox_bytes: int = OUTBOX_BYTES, gate: Gate | None = None
-    ) -> None:
-        """`gate` is this picker's flow control. Without a gate, the picker sends no reports about flow
-        control and ignores those of others.
-        """
+    def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int = OUTBOX_BYTES) -> None:
         self.picker = picker
-        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, gate=gate)
+        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes)
         picker.subscribe(self.speaker.on_event)
-        self.listener = Listener(picker, me=me, timeout_s=PEER_TIMEOUT_S, gate=gate)
+        self.listener = Listener(picker, me=me, timeout_s=PEER_TIMEOUT_S)
         self._sign_at = float("-inf")
 
     def channel(self, pool: str) -> str:
@@ -56,7 +50,6 @@ class Exchange:
         sign = now - self._sign_at >= LIFE_SIGN_S
         if sign:
             self._sign_at = now
-        self.speaker.gather_flow(anew=sign)
         return self.speaker.batch(now=now) if sign or self.speaker.waiting else None
 
     def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:

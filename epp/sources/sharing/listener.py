@@ -23,13 +23,10 @@ from typing import Final, cast
 from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState
 from epp.picker.events import Guess
-from epp.picker.flow.elsewhere import Row
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.eviction import charge
 from epp.picker.prefix_index.servers import clear_endpoint, resize
 from epp.sources.sharing.batches import (
-    Batch,
     Event,
     HeldChain,
     Kept,
@@ -92,10 +89,8 @@ class ReceivedCounts:
 
 
 class Listener:
-    def __init__(self, picker: Picker, *, me: bytes, timeout_s: float, gate: Gate | None = None) -> None:
-        """gate: gets the news about requests that wait at other pickers. None: they are ignored."""
+    def __init__(self, picker: Picker, *, me: bytes, timeout_s: float) -> None:
         self._picker = picker
-        self._gate = gate
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
@@ -131,8 +126,6 @@ class Listener:
         peer.number = batch.number
         peer.heard_at = max(peer.heard_at, now - age_s)
         current = age_s < self._timeout_s
-        if current:
-            self._take_flow(batch, now=now)
         try:
             for event in batch.events:
                 at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000
@@ -182,15 +175,8 @@ class Listener:
         self.counts.gaps += 1
         self._release_all(peer, now=now)
 
-    def _take_flow(self, batch: Batch, *, now: float) -> None:
-        if self._gate is not None and (batch.flow or batch.flow_anew):
-            rows = [(row[0], Row(*row[1:])) for row in batch.flow]
-            self._gate.take_reports(batch.speaker, rows, anew=batch.flow_anew, now=now)
-
     def _forget(self, who: bytes, *, now: float) -> None:
         self._release_all(self._peers.pop(who), now=now)
-        if self._gate is not None:
-            self._gate.forget(who)
 
     def _portion_is_full(self) -> bool:
         if self._spent < _PORTION_CHUNKS:

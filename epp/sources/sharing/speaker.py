@@ -33,16 +33,13 @@ from epp.picker.events import (
     Proved,
     Restarted,
 )
-from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from epp.sources.sharing import batches
 from epp.sources.sharing.batches import (
     MOST_CHUNKS,
-    MOST_FLOW_ROWS,
     MOST_TOKENS,
     Batch,
     Event,
-    FlowRow,
     Kept,
     encode,
     milliseconds,
@@ -58,8 +55,6 @@ _SERVERS_NEWS: Final[dict[type, type[batches.SharedRestarted | batches.SharedHan
     Hangs: batches.SharedHangs,
     Cut: batches.SharedCut,
 }
-_MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
-"""Most rows that wait to be sent. If there are more, everything is sent again."""
 
 
 def identity_of(state: EndpointState) -> int:
@@ -73,10 +68,7 @@ def identity_of(state: EndpointState) -> int:
 
 
 class Speaker:
-    def __init__(self, *, speaker: bytes, limit_bytes: int, gate: Gate | None = None) -> None:
-        self._gate = gate
-        self._flow_rows: deque[FlowRow] = deque()
-        self._flow_anew = False
+    def __init__(self, *, speaker: bytes, limit_bytes: int) -> None:
         self._speaker = speaker
         self._limit_bytes = limit_bytes
         self._events: deque[tuple[Event, int]] = deque()
@@ -93,8 +85,8 @@ class Speaker:
 
     @property
     def waiting(self) -> int:
-        """Number of events in the queue, and of changes in flow control."""
-        return len(self._events) + len(self._flow_rows)
+        """Number of events in the queue."""
+        return len(self._events)
 
     def on_event(self, event: PickerEvent) -> None:
         """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
@@ -117,20 +109,6 @@ class Speaker:
                 self._add(batches.SharedMade(*_server(server, at=at), id_hash))
             case Fatal(at, body_hash, strikes):
                 self._add(batches.SharedFatal(milliseconds(at), body_hash, strikes))
-
-    def gather_flow(self, *, anew: bool = False) -> None:
-        """Collect the reports of this picker's flow control. anew: collect all of them, for pickers that have
-        joined or missed some.
-        """
-        if self._gate is None:
-            return
-        anew = (anew and not self._flow_rows) or len(self._flow_rows) > _MOST_FLOW_ROWS
-        if anew:
-            self._flow_rows.clear()
-            self._flow_anew = True
-        for model, row in self._gate.reports(anew=anew):
-            tokens = min(row.let_go_tokens, MOST_TOKENS)
-            self._flow_rows.append((model, row.priority, row.tenant, tokens, *row[3:]))
 
     def _add_began(self, work: Pick | PrefillJob, *, at: float) -> None:
         number, guess, packed = self._numbers.get(work, 0), work.guess, _packed(work)
@@ -170,9 +148,7 @@ class Speaker:
         self.waiting_bytes -= taken_bytes
         self.num_sent += len(events)
         self._batches += 1
-        flow = [self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))]
-        anew, self._flow_anew = self._flow_anew, False
-        return encode(Batch(self._speaker, self._batches, milliseconds(now), events, flow, anew))
+        return encode(Batch(self._speaker, self._batches, milliseconds(now), events))
 
     def check_integrity(self) -> None:
         assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)

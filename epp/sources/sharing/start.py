@@ -10,7 +10,6 @@ from pathlib import Path
 from epp.base.errors import ConfigError
 from epp.config.named_files import read_file, read_secret
 from epp.config.sharing import SIGNING_KEY, Redis, Sharing
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.sources.keep import Keep
 from epp.sources.sharing.exchange import Exchange
@@ -39,9 +38,7 @@ def require(settings: Sharing) -> None:
             read_file(path, field=f"sharing.redis.{field}")
 
 
-def make(
-    picker: Picker, gate: Gate, settings: Sharing, *, hub: Path | None, keep: Keep
-) -> SharingService | None:
+def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> SharingService | None:
     """Return the sharing of this picker: over Redis if it is configured, so that the workers of all machines
     share in the same way. Otherwise over this machine's hub, if there is one.
     """
@@ -52,7 +49,7 @@ def make(
         link = HubLink(hub)
     else:
         return None
-    exchange = Exchange(picker, me=secrets.token_bytes(_SPEAKER_BYTES), gate=gate)
+    exchange = Exchange(picker, me=secrets.token_bytes(_SPEAKER_BYTES))
     return SharingService(exchange, link, settings=settings, keep=keep)
 
 

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl
-from epp.picker.flow.elsewhere import Row
-from epp.picker.flow.queues import TenantFlow
-from epp.picker.flow.request import QueueItem, Refusal
+from epp.picker.flow.control import HEADROOM_S, PATIENCE, FlowControl, Refusal
+from epp.picker.flow.queues import QueueItem, TenantFlow
 from tests.unit.picker.flow.a_fleet import RATE, AFleet, Ask, FlowGateway
 
 MOST_FORECASTS = 4
@@ -49,18 +47,6 @@ all_settings = st.builds(
 )
 
 
-rows = st.builds(
-    Row,
-    priority=st.integers(-1, 3),
-    tenant=st.sampled_from("abcd"),
-    let_go_tokens=st.integers(0, 2000),
-    requests=st.integers(0, 4),
-    size_bytes=st.integers(0, 90),
-    tokens=st.integers(4, 2000),
-)
-"""What another picker tells of one of its tenants."""
-
-
 class FlowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +58,6 @@ class FlowMachine(RuleBasedStateMachine):
         self.fates: Counter[str] = Counter()
         self.offered = 0
         self.draining = False
-        self.alone = True
-        """True until another picker has reported something."""
 
     # -- the world -------------------------------------------------------------------------------------------
 
@@ -98,16 +82,6 @@ class FlowMachine(RuleBasedStateMachine):
         self.flow.drain()
         self.pump()
         assert not self.waiting
-
-    @rule(told=st.lists(rows, max_size=4), picker=st.sampled_from([b"x", b"y"]))
-    def another_picker_tells(self, told: list[Row], picker: bytes) -> None:
-        self.alone = False
-        self.flow.take_reports(picker, told, now=self.now)
-        self.pump()
-
-    @rule(picker=st.sampled_from([b"x", b"y"]))
-    def another_picker_goes(self, picker: bytes) -> None:
-        self.flow.forget(picker)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -189,11 +163,7 @@ class FlowMachine(RuleBasedStateMachine):
             self.check_worth(item)
 
     def check_order(self, gone: QueueItem[Ask]) -> None:
-        """There was room, and no request was overtaken by one that stands behind it. With other pickers,
-        one picker alone does not decide whose turn it is.
-        """
-        if not self.alone:
-            return
+        """There was room, and no request was overtaken by one that stands behind it."""
         if self.draining:
             return
         assert self.fleet.forecast(gone.payload, now=self.now).wait_s <= HEADROOM_S
@@ -220,8 +190,7 @@ class FlowMachine(RuleBasedStateMachine):
             return
         freed = sum(h.size_bytes for h in worth_less)
         assert freed < refused.size_bytes
-        if self.alone:
-            assert sum(h.size_bytes for h in waiting) - freed + refused.size_bytes > most_bytes
+        assert sum(h.size_bytes for h in waiting) - freed + refused.size_bytes > most_bytes
 
     # -- what always holds -----------------------------------------------------------------------------------
 

@@ -57,7 +57,9 @@ class Held:
 
     def tenants(self) -> Sequence[tuple[int, str, int]]:
         """Return priority, tenant and number of the waiting requests."""
-        return [(row.priority, row.tenant, row.requests) for _, row in self.gate.reports(anew=True)]
+        return [
+            (t.priority, t.tenant, t.requests) for flow in self.gate.status(now=1.0) for t in flow.tenants
+        ]
 
     def free(self) -> None:
         """Let the gate look long afterwards, when all servers are idle."""

@@ -1,8 +1,5 @@
 """The users of `bench.load.overload` on simulated servers: two priorities and three tenants, one of which
 has eight tenths of the users.
-
-They use one picker, or each uses one of four by chance. Four pickers tell each other every 50 ms which
-requests wait and which went.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.routing.flow_router import FlowRouter
-from epp.config.flow import Flow, WaitingSettings
+from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Fleet, FleetPlan
@@ -66,34 +63,18 @@ class Users:
         )
 
 
-class _Counting(FlowRouter):
-    """Counts the most requests that wait at all pickers together."""
-
-    most_waiting = 0
-
-    def route(self, request: SimRequest, *, now: float) -> str | None:
-        server = super().route(request, now=now)
-        self.most_waiting = max(self.most_waiting, sum(gate.waiting for gate in self.gates))
-        return server
-
-
-def _run(
-    flow: Flow, *, pickers: int, until_s: float, users: Users | None = None
-) -> tuple[_Counting, list[Record]]:
+def _run(flow: Flow, users: Users) -> list[Record]:
     spec = replace(DEFAULT_POLICY.spec, flow=flow, sampling=replace(DEFAULT_POLICY.spec.sampling, share=0.1))
     policy = replace(DEFAULT_POLICY, spec=spec)
-    router = _Counting(policy, seed=1, replicas=pickers, share_delay_s=0.05 if pickers > 1 else None)
+    router = FlowRouter(policy, seed=1)
     shape = EngineShape(num_blocks=2048, block_tokens=16)
-    plan = FleetPlan(shape=shape, num_servers=2, num_scrapers=pickers)
-    fleet = Fleet(
-        plan, router=router, workload=users or Users(until_s=until_s), rng=random.Random(1), gate=router
-    )
-    return router, fleet.run().records
+    plan = FleetPlan(shape=shape, num_servers=2)
+    return Fleet(plan, router=router, workload=users, rng=random.Random(1), gate=router).run().records
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["one picker", "four pickers"])
-def records(request: pytest.FixtureRequest) -> list[Record]:
-    return _run(_FLOW, pickers=request.param, until_s=_UNTIL_S)[1]
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    return _run(_FLOW, Users(until_s=_UNTIL_S))
 
 
 def test_each_tenant_gets_its_max_min_share_within_a_tenth(records: list[Record]) -> None:
@@ -111,26 +92,17 @@ def test_each_tenant_gets_its_max_min_share_within_a_tenth(records: list[Record]
     assert all(abs(tokens - fair) <= 0.1 * fair for tokens in served.values()), served
 
 
-def test_at_most_5_percent_of_the_requests_of_higher_priority_are_refused(records: list[Record]) -> None:
-    """A single picker never refuses one. One of four pickers may send a request of a lower priority before it
-    hears of a request of the higher priority.
-    """
+def test_no_request_of_the_higher_priority_is_refused(records: list[Record]) -> None:
     high = [record for record in records if record.request.priority]
-    assert sum(not record.server for record in high) <= 0.05 * len(high)
-
-
-def test_a_bound_holds_for_four_pickers_together_within_a_tenth() -> None:
-    bound = WaitingSettings(max_requests=60, max_bytes=2**30)
-    router, records = _run(Flow(mode="Hold", ttl_seconds=3600, in_all=bound), pickers=4, until_s=30.0)
-    assert 54 <= router.most_waiting <= 66
-    assert any(not record.server for record in records)
+    assert high
+    assert all(record.server for record in high)
 
 
 def test_a_tenant_of_long_answers_gets_its_share_and_no_more() -> None:
     """Both tenants ask for more than half. A token of an answer counts twice, as it is charged."""
     until_s = 80.0
     users = Users(until_s=until_s, long_answers=True)
-    _, records = _run(Flow(mode="Hold", ttl_seconds=3600), pickers=1, until_s=until_s, users=users)
+    records = _run(Flow(mode="Hold", ttl_seconds=3600), users)
     had: Counter[str] = Counter()
     for record in records:
         if record.server and until_s / 4 < (record.first_token_s or until_s) < until_s:

@@ -13,7 +13,7 @@ from epp.base.types import EndpointName
 from epp.observe.telemetry.board import COLUMNS, Board
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.picker.flow.status import FlowStatus, WaitingTenant
+from epp.picker.flow.accounts import FlowStatus, WaitingTenant
 from tests.harness.clock import Clock
 from tests.unit.observe.telemetry.records import HERE, decision
 

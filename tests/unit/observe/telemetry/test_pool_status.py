@@ -7,7 +7,7 @@ import pytest
 from epp.base.types import EndpointName
 from epp.observe.telemetry.picker_state import EndpointStatus
 from epp.observe.telemetry.pool_status import pools_of
-from epp.picker.flow.status import FlowStatus
+from epp.picker.flow.accounts import FlowStatus
 from tests.unit.observe.telemetry.records import HERE
 
 

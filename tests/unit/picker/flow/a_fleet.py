@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from math import inf
 
 from epp.config.flow import Flow
-from epp.picker.flow.control import Decided, FlowControl
-from epp.picker.flow.queues import TenantFlow
-from epp.picker.flow.request import Forecast, QueueItem, Refusal
+from epp.picker.flow.control import Decided, FlowControl, Forecast, Refusal
+from epp.picker.flow.queues import QueueItem, TenantFlow
 
 RATE = 1000.0
 

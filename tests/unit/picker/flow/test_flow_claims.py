@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from epp.config.flow import Flow
 from epp.protocol.asking import read_head, request_names
 from epp.protocol.header_names import TTFT_MS
@@ -24,3 +26,11 @@ def test_a_claim_that_the_policy_does_not_trust_does_not_reach_a_server() -> Non
     assert removed(Flow(mode="Hold", claims=("Objective",), tenant_header="who")) == {TTFT_MS}
     assert removed(Flow(mode="Hold", tenant_header="who")) == set()
     assert removed(Flow(tenant_header="who")) == set(), "flow control is off"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "é" * 5000])
+def test_a_long_name_of_a_tenant_is_replaced_by_a_short_digest(name: str) -> None:
+    picker = Bench(flow=Flow(mode="Hold", tenant_header="who")).picker
+    claim = read_head([("who", name)], picker.policy.spec, flow=picker.flow_read).claim
+    assert 0 < len(claim.tenant) <= 256
+    assert not name.startswith(claim.tenant)

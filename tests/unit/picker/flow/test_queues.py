@@ -1,15 +1,17 @@
-"""The order of the waiting requests: by priority, by the tenants' shares, and within a tenant."""
+"""The waiting requests: their order, their bounds, and their alarms."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
+from weakref import ref
 
 import pytest
 
-from epp.config.flow import Flow
-from epp.picker.flow.queues import OTHERS
-from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway
+from epp.config.flow import Flow, WaitingSettings
+from epp.picker.flow.queues import OTHERS, Alarms
+from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
 def test_the_higher_priority_goes_first() -> None:
@@ -95,3 +97,130 @@ def test_priorities_beyond_the_limit_count_as_the_next_lower_one() -> None:
     wanted = [0, 0, *range(10, 25), 5, 30, -1]
     kept = [gate.offer(SECOND, priority=p, now=0.0).priority for p in wanted]
     assert kept == [*wanted[:-3], 0, 24, 0]
+
+
+# -- bounds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Flow(in_all=WaitingSettings(max_requests=2)),
+        Flow(per_priority=WaitingSettings(max_requests=2)),
+        Flow(per_tenant=WaitingSettings(max_requests=2)),
+        Flow(in_all=WaitingSettings(max_bytes=25)),
+    ],
+    ids=["in all", "of a priority", "of a tenant", "in bytes"],
+)
+def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(settings: Flow) -> None:
+    gate = gateway(settings)
+    gate.offer(SECOND, now=0.0)
+    waiting = [gate.offer(SECOND, size_bytes=10, now=0.0) for _ in range(3)]
+    assert reasons(gate) == ["full"]
+    assert gate.refused[0][0] is waiting[2]
+
+
+def test_at_a_bound_the_lowest_priority_is_shed_first() -> None:
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=4)))
+    gate.offer(SECOND, now=0.0)
+    low = gate.offer(SECOND, priority=-1, tenant="light", now=0.0)
+    greedy = [gate.offer(SECOND, tenant="greedy", now=0.0) for _ in range(3)]
+    gate.offer(SECOND, tenant="light", now=0.0)
+    gate.offer(SECOND, tenant="light", now=0.0)
+    gate.pump(now=0.0)
+    assert [item for item, _ in gate.refused] == [low, greedy[2]]
+
+
+def test_no_request_is_shed_for_a_new_one_that_is_refused_in_the_end() -> None:
+    gate = gateway(Flow(in_all=WaitingSettings(max_bytes=100)))
+    gate.offer(SECOND, now=0.0)
+    for priority in (0, 2):
+        gate.offer(SECOND, priority=priority, size_bytes=50, now=0.0)
+    large = gate.offer(SECOND, priority=1, size_bytes=90, now=0.0)
+    gate.pump(now=0.0)
+    assert [item for item, _ in gate.refused] == [large]
+    assert len(gate.flow) == 2
+    gate.flow.check_integrity()
+
+
+def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
+    gate = gateway()
+    gate.offer(SECOND, now=0.0)
+    waiting = [gate.offer(SECOND, priority=n, now=0.0) for n in (3, 1, 2)]
+    gate.flow.apply(Flow(in_all=WaitingSettings(max_requests=1)), now=0.0)
+    gate.pump(now=0.0)
+    assert [item for item, _ in gate.refused] == [waiting[1], waiting[2]]
+
+
+def test_a_client_that_leaves_frees_its_place() -> None:
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=1)))
+    gate.offer(SECOND, now=0.0)
+    first = gate.offer(SECOND, now=0.0)
+    gate.flow.leave(first)
+    gate.flow.leave(first)
+    gate.offer(SECOND, now=0.0)
+    assert reasons(gate) == []
+    gate.run(now=0.0, until=5.0)
+    assert first not in gate.let_go
+
+
+# -- alarms --------------------------------------------------------------------------------------------------
+
+
+class Prompt(Ask):
+    """A prompt that a weak reference can name."""
+
+
+def test_a_request_that_becomes_late_is_refused_when_it_is_certain() -> None:
+    gate = gateway(Flow(deadline_seconds=2.0))
+    gate.offer(SECOND, now=0.0)
+    gate.offer(Ask(900), now=0.0)
+    gate.offer(Ask(900), now=0.0)  # after the one before it: 0.9 + 0.9 + 0.9 seconds
+    gate.run(now=0.0, until=0.8)
+    assert reasons(gate) == []
+    gate.run(now=0.8, until=1.1)  # the latest moment at which it may start on an idle server
+    assert reasons(gate) == ["deadline"]
+
+
+def test_a_request_that_has_waited_for_its_ttl_is_refused() -> None:
+    gate = gateway(Flow(ttl_seconds=9.0, ttl_by_priority={"7": 0.5}))
+    gate.offer(Ask(3000), now=0.0)
+    gate.offer(Ask(10), priority=7, now=0.0)
+    gate.offer(Ask(10), priority=1, now=0.0)
+    gate.run(now=0.0, until=1.0)
+    assert reasons(gate) == ["ttl"]
+    assert gate.refused[0][0].priority == 7
+
+
+@pytest.mark.parametrize("how", ["leaves", "is pushed out", "goes", "is late"])
+def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> None:
+    gate = gateway(Flow(per_tenant=WaitingSettings(max_requests=1), ttl_seconds=60.0))
+    gate.offer(SECOND, now=0.0)
+    gate.offer(SECOND, priority=5, now=0.0)
+    gate.offer(SECOND, priority=-5, now=0.0)  # waits all the time
+    payload = Prompt(1000)
+    item = gate.offer(payload, ttft_s=2.5 if how == "is late" else None, now=0.0)
+    kept = ref(payload)
+    if how == "leaves":
+        gate.flow.leave(item)
+    elif how == "is pushed out":
+        gate.flow.apply(Flow(per_tenant=WaitingSettings(max_requests=0), ttl_seconds=60.0), now=0.0)
+        gate.pump(now=0.0)
+    else:
+        gate.run(now=0.0, until=2.5)
+    gate.let_go.clear()
+    gate.refused.clear()
+    del payload, item
+    assert kept() is None
+
+
+def test_the_alarms_of_requests_that_left_are_removed() -> None:
+    alarms: Alarms[Ask] = Alarms()
+    waiting = [an_item(number, expires_at=1000.0 + number) for number in range(300)]
+    for item in waiting:
+        alarms.set(item, inf)
+    assert alarms.due_at == 1000.0
+    while waiting:
+        alarms.forget(waiting.pop(0))
+        alarms.check_integrity(waiting)
+    assert alarms.due_at == inf

@@ -9,7 +9,6 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRe
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.picker.decision import Outcome, Question
 from epp.picker.events import Pick
-from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
@@ -40,12 +39,10 @@ class Replica:
     ) -> None:
         self.picker = Picker(policy, rng=random.Random(number), secret=secret)
         self.picker.set_endpoints(on or endpoints(), now=0.0)
-        self.gate = Gate(self.picker)
         self.exchange = Exchange(
             self.picker,
             me=number.to_bytes(8, "little"),
             outbox_bytes=outbox_bytes,
-            gate=self.gate,
         )
 
     def pick(self, prompt: bytes, *, now: float, model: str = "m", only: Address | None = None) -> Pick:

@@ -21,7 +21,7 @@ HUB = Path("/run/hub.sock")
 
 def made(settings: Sharing, *, hub: Path | None = None) -> SharingService | None:
     replica = Replica(1)
-    return make(replica.picker, replica.gate, settings, hub=hub, keep=Sources(rng=random.Random(1)).keep)
+    return make(replica.picker, settings, hub=hub, keep=Sources(rng=random.Random(1)).keep)
 
 
 def test_a_picker_shares_over_redis_or_the_hub_or_not_at_all() -> None:

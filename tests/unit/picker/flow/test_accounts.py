@@ -1,30 +1,29 @@
-"""The tokens of each tenant, as people and other pickers get them, and what is charged for answers."""
+"""What is counted: tokens a second, with Retry-After and the saturation; tokens of each tenant; answers."""
 
 from __future__ import annotations
 
 from math import inf
 
-from epp.config.flow import Flow
-from epp.picker.flow.control import FlowControl
+import pytest
+
+from epp.config.flow import Flow, WaitingSettings
+from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, Rate, Shares
+from epp.picker.flow.control import FlowControl, Forecast
 from epp.picker.flow.queues import OTHERS
-from epp.picker.flow.request import Forecast
-from epp.picker.flow.shares import OTHERS_LABEL, AnswerLengths, Shares
 from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway
 
 
 def test_a_request_that_goes_is_charged_to_its_tenant() -> None:
     gate = gateway()
-    gate.flow.take_charges()
     gate.offer(SECOND, priority=3, tenant="t", now=0.0)
     assert gate.flow.shares.tokens == {"t": 1000}
-    assert gate.flow.take_charges() == {(3, "t"): 1000}
 
 
 def test_the_first_32_tenants_are_counted_by_name_and_all_others_together() -> None:
     shares = Shares()
     for n in range(100):
-        shares.add(0, f"t{n}", 10)
-    shares.add(0, "t0", 5)
+        shares.add(f"t{n}", 10)
+    shares.add("t0", 5)
     assert len(shares.tokens) == 33
     assert (shares.tokens["t0"], shares.tokens[OTHERS_LABEL]) == (15, 680)
 
@@ -32,7 +31,7 @@ def test_the_first_32_tenants_are_counted_by_name_and_all_others_together() -> N
 def test_tenants_in_a_shared_queue_count_with_those_without_a_name() -> None:
     shares = Shares()
     for tenant in (OTHERS, *(f"t{n}" for n in range(33))):
-        shares.add(0, tenant, 10)
+        shares.add(tenant, 10)
     assert len(shares.tokens) == 33
     assert (shares.tokens["t31"], shares.tokens[OTHERS_LABEL]) == (10, 20)
 
@@ -77,3 +76,50 @@ def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
             Ask(10), forecast, priority=0, tenant=tenant, size_bytes=0, left_s=inf, longest_s=inf, now=0.0
         )
     assert flow.shares.tokens == {"long": 10 + 2 * 4000, "bounded": 10 + 2 * 5}
+
+
+def test_a_rate_counts_exactly_what_comes_within_a_moment() -> None:
+    together, apart = Rate(), Rate()
+    for n in range(1000):
+        together.add(3.0, now=0.02 * n)
+        if n % 5 == 0:
+            apart.add(15.0, now=0.02 * n)
+    assert together.per_s(now=20.0) == pytest.approx(150.0, rel=0.02)
+    assert together.per_s(now=20.0) == pytest.approx(apart.per_s(now=20.0), rel=0.02)
+
+
+def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
+    gate = gateway(Flow(in_all=WaitingSettings(max_requests=10)))
+    for n in range(30):  # a thousand tokens a second
+        gate.offer(Ask(500), now=0.5 * n)
+        gate.run(now=0.5 * n, until=0.5 * n)
+    for _ in range(12):
+        gate.offer(Ask(500), now=15.0)
+    waited_s = 10 * 500 / 1000
+    assert gate.refused[-1][1].retry_after_s == pytest.approx(waited_s, rel=0.3)
+
+
+def test_saturation_is_0_if_idle_and_over_1_if_too_much_comes() -> None:
+    gate = gateway(Flow(deadline_seconds=2.0))
+    assert gate.flow.saturation(now=0.0) == 0.0
+    for n in range(100):  # twice as much as the server can do
+        gate.offer(Ask(500), now=0.25 * n)
+        gate.run(now=0.25 * n, until=0.25 * n)
+    assert 1.5 < gate.flow.saturation(now=25.0) < 2.5
+
+
+def test_saturation_is_0_again_once_no_request_comes() -> None:
+    gate = gateway(Flow(deadline_seconds=2.0))
+    for _ in range(10):
+        gate.offer(SECOND, now=0.0)
+    gate.run(now=0.0, until=15.0)
+    assert len(gate.refused) > 5
+    assert gate.flow.saturation(now=15.0) == 0.0
+
+
+def test_saturation_is_under_1_if_the_fleet_keeps_up() -> None:
+    gate = gateway(Flow(deadline_seconds=2.0))
+    for n in range(100):
+        gate.offer(Ask(500), now=n + 0.0)
+        gate.run(now=n + 0.0, until=n + 0.0)
+    assert 0 < gate.flow.saturation(now=99.1) < 0.5

@@ -1,0 +1,207 @@
+"""What flow control counts of the requests that it lets go and refuses: the tokens in each second, for
+Retry-After and the saturation; the tokens of each tenant, for people; the length of each tenant's answers.
+Also defines the state of flow control as people and Prometheus see it, which `ModelQueue.status` fills in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, inf
+from typing import Final
+
+from epp.base.metric import counter, gauge
+from epp.picker.flow.queues import OTHERS
+
+_WINDOW_S = 10.0
+_MOST_S = 3600
+"""The longest Retry-After, and the longest wait in the saturation: a server that computes nothing may seem
+busy for ever.
+"""
+_MOMENT_S = 0.05
+"""Tokens that are added within this time count as added at its beginning. The error is half a percent of the
+window.
+"""
+OTHERS_LABEL: Final = "(others)"
+"""The name that people see for all other tenants together."""
+_MOST: Final = 32
+"""The most tenants that are named; each is a time series."""
+_MOST_TENANTS: Final = 1024
+"""The most tenants that are remembered. The tenant whose last sample is the oldest is forgotten first."""
+_FIRST_TOKENS: Final = 200.0
+"""The assumed length before the first sample."""
+_MOST_SAMPLES: Final = 20
+"""A mean follows the last samples: about this many of them count."""
+
+
+class Rate:
+    """Tokens per second over about the last ten seconds. Older tokens count less."""
+
+    __slots__ = ("_at", "_began_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._at = -inf
+        self._began_at: float | None = None
+
+    def add(self, tokens: float, *, now: float) -> None:
+        if now - self._at < _MOMENT_S:
+            self._sum += tokens
+            return
+        if self._began_at is None:
+            self._began_at = self._at = now
+        self._sum = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S) + tokens
+        self._at = max(self._at, now)
+
+    @property
+    def last_at(self) -> float:
+        """Return when tokens were last added, to within `_MOMENT_S`; -inf: never."""
+        return self._at
+
+    def per_s(self, *, now: float) -> float:
+        """Return the tokens per second; 0 if none were added."""
+        if self._began_at is None:
+            return 0.0
+        age_s = max(0.1, now - self._began_at)
+        decayed = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S)
+        return decayed / (_WINDOW_S * (1 - exp(-age_s / _WINDOW_S)))
+
+
+class Pace:
+    __slots__ = ("_refused", "let_go")
+
+    def __init__(self) -> None:
+        self.let_go = Rate()
+        """Tokens that this picker let go."""
+        self._refused = Rate()
+
+    def refused(self, tokens: int, *, now: float) -> None:
+        self._refused.add(tokens, now=now)
+
+    def retry_after_s(self, tokens: float, *, now: float) -> int:
+        """Return the time until this many tokens have gone, in whole seconds; 1 if the time is unknown."""
+        drain_s = self._drain_s(tokens, now=now)
+        return max(1, min(_MOST_S, ceil(drain_s))) if drain_s is not None else 1
+
+    def saturation(self, wait_s: float, tokens: float, *, goal_s: float, now: float) -> float:
+        """Return the saturation. 0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too
+        small for its load.
+
+        wait_s: the time until the first server is free. tokens: the tokens that wait.
+        """
+        drain_s = self._drain_s(tokens, now=now) if tokens else 0.0
+        if drain_s is None:
+            drain_s = goal_s
+        waited = (min(wait_s, _MOST_S) + drain_s) / goal_s
+        excess = self._excess(now=now)
+        return max(waited, excess) if excess > 1 else waited
+
+    def _drain_s(self, tokens: float, *, now: float) -> float | None:
+        """Return how long it takes until this picker has let this many tokens go. None means that this is
+        unknown, because no request went recently.
+        """
+        rate = self.let_go.per_s(now=now)
+        return tokens / rate if rate > 1e-3 else None
+
+    def _excess(self, *, now: float) -> float:
+        """Return the tokens that came recently, divided by the tokens that could be let go. 1: nothing was
+        refused.
+        """
+        if now - self._refused.last_at > _WINDOW_S:
+            return 1.0  # once no request comes any more, both rates fall alike, and their ratio would stay
+        let_go = self.let_go.per_s(now=now)
+        refused = self._refused.per_s(now=now)
+        return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0
+
+
+class Shares:
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        """By tenant, as people see it."""
+
+    def add(self, tenant: str, tokens: int) -> None:
+        shown, by_tenant = tenant, self._tokens
+        if tenant not in by_tenant:
+            named = len(by_tenant) - (OTHERS_LABEL in by_tenant)
+            shown = OTHERS_LABEL if tenant == OTHERS or named >= _MOST else tenant
+        by_tenant[shown] = by_tenant.get(shown, 0) + tokens
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """Return the tokens since the start, by tenant. Callers must not change this mapping."""
+        return self._tokens
+
+
+class AnswerLengths:
+    """The tokens of answers by tenant, from sampled answers."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, tuple[float, int]] = {}
+        """The mean of each tenant, and the number of samples that count in it. The latest sample is last."""
+        self._mean_of_all = _FIRST_TOKENS, 0
+
+    def expected(self, tenant: str, *, most: float) -> float:
+        """Return the tokens that an answer will probably have. most: the request's own limit."""
+        return min(most, self._means.get(tenant, self._mean_of_all)[0])
+
+    def learn(self, tenant: str, tokens: int) -> None:
+        mean, samples = self._means.pop(tenant, (self._mean_of_all[0], 0))
+        self._means[tenant] = _with(mean, samples, tokens)
+        self._mean_of_all = _with(*self._mean_of_all, tokens)
+        if len(self._means) > _MOST_TENANTS:
+            del self._means[next(iter(self._means))]
+
+
+def _with(mean: float, samples: int, tokens: int) -> tuple[float, int]:
+    samples = min(samples, _MOST_SAMPLES) + 1
+    return mean + (tokens - mean) / samples, samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingTenant:
+    """The waiting requests of one tenant at one priority."""
+
+    priority: int
+    tenant: str
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStatus:
+    """The requests that wait for one base model."""
+
+    model: str
+    saturation: float = gauge(
+        "epp_flow_saturation",
+        "0: the servers of the base model are idle. 1: a new request waits as long as flow.goalSeconds "
+        "says. Above 1: there are too few servers. Only while flow control is on.",
+    )
+    oldest_s: float = gauge(
+        "epp_flow_oldest_seconds", "How long the oldest request that flow control holds has waited."
+    )
+    requests: Mapping[int, int] = gauge(
+        "epp_flow_waiting_requests",
+        "Requests that flow control holds, by base model and priority.",
+        "priority",
+    )
+    tokens: Mapping[int, int] = gauge(
+        "epp_flow_waiting_tokens",
+        "Uncached prompt tokens of the requests that flow control holds, by base model and priority.",
+        "priority",
+    )
+    tenants: Sequence[WaitingTenant] = ()
+    """The tenants with the most waiting tokens."""
+    let_go_tokens: Mapping[str, int] = counter(
+        "epp_flow_let_go_tokens_total",
+        "Tokens of the requests that flow control let go, by base model and tenant: uncached prompt tokens, "
+        "and twice the tokens that their answers probably have. The first 32 tenants have a label of their own. All others share the label `(others)`.",
+        "tenant",
+        default_factory=dict,
+    )
+    unknown_objectives: int = counter(
+        "epp_flow_unknown_objectives_total",
+        "Requests whose objective header names neither an InferenceObjective of the picker's pools nor a name "
+        "in flow.objectives. They have the priority that they would have without this header.",
+        default=0,
+    )
