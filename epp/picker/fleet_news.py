@@ -23,8 +23,8 @@ from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import KvReport
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.servers import clear_endpoint, drop_endpoint
 from epp.picker.prefix_index.table import PrefixTable
+from epp.picker.prefix_index.upkeep import clear_endpoint, drop_endpoint
 from epp.picker.server_caches import ServerCaches
 from epp.request.rewriting import Rewrites
 

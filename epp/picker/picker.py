@@ -26,8 +26,8 @@ from epp.picker.events import Fatal, Hangs, MadeState, Pick, StreamEvent
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.kept_state import KeptState
-from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.secret import HashSecret
+from epp.picker.prefix_index.upkeep import evict
 from epp.picker.scheduling.candidates import ShownCandidates
 from epp.picker.scheduling.rules import RULES
 from epp.picker.scheduling.schedule import MOST, Choice, Scheduler

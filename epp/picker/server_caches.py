@@ -29,11 +29,10 @@ from epp.picker.endpoints.growth import growth
 from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
-from epp.picker.prefix_index.eviction import charge
 from epp.picker.prefix_index.reported import ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, resize
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
+from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
 from epp.picker.scheduling.snapshot import Floats, Ints
 from epp.request.canonical import CONTINUING, OPAQUE
 

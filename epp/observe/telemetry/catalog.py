@@ -23,7 +23,7 @@ from epp.observe.telemetry import picker_state
 from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.flow.accounts import FlowStatus
-from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
+from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 
 Labels = tuple[str, ...]
 Rows = Iterable[tuple[Labels, object]]

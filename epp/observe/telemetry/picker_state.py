@@ -14,7 +14,7 @@ from epp.base.metric import counter, gauge
 from epp.base.types import Address, EndpointName
 from epp.picker.endpoints.marks import Verdict
 from epp.picker.flow.accounts import FlowStatus
-from epp.picker.prefix_index.exact_status import ExactStatus
+from epp.picker.prefix_index.reported import ExactStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

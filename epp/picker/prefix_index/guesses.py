@@ -14,8 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.removal import disown
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Recorded, Run
+from epp.picker.prefix_index.upkeep import disown
 
 GUESSED_SHARE: Final = 0.5
 """Largest part of a server's capacity, and of the table's entries, that guesses may take."""

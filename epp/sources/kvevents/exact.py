@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from epp.base.types import EndpointName
-from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ModelState
-from epp.picker.prefix_index.reported import KvReport
+from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, KvReport, ModelState
 from epp.sources.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
 from epp.sources.kvevents.decoding import MalformedEventError, Stored, decode
 from epp.sources.kvevents.knowledge import Knowledge, OverfullError

@@ -27,8 +27,7 @@ import zmq
 
 from epp.base.types import Endpoint, EndpointName
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
-from epp.picker.prefix_index.reported import KvReport
+from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus, KvReport
 from epp.sources.kvevents import sockets
 from epp.sources.kvevents.exact import Exact
 from epp.sources.kvevents.routed_prompts import RoutedPrompts

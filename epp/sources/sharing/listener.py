@@ -24,8 +24,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState
 from epp.picker.events import Guess
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.eviction import charge
-from epp.picker.prefix_index.servers import clear_endpoint, resize
+from epp.picker.prefix_index.upkeep import charge, clear_endpoint, resize
 from epp.sources.sharing.batches import (
     Event,
     HeldChain,

@@ -19,7 +19,7 @@ from epp.config.routing import Chunks, Table
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import UNDER_WAY_S
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.servers import add_endpoint
+from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.block_hashes import BlockName
 from epp.sources.kvevents.chunks import MappedPrompt

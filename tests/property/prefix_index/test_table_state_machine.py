@@ -24,13 +24,19 @@ from hypothesis.stateful import (
 )
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.eviction import charge, evict
 from epp.picker.prefix_index.guesses import GUESSED_SHARE, GuessedEntries, drop, guess, prove
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.removal import forget
 from epp.picker.prefix_index.reported import credit
-from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.upkeep import (
+    add_endpoint,
+    charge,
+    clear_endpoint,
+    drop_endpoint,
+    evict,
+    forget,
+    resize,
+)
 from epp.picker.server_caches import hash_chain
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)

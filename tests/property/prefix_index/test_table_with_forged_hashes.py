@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.guesses import drop, guess
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, evict
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=2, later_from_bytes=3)
 NAMES = [EndpointName("a"), EndpointName("b")]

@@ -9,7 +9,7 @@ from epp.base.types import EndpointName
 from epp.observe.telemetry.catalog import GROUPS, METRICS, ShownClass
 from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
+from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 from tests.unit.observe.telemetry.records import HERE
 
 A = EndpointName("a")

@@ -21,7 +21,7 @@ from epp.observe.telemetry.picker_state import (
 from epp.picker.decision import Prefill
 from epp.picker.events import ProtocolFault, Proved, Refused
 from epp.picker.flow.accounts import FlowStatus
-from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
+from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.picker.prefix_index.table import NOTHING
 from tests.unit.observe.telemetry.records import HERE, answered, began, decision, ended, pick
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import hash_chain
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from epp.picker.prefix_index.eviction import charge, evict
 from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.prefix_index.upkeep import charge, evict
 from tests.unit.picker.prefix_index.tables import A, chain, new_table
 
 

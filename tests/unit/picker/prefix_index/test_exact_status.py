@@ -13,7 +13,7 @@ from epp.base.types import Address, EndpointName
 from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
-from epp.picker.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus, ModelState
+from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus, ModelState
 
 A = EndpointName("a")
 SERVER = ExactServerStatus(state="following", reason="", blocks=70, events=300)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from epp.picker.prefix_index.eviction import evict
 from epp.picker.prefix_index.guesses import drop, guess, prove
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
-from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint
+from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, drop_endpoint, evict
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 

@@ -16,8 +16,8 @@ from epp.picker.prefix_index.reported import (
     ReportedCaches,
     credit,
 )
-from epp.picker.prefix_index.servers import drop_endpoint
 from epp.picker.prefix_index.table import PrefixTable
+from epp.picker.prefix_index.upkeep import drop_endpoint
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SHARES = (1.0, 0.5, 0.25)

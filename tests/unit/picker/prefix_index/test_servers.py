@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.picker.prefix_index.eviction import charge, evict
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
+from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, drop_endpoint, evict, resize
 from tests.unit.picker.prefix_index.tables import A, B, C, chain, new_table
 
 

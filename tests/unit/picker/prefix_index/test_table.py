@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.picker.prefix_index.eviction import charge, evict
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.servers import drop_endpoint, resize
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.picker.prefix_index.upkeep import charge, drop_endpoint, evict, resize
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)

@@ -15,8 +15,8 @@ import pytest
 from epp.base.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.servers import add_endpoint
 from epp.picker.prefix_index.table import ChunkSchedule
+from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.block_hashes import Algorithm, BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings

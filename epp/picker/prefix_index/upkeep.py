@@ -1,0 +1,286 @@
+"""Changes the prefix table besides the prompts: servers join, change their size, restart and leave; bytes of
+unknown content take room, and the oldest entries make room; chunks go that a server reports to lack.
+
+Eviction follows the servers' own order: least recently used first. Chunks that were last used together are
+evicted from the tail of their chain, since a head without its tail is still useful, and a tail without its
+head is useless. So a chunk goes only together with all that is proven behind it. Guesses that cover the chunk
+keep it.
+
+`evict` works in bounded portions, at a moment when no request waits. It also empties large mirrors step by
+step. Until then they count as empty.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Sequence
+
+from epp.base.types import ChunkHash, EndpointName
+from epp.picker.prefix_index.table import Mirror, PrefixTable, Run, Use
+
+_ANY = sys.maxsize
+"""More chunks than any server holds."""
+_RUNS_A_STEP = 4_096
+"""Most runs that one call removes of a mirror that is being emptied, in some 8 ms."""
+
+
+# -- servers -------------------------------------------------------------------------------------------------
+
+
+def add_endpoint(table: PrefixTable, name: EndpointName, *, capacity_bytes: int) -> None:
+    """Start an empty mirror, with the lowest free bit. Raises ValueError if the server has a mirror."""
+    if name in table.mirrors:
+        raise ValueError(f"{name} is in the table already")
+    if None not in table.by_bit:
+        table.by_bit.append(None)
+    slot = table.by_bit.index(None)
+    table.mirrors[name] = table.by_bit[slot] = Mirror(name, _capacity(capacity_bytes), bit=1 << slot)
+
+
+def resize(table: PrefixTable, name: EndpointName, *, capacity_bytes: int) -> None:
+    """Set the size, which takes effect with the next `evict`."""
+    mirror = table.mirrors[name]
+    mirror.capacity_bytes = _capacity(capacity_bytes)
+    table.over[mirror] = None
+
+
+def _capacity(capacity_bytes: int) -> int:
+    if capacity_bytes < 0:
+        raise ValueError(f"a cache holds nothing or more: {capacity_bytes=}")
+    return capacity_bytes
+
+
+def drop_endpoint(table: PrefixTable, name: EndpointName) -> None:
+    mirror = table.mirrors.pop(name)
+    table.over.pop(mirror, None)
+    _empty(table, mirror)
+
+
+def clear_endpoint(table: PrefixTable, name: EndpointName) -> None:
+    """Forget everything that the server held, because it restarted with a cold cache."""
+    _empty(table, table.mirrors[name])
+
+
+def _empty(table: PrefixTable, mirror: Mirror) -> None:
+    table.emptied[mirror] = None
+    table.hidden |= mirror.bit
+    for run in mirror.guessed:
+        if run not in mirror.last_use:
+            table.guessed_entries -= len(run.hashes)
+            disown(table, mirror, run)
+    mirror.guessed, mirror.guessed_bytes = {}, 0
+    _empty_further(table, mirror)
+
+
+def _empty_further(table: PrefixTable, mirror: Mirror) -> None:
+    """Remove the next entries of a mirror that is being emptied."""
+    for _ in range(_RUNS_A_STEP):
+        use = mirror.oldest
+        if use is None:
+            del table.emptied[mirror]
+            table.hidden &= ~mirror.bit
+            if table.mirrors.get(mirror.name) is not mirror:
+                table.by_bit[mirror.bit.bit_length() - 1] = None
+            return
+        if use.leaf is not None:
+            shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
+        else:
+            mirror.used_bytes -= use.size_bytes
+            mirror.unlink(use)
+
+
+# -- eviction -----------------------------------------------------------------------------------------------
+
+
+def charge(table: PrefixTable, name: EndpointName, *, size_bytes: int, now: float) -> None:
+    """Count bytes in the server's cache whose prompt is not known. A server that has left is ignored."""
+    mirror = table.taking(name)
+    if mirror is None or size_bytes <= 0:
+        return
+    newest = mirror.newest
+    if newest is not None and newest.leaf is None:
+        # No other use came between, so one use keeps the order,
+        # and the mirror of a server that only answers stays small.
+        newest.at, newest.size_bytes = table.advance(now), newest.size_bytes + size_bytes
+    else:
+        mirror.append(Use(table.advance(now), None, size_bytes))
+    mirror.used_bytes += size_bytes
+    if mirror.used_bytes > mirror.capacity_bytes:
+        table.over[mirror] = None
+
+
+def evict(table: PrefixTable, now: float, *, budget: int = 256) -> int:
+    """Bring the table back into its bounds: first age, then each server's capacity, then the total.
+    Returns the number of entries evicted.
+
+    `budget` bounds the work: runs and charges removed, about a microsecond each. Call again for the rest.
+    """
+    now = table.advance(now)
+    if table.emptied:
+        _empty_further(table, next(iter(table.emptied)))
+    budget, evicted = _expire(table, now, budget=budget)
+    while table.over and budget > 0:
+        mirror = next(iter(table.over))
+        while mirror.used_bytes > mirror.capacity_bytes and budget > 0:
+            evicted += _evict_oldest(table, mirror, most_bytes=mirror.used_bytes - mirror.capacity_bytes)
+            budget -= 1
+        if mirror.used_bytes <= mirror.capacity_bytes:
+            del table.over[mirror]
+    return evicted + _bound(table, budget=budget)
+
+
+def _expire(table: PrefixTable, now: float, *, budget: int) -> tuple[int, int]:
+    """Evict entries that were unused for the TTL. Returns the rest of the budget, and the number of
+    entries evicted.
+    """
+    evicted = 0
+    if now < table.expiry_due:
+        return budget, evicted
+    oldest_at = now
+    for mirror in table.mirrors.values():
+        while (use := mirror.oldest) is not None and use.at + table.ttl_s <= now:
+            if budget <= 0:
+                return budget, evicted
+            evicted += _evict_oldest(table, mirror)
+            budget -= 1
+        if use is not None:
+            oldest_at = min(oldest_at, use.at)
+    table.expiry_due = oldest_at + table.ttl_s
+    return budget, evicted
+
+
+def _bound(table: PrefixTable, *, budget: int) -> int:
+    """Evict the oldest entries of all servers until the total is within its bound."""
+    excess = table.entries - sum(mirror.entries for mirror in table.emptied) - table.max_entries
+    if excess <= 0:
+        return 0
+    heads = [(m.oldest.at, m.bit, m) for m in table.mirrors.values() if m.oldest is not None]
+    heapq.heapify(heads)
+    left = excess
+    while left > 0 and budget > 0:
+        mirror = heads[0][2]
+        left -= _evict_oldest(table, mirror, most_entries=left)
+        budget -= 1
+        if mirror.oldest is None:
+            heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (mirror.oldest.at, mirror.bit, mirror))
+    return excess - left
+
+
+def _evict_oldest(
+    table: PrefixTable, mirror: Mirror, *, most_bytes: int = _ANY, most_entries: int = _ANY
+) -> int:
+    """Evict from the deepest run of the oldest use, only as much as is needed to free the bytes or
+    entries. Returns the number of entries freed.
+    """
+    use = mirror.oldest
+    assert use is not None, "over a bound with nothing to evict"
+    run = use.leaf
+    if run is None:
+        freed_bytes = min(use.size_bytes, most_bytes)
+        use.size_bytes -= freed_bytes
+        mirror.used_bytes -= freed_bytes
+        if not use.size_bytes:
+            mirror.unlink(use)
+        return 0
+    keep_bytes = table.schedule.end_bytes(run.end) - most_bytes
+    keep_to = max(run.start, run.end - most_entries, table.schedule.chunks_in(max(keep_bytes, 0)))
+    before = mirror.entries
+    shorten(table, mirror, run, keep_to=keep_to)
+    freed = before - mirror.entries
+    mirror.evicted += freed
+    return freed
+
+
+# -- removal ------------------------------------------------------------------------------------------------
+
+
+def forget(
+    table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float
+) -> int:
+    """Forget that the server holds chunk `keep` of the chain and anything that continues it, unless the
+    chunk was used after `as_of`. Returns the number of entries forgotten. A server that has left is
+    ignored.
+    """
+    mirror = table.taking(name)
+    runs, covered = table.path(chain[: keep + 1])
+    if mirror is None or covered <= keep:
+        return 0
+    run = runs[-1]
+    if run not in mirror.last_use or mirror.last_use[run].at > as_of:
+        return 0
+    before = mirror.entries
+    if run.children:
+        for below in _held_below(mirror, run):
+            shorten(table, mirror, below, keep_to=below.start)
+    shorten(table, mirror, run, keep_to=keep)
+    return before - mirror.entries
+
+
+def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> None:
+    """Drop the chunks of a run from `keep_to` on for a server for which nothing below the run is proven. So
+    the run's last use ends there.
+    """
+    use, above = mirror.last_use[run], run.parent
+    kept = _release(table, mirror, run, keep_to=keep_to)
+    _retreat(mirror, use, kept or above)
+
+
+def _release(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
+    """Let the chunks of a run from `keep_to` on be no longer proven for `mirror`, as nothing below this run
+    is. Returns the run that stays proven, if any.
+    """
+    upper, guessed = None, run in mirror.guessed
+    if run.start < keep_to < run.end:
+        if run.holders == mirror.bit and not guessed:
+            _uncount(table, mirror, keep_to, run.end)
+            del run.hashes[keep_to - run.start :]
+            return run
+        upper = table.split(run, keep_to)
+    del mirror.last_use[run]
+    _uncount(table, mirror, run.start, run.end)
+    if guessed:
+        mirror.guessed_bytes += table.size_bytes(run.start, run.end)
+        table.guessed_entries += len(run.hashes)
+    else:
+        disown(table, mirror, run)
+    return upper
+
+
+def _uncount(table: PrefixTable, mirror: Mirror, start: int, end: int) -> None:
+    mirror.used_bytes -= table.size_bytes(start, end)
+    mirror.entries -= end - start
+    table.entries -= end - start
+
+
+def disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
+    run.holders &= ~mirror.bit
+    if not run.holders:
+        del table.index[run.hashes[0]]
+        if run.parent is not None:
+            run.parent.children -= 1
+
+
+def _retreat(mirror: Mirror, use: Use, run: Run | None) -> None:
+    """Called when the deepest runs of a use are gone: end it at `run`, unless `run` was used later."""
+    if run is not None and mirror.last_use[run] is use:
+        use.leaf = run
+    else:
+        mirror.unlink(use)
+
+
+def _held_below(mirror: Mirror, run: Run) -> list[Run]:
+    """Return the proven runs below a run. Each stands before the run that it continues. The function examines
+    every proven run of the mirror.
+    """
+    children: dict[Run, list[Run]] = {}
+    for held in mirror.last_use:
+        if held.parent is not None:
+            children.setdefault(held.parent, []).append(held)
+    found = list(children.get(run, ()))
+    for below in found:
+        found += children.get(below, ())  # the list grows during this loop
+    found.reverse()
+    return found
