@@ -87,8 +87,8 @@ class Http2Transport:
     def _health_services(self) -> Mapping[str, Service]:
         health = self._health
         return {
-            f"/{NAME}/Check": lambda call: _Check(call, health),
-            f"/{NAME}/Watch": lambda call: _Watch(call, health),
+            f"/{NAME}/Check": partial(_HealthCall, health=health, watch=False),
+            f"/{NAME}/Watch": partial(_HealthCall, health=health, watch=True),
         }
 
 
@@ -120,34 +120,13 @@ class _AccessLogCall(Handler):
             self._streams.access_log.close()
 
 
-class _Check(Handler):
-    """Answers one question with one answer."""
+class _HealthCall(Handler):
+    """Answers one question. With `watch` it answers again after each change, until the caller leaves."""
 
-    def __init__(self, call: Call, health: Health) -> None:
+    def __init__(self, call: Call, health: Health, *, watch: bool) -> None:
         self._call = call
         self._health = health
-
-    def message(self, data: bytes, *, now: float) -> None:
-        service = _asked(data)
-        if service is None:
-            self._call.end(INTERNAL, "the message cannot be read")
-            return
-        self._call.send(_encoded(self._health.status(service)))
-        self._call.end(OK)
-
-    def half_closed(self, *, now: float) -> None:
-        self._call.end(INTERNAL, "no message came")
-
-    def gone(self, *, now: float, broken: bool) -> None:
-        pass
-
-
-class _Watch(Handler):
-    """Answers one question at once, and again after each change until the caller leaves."""
-
-    def __init__(self, call: Call, health: Health) -> None:
-        self._call = call
-        self._health = health
+        self._watch = watch
         self._service: str | None = None
         self._status = 0
         self._stop_following: Callable[[], None] = lambda: None
@@ -159,8 +138,11 @@ class _Watch(Handler):
             self._call.end(INTERNAL, "one message that can be read must come")
             return
         self._service = service
-        self._stop_following = self._health.follow(self._send_status)
+        if self._watch:
+            self._stop_following = self._health.follow(self._send_status)
         self._send_status()
+        if not self._watch:
+            self._call.end(OK)
 
     def half_closed(self, *, now: float) -> None:
         if self._service is None:
@@ -174,7 +156,7 @@ class _Watch(Handler):
         status = self._health.status(self._service)
         if status != self._status:
             self._status = status
-            self._call.send(_encoded(status))
+            self._call.send(health_pb2.HealthCheckResponse(status=status).SerializeToString())
 
 
 def _asked(data: bytes) -> str | None:
@@ -184,7 +166,3 @@ def _asked(data: bytes) -> str | None:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)
     except DecodeError:
         return None
-
-
-def _encoded(status: int) -> bytes:
-    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())

@@ -14,18 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from epp.protocol.calls import Handler
 from epp.transport.accepting import address_of
 from epp.transport.http2.call_events import Event, Fault, Gone, HalfClosed, Inbox, Message, Opened
 from epp.transport.http2.connection import Connection
-from epp.transport.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, HeldBytes, Reply
+from epp.transport.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
 from epp.transport.http2.headers import Request
-from epp.transport.http2.limits import Limits
-from epp.transport.turns import AT_ONCE_S, AddressTurns, Turns
+from epp.transport.turns import AT_ONCE_S, AddressTurns
+
+if TYPE_CHECKING:
+    from epp.transport.http2_server import Http2Server
 
 _log = logging.getLogger(__name__)
 
@@ -80,26 +82,10 @@ class Call:
 Service = Callable[[Call], Handler]
 
 
-class Surroundings(Protocol):
-    """The parts of the server that a peer uses."""
-
-    services: Mapping[str, Service]
-    limits: Limits
-    held: HeldBytes
-    turns: Turns
-
-    def now(self) -> float: ...
-    def fault(self, reason: str) -> None: ...
-    def after_writing(self, *, now: float) -> None: ...
-    def came(self, peer: Peer, address: str) -> AddressTurns: ...
-    def left(self, peer: Peer) -> None: ...
-    def too_much_unsent(self) -> None: ...
-
-
 class Peer(asyncio.Protocol):
     """One connection of a data plane. Waits for its turns as a `turns.Guest`."""
 
-    def __init__(self, server: Surroundings) -> None:
+    def __init__(self, server: Http2Server) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
         """None before and after the connection."""
