@@ -10,7 +10,7 @@ events in a wrong order raise a StreamProtocolError.
 
 `asking` reads the head, makes the question of head and body, and makes the answer of question and pick. The
 picker or flow control (`waiting`) decides. `bodies` holds a body that comes in pieces, and `answer_body`
-reads an answer from which the picker learns.
+knows which answers the picker reads.
 
 Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
 is answered.
@@ -26,7 +26,7 @@ from epp.base.types import InferenceRequest
 from epp.picker.decision import Outcome
 from epp.picker.events import Pick, ProtocolFault, Refused
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
-from epp.protocol.answer_body import AnswerBody, answer_to_headers, read_answer
+from epp.protocol.answer_body import answer_to_headers, reader_of
 from epp.protocol.asking import (
     NO_BODY,
     NO_ROOM,
@@ -61,6 +61,7 @@ from epp.protocol.http_events import (
 )
 from epp.protocol.stream_settings import StreamContext
 from epp.protocol.waiting import WaitingStream, offer
+from epp.request.response import ResponseReader
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
@@ -75,7 +76,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_answer_body", "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_hurried", "_modes", "_phase",
+        "_asks_only", "_body", "_context", "_deliver", "_explains", "_head", "_hurried", "_modes", "_phase", "_reader",
         "_request_ended", "_trace", "_waiting", "hold", "passes", "pick",
     )  # fmt: skip
 
@@ -118,8 +119,8 @@ class HttpStream:
         """Whether no more pieces of the request's body come."""
         self._waiting: WaitingStream | None = None
         """Set while flow control holds the request."""
-        self._answer_body: AnswerBody | None = None
-        """Set while the answer's body is read as it streams by."""
+        self._reader: ResponseReader | None = None
+        """Set while the picker learns from the answer's body as it streams by."""
 
     def hurry(self) -> None:
         """Go on as with `unread`, if the request is not picked yet: there is no time to read its body."""
@@ -182,7 +183,7 @@ class HttpStream:
     def close(self, *, now: float, broken: bool = False) -> None:
         """Release everything that the request holds. Idempotent. broken: the fault is the picker's own."""
         pick, outcome = self.pick, self._outcome()
-        if self._answer_body is not None:
+        if self._reader is not None:
             self._end_answer(now=now)
         if self._release() and pick is not None:
             self._context.picker.end(pick, outcome="failed" if broken else outcome, now=now)
@@ -200,7 +201,7 @@ class HttpStream:
         assert self.pick is not None or phase not in (Phase.SENT, Phase.READING)
         assert self.pick is None or phase is Phase.SENT or phase in BEGUN or phase in OVER
         assert (self._waiting is not None) == (phase is Phase.WAITING)
-        assert self._answer_body is None or phase in (Phase.ANSWERED, Phase.READING)
+        assert self._reader is None or phase in (Phase.ANSWERED, Phase.READING)
 
     # -- phases ----------------------------------------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class HttpStream:
         if self.phase in OVER:
             return False
         self._drop()
-        self._answer_body = None
+        self._reader = None
         self._deliver = None  # a method of the owner: no circle of references may outlive the request
         self.passes = False
         if self.pick is None:  # otherwise the picker ends the pick, which has the phase
@@ -433,44 +434,41 @@ class HttpStream:
             first = pick.destinations[0]
             served = first if event.served == first.text else read_address(event.served)
             context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
-            if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
-                self._answer_body = read_answer(
-                    event, pick, context.settings, modes=self._modes, hold=self.hold
-                )
+            if not event.end_of_stream:
+                self._reader = reader_of(event, pick, context.settings, modes=self._modes, hold=self.hold)
         if event.end_of_stream:
             self._enter(Phase.DONE)
-        body = self._answer_body
-        self.passes = self._modes.response_body.echoed and body is None
-        if body is None and not self._explains and not context.settings.conformance_headers:
+        reads = self._reader is not None
+        self.passes = self._modes.response_body.echoed and not reads
+        if not reads and not self._explains and not context.settings.conformance_headers:
             return PLAIN[Slot.RESPONSE_HEADERS]
-        return (answer_to_headers(event, pick if self._explains else None, body, context.settings),)
+        asks = reads and self._modes.response_body is BodyMode.NONE
+        explained = pick if self._explains else None
+        return (answer_to_headers(event, explained, context.settings, asks_for_body=asks),)
 
     def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
         """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""
         self._learn(event.modes)
         if self.phase not in BEGUN:
             self._context.picker.report(ProtocolFault("body_before_response_headers"))
-        body, data = self._answer_body, event.data
-        if body is not None:
-            if body.samples and self.phase is Phase.ANSWERED:
+        if self._reader is not None:
+            if self.phase is Phase.ANSWERED:
                 self._enter(Phase.READING)
-            data = body.feed(data, end=event.end_of_stream, now=now)
+            self._reader.feed(event.data, now=now)
         if event.end_of_stream:
             self._end_answer(now=now)
         if not self._modes.response_body.echoed:
             return PLAIN[Slot.RESPONSE_BODY]
-        return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
+        return pieces(Slot.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)
 
     def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
-        body = self._answer_body
-        held = body.feed(b"", end=True, now=now) if body is not None else b""
         self._end_answer(now=now)
-        return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
+        return PLAIN[Slot.RESPONSE_TRAILERS]
 
     def _end_answer(self, *, now: float) -> None:
         """Pass the figures of a sampled answer to the picker. An answer without a byte has no figures."""
-        body, self._answer_body = self._answer_body, None
-        if body is not None and self.phase is Phase.READING and self.pick is not None:
-            self._context.picker.on_feedback(self.pick, body.finish(), now=now)
+        reader, self._reader = self._reader, None
+        if reader is not None and self.phase is Phase.READING and self.pick is not None:
+            self._context.picker.on_feedback(self.pick, reader.finish(), now=now)
         if self.phase in (Phase.ANSWERED, Phase.READING):
             self._enter(Phase.DONE)

@@ -72,7 +72,7 @@ class Connection:
         self._table = StreamTable(limits, held, now=now)
         self._streams = self._table.by_number
         self._windows = self._table.windows
-        self._faults = Faults(self._table)
+        self._faults = Faults(self._table, limits)
         self._control = ControlFrames(self._table, self._faults)
         self._data_parts = DataParts(limits, held, self._table, self._faults)
         self._header_parts = HeaderParts(limits)

@@ -171,6 +171,9 @@ class TimeLimits:
             if stream.end is None:
                 streams.events.append(Gone(stream.number, "deadline"))
                 streams.end(stream, DEADLINE_EXCEEDED, "the call's time is over")
+        for stream in [s for s in streams.lingering.values() if s.lingers_until and s.lingers_until <= now]:
+            streams.send_reset(stream.number, Code.NO_ERROR)
+            streams.forget(stream)
         for stream in streams.stalled(now - self._limits.stalled_s):
             self._faults.reset(stream, Code.CANCEL, "window_never_opened")
 

@@ -14,8 +14,9 @@ from typing import Final
 
 from epp.transport.http2 import frames
 from epp.transport.http2.call_events import Fault, Gone
-from epp.transport.http2.frames import Code, FrameError, Kind
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind
 from epp.transport.http2.headers import refusal
+from epp.transport.http2.limits import Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 _FRAME_NAMES: Final = {
@@ -42,8 +43,9 @@ and parts of blocks take one each, and one for 256 bytes.
 class Faults:
     """Counts the faults of one connection. Every method may raise FrameError, which ends the connection."""
 
-    def __init__(self, streams: StreamTable) -> None:
+    def __init__(self, streams: StreamTable, limits: Limits) -> None:
         self._streams = streams
+        self._limits = limits
         self._buckets: dict[str, tuple[float, float]] = {}
         """The tokens of a bucket, and when they were counted."""
 
@@ -104,11 +106,16 @@ class Faults:
                 self._streams.events.append(Gone(stream.number, reason))
 
     def refuse(self, stream: Stream, http_status: int) -> None:
-        """Answer a stream that is not a gRPC call with an HTTP status. The stream's body is thrown away."""
-        self.too_many("stream_error_flood")
-        self._streams.events.append(Fault("no_grpc_call"))
-        stream.end = refusal(http_status)
-        self._streams.pump(stream)
+        """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
+        streams = self._streams
+        streams.events.append(Fault("no_grpc_call"))
+        stream.lingers_until = streams.now + self._limits.linger_s
+        streams.lingering[stream.number] = stream
+        block, body = refusal(http_status)
+        stream.answered = True
+        streams.send_headers(stream.number, block, flags=Flag.END_HEADERS)
+        stream.end = b""
+        streams.queue(stream, body)
 
     def fail(self, code: Code, reason: str) -> None:
         """Send GOAWAY and drop every open stream."""

@@ -37,6 +37,8 @@ class Limits:
     """Longest time from our SETTINGS to their acknowledgement."""
     stalled_s: float = 300.0
     """A stream is reset if its answer waits this long for the peer's window."""
+    linger_s: float = 10.0
+    """How long a peer may go on sending after its call was refused."""
     quiet_s: float = 60.0
     """A peer with open streams that sends nothing for this long gets a PING."""
     answer_s: float = 20.0

@@ -45,7 +45,7 @@ class Stream:
     """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
     __slots__ = (
-        "answered", "assembly", "backlog", "credit", "deadline", "declared", "end", "number",
+        "answered", "assembly", "backlog", "credit", "deadline", "declared", "end", "lingers_until", "number",
         "owed", "peer_credit", "reply", "stalled_since", "state", "window",
     )  # fmt: skip
 
@@ -66,7 +66,8 @@ class Stream:
         self.backlog: bytearray | None = None
         """Bytes that wait for the peer's window. None: there are none."""
         self.end: bytes | None = None
-        """The header block of the trailers, to be sent after the backlog."""
+        """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
+        backlog ends the stream."""
         self.answered = False
         """Whether our response headers are sent."""
         self.reply: Reply | None = None
@@ -76,11 +77,13 @@ class Stream:
         self.declared: int | None = None
         """Bytes still to come by Content-Length. None: any number."""
         self.stalled_since: float | None = None
+        self.lingers_until: float | None = None
+        """If we refused the call: until when the peer may go on sending. These bytes are thrown away."""
 
     @property
     def handler_waits(self) -> bool:
         """Whether a handler has the call, and has not ended it."""
-        return self.end is None
+        return self.lingers_until is None and self.end is None
 
     def drop_assembly(self) -> None:
         if self.assembly is not None:
@@ -168,6 +171,8 @@ class StreamTable:
         self.by_number: dict[int, Stream] = {}
         self.timed: dict[int, Stream] = {}
         """Streams whose callers have set a time limit."""
+        self.lingering: dict[int, Stream] = {}
+        """Refused streams whose peers have not ended them yet."""
         self.unfinished = Holder()
         self.lately: dict[int, None] = {}
         """Streams that we reset a short time ago. Frames that the peer sent before it knew of the reset are
@@ -252,7 +257,8 @@ class StreamTable:
                     stream.stalled_since = self.now
                     self._stalled[stream.number] = stream
                 return False
-            self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
+            flags = Flag.END_STREAM if stream.end == b"" and size == len(backlog) else 0
+            self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, flags, stream.number))
             self.out.append(bytes(backlog[:size]))
             del backlog[:size]
             stream.peer_credit -= size
@@ -319,9 +325,11 @@ class StreamTable:
             self.events.append(HalfClosed(stream.number))
 
     def we_ended(self, stream: Stream) -> None:
-        """Ask a peer that still sends to stop, since our answer is sent."""
+        """Ask a peer that still sends to stop, since our answer is sent, unless its call was refused."""
         stream.state = _AFTER_OUR_END[stream.state]
         if stream.state is State.ANSWERED:
+            if stream.lingers_until is not None:
+                return
             self.send_reset(stream.number, Code.NO_ERROR)
         self.forget(stream)
 
@@ -336,6 +344,8 @@ class StreamTable:
         self.by_number.pop(stream.number, None)
         if stream.deadline is not None:
             self.timed.pop(stream.number, None)
+        if stream.lingers_until is not None:
+            self.lingering.pop(stream.number, None)
         self._waiting.pop(stream.number, None)
         self._stalled.pop(stream.number, None)
         if stream.backlog is not None:
@@ -349,8 +359,8 @@ class StreamTable:
             assert number == stream.number <= self.last_id
             assert stream.state not in (State.IDLE, State.CLOSED)
             assert 0 <= stream.window <= self._limits.stream_window_bytes
-            assert stream.end is None or stream.backlog
+            assert stream.end is None or stream.backlog or stream.lingers_until is not None
             assert not stream.owed or stream.backlog
-        assert self.timed.keys() <= self.by_number.keys()
+        assert self.timed.keys() | self.lingering.keys() <= self.by_number.keys()
         assert self.windows.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
         assert len(self.lately) <= _LATELY

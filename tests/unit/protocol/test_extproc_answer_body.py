@@ -1,5 +1,5 @@
-"""The body of an answer: when the picker asks for it, what the picker learns from it, and when the picker
-replaces the model's name in it. The headers that the picker adds to an answer.
+"""The body of an answer: when the picker asks for it, and what the picker learns from it. The headers that
+the picker adds to an answer.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from epp.config.routing import Sampling
 from epp.protocol.http_events import (
     Answer,
     BodyMode,
-    Echo,
     Modes,
     RequestBody,
     RequestHeaders,
     ResponseBody,
     ResponseHeaders,
-    ResponseTrailers,
     Slot,
 )
 from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
-    BODY,
     BUFFERED,
     DUPLEX,
     HEADERS,
@@ -33,7 +30,6 @@ from tests.unit.protocol.stream_bench import (
     STREAMED,
     Bench,
     echoed,
-    rewriting,
     run,
     slots,
     through,
@@ -118,51 +114,3 @@ def test_a_stream_that_does_not_stay_asks_for_no_answer() -> None:
     assert isinstance(answer, Answer)
     assert not answer.stream_response
     assert stream.can_detach
-
-
-Headers = tuple[tuple[str, str], ...]
-
-
-ANSWER = ((":status", "200"), ("content-type", "application/json"), ("content-length", "26"))
-
-
-@pytest.mark.parametrize("trailers", [False, True])
-def test_an_answer_through_the_picker_has_the_name_the_client_sent(*, trailers: bool) -> None:
-    bench = Bench()
-    rewriting(bench)
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=DUPLEX), now=1.0)
-    stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
-    (answer,) = stream.receive(ResponseHeaders(ANSWER), now=1.0)
-    assert isinstance(answer, Answer)
-    assert answer.remove_headers == ("content-length",), "the body gets shorter"
-    assert not stream.passes
-    actions = [*stream.receive(ResponseBody(b'{"model": "the-tar'), now=1.0)]
-    actions += stream.receive(ResponseBody(b'get"}"', end_of_stream=not trailers), now=1.0)
-    if trailers:
-        actions += stream.receive(ResponseTrailers(), now=1.0)
-        assert actions.pop() == Answer(Slot.RESPONSE_TRAILERS)
-    echoes = [action for action in actions if isinstance(action, Echo)]
-    assert echoes == actions
-    assert b"".join(echo.data for echo in echoes) == b'{"model": "m"}"'
-    assert [echo.end_of_stream for echo in echoes[:-1]] == [False] * (len(echoes) - 1)
-    assert echoes[-1].end_of_stream is not trailers
-
-
-@pytest.mark.parametrize(
-    ("modes", "model", "headers"),
-    [
-        (BUFFERED, b'"m"', ANSWER),
-        (DUPLEX, b'"the-target"', ANSWER),
-        (DUPLEX, b'"m"', (*ANSWER[:2], ("content-encoding", "gzip"))),
-    ],
-)
-def test_other_answers_are_passed_on_unchanged(modes: Modes, model: bytes, headers: Headers) -> None:
-    """These answers do not pass here, belong to a request without a rewrite, or are compressed."""
-    bench = Bench()
-    rewriting(bench)
-    stream = bench.stream()
-    stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
-    stream.receive(RequestBody(BODY.replace(b'"m"', model), end_of_stream=True), now=1.0)
-    assert stream.receive(ResponseHeaders(headers), now=1.0) == (Answer(Slot.RESPONSE_HEADERS),)
-    assert stream.passes is (modes is DUPLEX)

@@ -78,6 +78,17 @@ def test_the_server_sends_its_settings_and_window_first() -> None:
     assert said[Setting.INITIAL_WINDOW_SIZE] == 2**20
 
 
+def test_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, block(replace=[("content-type", "text/html")])))
+    side.sent()
+    side.tick(9)
+    assert side.connection.streams == 1
+    side.tick(2)
+    assert [(f.kind, f.code) for f in side.sent()] == [(Kind.RST_STREAM, Code.NO_ERROR)]
+    assert side.connection.streams == 0
+
+
 def test_a_deadline_of_the_caller_ends_the_call() -> None:
     side = CallerSide().opened()
     side.feed(headers(1, block(replace=[("grpc-timeout", "1500m")])))
