@@ -26,11 +26,10 @@ from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.protocol.asking import request_names
+from epp.protocol.asking import StreamContext, StreamSettings, request_names
 from epp.protocol.codec import decode, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 
 FLEETS = (4, 100, 1000, 5000)
 SIZES = (1_000, 40_000, 400_000)

@@ -36,7 +36,7 @@ from epp.observe.telemetry.decisions import DecisionRing
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.telemetry.picker_state import PickerStatus
 from epp.picker.gate import Gate
-from epp.protocol.stream_settings import StreamSettings
+from epp.protocol.asking import StreamSettings
 from epp.transport.server import ExtProcServer
 
 _ROOT: Final = Path(__file__).resolve().parents[1]

@@ -1,7 +1,7 @@
 """Makes the question of one stream to the picker (`ask`), a `Question`, from the head and the body of a
-request. Makes the answer to the data plane from the pick (`answer`), and the answers of the picker itself,
-whose requests go to no server: errors in the format of the request's API, and the list of models. `stream`
-knows when the body is there, asks the picker, and knows in which message the answer goes.
+request, and the answer to the data plane from the pick (`answer`). Holds the parts that all streams of one
+server share: their settings, the picker, and the gate. `stream` knows when the body is there, asks the
+picker, and knows in which message the answer goes.
 
 Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
 
@@ -12,7 +12,8 @@ the stream cleanly after the pick, while the HTTP request goes on. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -21,18 +22,16 @@ from xxhash import xxh3_64_intdigest
 
 from epp.base.errors import (
     BadRequestError,
-    FlowRefusedError,
     NoEndpointError,
     NoRoomError,
-    PickError,
-    SaturatedError,
 )
 from epp.base.types import Address, ApiKind, InferenceRequest
+from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
 from epp.picker.decision import Question
 from epp.picker.events import Pick
-from epp.picker.gate import NO_CLAIM, FlowClaim
+from epp.picker.gate import NO_CLAIM, FlowClaim, Gate
 from epp.picker.picker import Picker
 from epp.protocol.header_names import (
     DESTINATION,
@@ -48,12 +47,65 @@ from epp.protocol.header_names import (
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import Answer, BodyMode, Estimate, Modes, Refuse, RequestHeaders, Slot
-from epp.protocol.stream_settings import StreamContext
-from epp.request.client_names import bounded_name
+from epp.protocol.http_events import Answer, BodyMode, BodyRoom, Estimate, Modes, RequestHeaders, Slot
+from epp.request.blocked import BlockedPaths
+from epp.request.client_names import bounded_name, id_in_path, makes_state
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import with_model
-from epp.request.state_names import id_in_path, makes_state
+
+_NOTHING_BLOCKED: Final = BlockedPaths(())
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """The settings of all streams in this deployment."""
+
+    max_body_bytes: int = 32 * 2**20
+    room: BodyRoom = field(default_factory=BodyRoom)
+    """The bound for the bodies of all streams together."""
+    hold_streams: bool = True
+    max_destinations: int = MOST_DESTINATIONS
+    """The most destinations that the data plane can read. A stream gives fewer if its first message shows
+    that the data plane reads only one.
+    """
+    shows_answers: bool = True
+    """Whether the stream lives as long as the HTTP request. False: it ends once the data plane has the pick.
+    """
+    conformance_headers: bool = False
+    cost_metadata: bool = False
+    retries_once: bool = False
+    """Whether our own Envoy retries once, so that the picker may allow a second retry."""
+    mode_override: bool = True
+    """Whether the data plane may be asked to stream a sampled answer."""
+    longest_delay_s: float = 0.0
+    """The longest time that the data plane can be asked to wait for the answer to a buffered body.
+
+    0: it cannot be asked.
+    """
+    given_delay_s: float = 0.0
+    """How long the data plane waits for the answer to a buffered body without being asked.
+
+    0: unknown, so no request relies on it.
+    """
+    blocked: BlockedPaths = _NOTHING_BLOCKED
+    answers_list: bool = True
+    """Whether the picker answers `GET /v1/models` if any server has reported its models."""
+    traced: bool = False
+    """Whether trace contexts are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """The parts that all streams of a server use."""
+
+    picker: Picker
+    settings: StreamSettings
+    new_request_id: Callable[[], str]
+    timer: Callable[[], float]
+    """Measures how long parsing and picking took."""
+    gate: Gate | None = None
+    """Where requests may wait."""
+
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
@@ -83,16 +135,7 @@ _BODIES: Final = "bodies of requests"
 """Stands for a model in the seed of the hashes of bodies, which all pickers of a pool have in common."""
 _RETRIES_IN_TROUBLE: Final = "2"
 """While servers fail, the first two that are named may both be dead."""
-DROPPED: Final = "x-llm-d-request-dropped-reason"
 
-_JSON: Final = ("content-type", "application/json")
-_ANTHROPIC_TYPES: Final = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 _MAX_REQUEST_ID_CHARS: Final = 256
 _MAX_TRACEPARENT_CHARS: Final = 128
 """Version 00 has 55 characters, and a later version may add fields."""
@@ -236,45 +279,6 @@ def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answ
         destination=destination,
         cost=cost,
     )
-
-
-# -- answers of the picker itself ---------------------------------------------------------------------------
-
-
-def refused(error: PickError, *, path: str, request_id: str) -> Refuse:
-    """Return the error in the format of the request's API: Anthropic's for /v1/messages and paths below it,
-    such as `/v1/messages/count_tokens`, else OpenAI's.
-    """
-    body: dict[str, object]
-    details: dict[str, object]
-    if "/v1/messages/" in path.partition("?")[0] + "/":
-        details = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
-        body = {"type": "error", "error": details, "request_id": request_id}
-    else:
-        details = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
-        body = {"error": details}
-    headers = [_JSON]
-    if isinstance(error, SaturatedError):
-        headers.append(("retry-after", str(error.retry_after_s)))
-    if isinstance(error, FlowRefusedError):
-        headers.append((DROPPED, error.reason))
-    return Refuse(
-        status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
-    )
-
-
-def model_list(event: RequestHeaders, path: str, picker: Picker) -> Refuse | None:
-    """Return the answer to `GET /v1/models`. None: this is another request, or no server has reported its
-    models.
-    """
-    # Any prefix that a gateway put before the path is allowed.
-    asked = path.partition("?")[0].rstrip("/").endswith("/v1/models")
-    if not asked or (":method", "GET") not in event.headers:
-        return None
-    listed = picker.model_list(None if event.subset is None else read_addresses(event.subset))
-    if listed is None:
-        return None
-    return Refuse(status=200, headers=(_JSON,), body=listed, reason="model_list")
 
 
 # -- heads -----------------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ from google.protobuf.message import DecodeError
 
 from epp.base.errors import DETAILS
 from epp.protocol import _wire
-from epp.protocol.bodies import MAX_PIECE_BYTES
 from epp.protocol.header_names import DESTINATION, MOST_ADDRESSES
 from epp.protocol.http_events import (
+    MAX_PIECE_BYTES,
     Action,
     Answer,
     BodyMode,

@@ -24,13 +24,12 @@ from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from epp.picker.picker import Picker
 from epp.protocol.access_log import AccessLog
-from epp.protocol.asking import bounded_trace, request_names
+from epp.protocol.asking import StreamContext, StreamSettings, bounded_trace, request_names
 from epp.protocol.calls import Caller, Handler
 from epp.protocol.codec import decode, echoes_in, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import Action, StreamProtocolError
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 from epp.transport.http2.grpc_messages import INVALID_ARGUMENT, OK
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -39,7 +38,7 @@ MESSAGE_SLACK_BYTES: Final = 2**20
 
 TARGET_S: Final = 0.012
 """An older message is late. Mostly the headers of a new request wait: messages of older requests go before
-new requests (`epp.transport.http2.call_events`).
+new requests (`epp.transport.http2.grpc_messages`).
 """
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16

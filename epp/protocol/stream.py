@@ -9,8 +9,7 @@ Harmless events in a wrong order are accepted and reported to the picker's liste
 events in a wrong order raise a StreamProtocolError.
 
 `asking` reads the head, makes the question of head and body, and makes the answer of question and pick. The
-picker or flow control (`waiting`) decides. `bodies` holds a body that comes in pieces, and `answer_body`
-knows which answers the picker reads.
+picker or flow control (`waiting`) decides. `answers` knows the refusals, and which answers the picker reads.
 
 Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
 is answered.
@@ -26,7 +25,7 @@ from epp.base.types import InferenceRequest
 from epp.picker.decision import Outcome
 from epp.picker.events import Pick, ProtocolFault, Refused
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
-from epp.protocol.answer_body import answer_to_headers, reader_of
+from epp.protocol.answers import answer_to_headers, model_list, reader_of, refused
 from epp.protocol.asking import (
     NO_BODY,
     NO_ROOM,
@@ -34,19 +33,18 @@ from epp.protocol.asking import (
     OVERLOADED,
     Asked,
     Head,
+    StreamContext,
     answer,
     answer_status,
     ask,
     head_of,
-    model_list,
-    refused,
 )
-from epp.protocol.bodies import Body, passed_on, pieces
 from epp.protocol.header_names import RESERVED, read_address
 from epp.protocol.http_events import (
     PLAIN,
     Action,
     Answer,
+    Body,
     BodyMode,
     Event,
     Modes,
@@ -58,8 +56,9 @@ from epp.protocol.http_events import (
     ResponseTrailers,
     Slot,
     StreamProtocolError,
+    passed_on,
+    pieces,
 )
-from epp.protocol.stream_settings import StreamContext
 from epp.protocol.waiting import WaitingStream, offer
 from epp.request.response import ResponseReader
 

@@ -23,9 +23,8 @@ from epp.picker.events import Pick
 from epp.picker.gate import Gate
 from epp.picker.model_queue import WaitingRequest
 from epp.picker.unserved import UnservedRequest
-from epp.protocol.asking import Asked
+from epp.protocol.asking import Asked, StreamContext, StreamSettings
 from epp.protocol.http_events import Action, Delay, Modes, Slot
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 
 
 class WaitingStream:

@@ -1,18 +1,25 @@
-"""Names that clients choose: models, adapters, cache salts, sessions. A long name is replaced by a digest
-when it is read.
+"""Names that clients choose, and where they stand: models, adapters, cache salts, sessions, the `model` of a
+form, and the ids of what one server keeps. A long name is replaced by a digest when it is read. Pure.
 
 Other modules use names as keys and labels, and keep some of them after the request has ended. A client may
 send a name of many megabytes. So no other module ever gets a name of more than `MAX_NAME_CHARS` + 1
-characters. Called by `parse` for the body's fields and by `protocol` for headers.
+characters.
+
+The server that made a stored response, a conversation, a file or a batch is the only one that knows its id. A
+request names the id in its path (`GET /v1/responses/ID`) or in its body (`previous_response_id`,
+`conversation`, `input_file_id`). `picker.kept_state` remembers which server it was.
 """
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
+
+from epp.request.jsontext import NO_RAW, first_byte
 
 MAX_NAME_CHARS: Final = 1024
 """The endpoints file allows no longer names of adapters. So no server has a longer name."""
@@ -54,3 +61,68 @@ def is_digest(name: str) -> bool:
     more.
     """
     return len(name) > MAX_NAME_CHARS
+
+
+_BRACE: Final = ord("{")
+_COLLECTIONS: Final = ("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches")
+
+_MOST_PREFIX: Final = 4
+"""Most parts of a path that a gateway may put before the API's own."""
+
+
+class _Named(Struct, gc=False):
+    id: Raw = NO_RAW
+
+
+_DECODE_NAMED: Final = msgspec.json.Decoder(_Named)
+
+
+def id_in_path(path: str) -> str:
+    """Return the id that a path names. Empty: it names none."""
+    plain = path.partition("?")[0]
+    for collection in _COLLECTIONS:
+        before, found, after = plain.partition(collection + "/")
+        if found and before.count("/") <= _MOST_PREFIX:
+            return bounded_name(after.partition("/")[0])
+    return ""
+
+
+def makes_state(path: str) -> bool:
+    """Return whether a POST to this path makes an object, whose id its answer has."""
+    return path.partition("?")[0].rstrip("/").endswith(_COLLECTIONS)
+
+
+def id_in_body(*values: Raw) -> str:
+    """Return the first id in these fields of a body: a text, or an object with an `id`. Empty: there is none.
+    Raises DecodeError if a field is malformed.
+    """
+    for value in values:
+        if name := name_in(value):
+            return name
+        if first_byte(value) == _BRACE and (name := name_in(_DECODE_NAMED.decode(value).id)):
+            return name
+    return ""
+
+
+_SEARCHED_BYTES: Final = 32_768
+"""The field is looked for in so many bytes at the start and at the end of a form. The file may be long, and
+the fields stand before or after it."""
+_FORM_MODEL: Final = re.compile(
+    # Each repetition is bounded or ends at a line, so the time is proportional to the bytes.
+    rb'\r\ncontent-disposition:[^\r\n]*;[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n'
+    rb"(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,%d})\r\n--" % MAX_NAME_CHARS,
+    re.IGNORECASE,
+)
+
+
+def is_form(body: bytes | memoryview) -> bool:
+    return bytes(body[:2]) == b"--"
+
+
+def model_in_form(body: bytes | memoryview) -> tuple[int, int] | None:
+    """Return where the value of the form's `model` begins and ends. None: not found."""
+    for start in (0, max(0, len(body) - _SEARCHED_BYTES)):
+        found = _FORM_MODEL.search(bytes(body[start : start + _SEARCHED_BYTES]))
+        if found is not None:
+            return start + found.start(1), start + found.end(1)
+    return None

@@ -22,7 +22,7 @@ from msgspec import Raw
 
 from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.request import _jsontext, canonical, forms
+from epp.request import _jsontext, canonical
 from epp.request.api_fields import (
     DECODE_API_FIELDS,
     DECODE_CHAT,
@@ -50,7 +50,7 @@ from epp.request.canonical import (
     render_items,
     render_messages,
 )
-from epp.request.client_names import bounded_name, name_in
+from epp.request.client_names import bounded_name, id_in_body, is_form, model_in_form, name_in
 from epp.request.jsontext import (
     MOST_BYTES,
     MOST_UNITS,
@@ -61,7 +61,6 @@ from epp.request.jsontext import (
     text_bytes,
     weigh,
 )
-from epp.request.state_names import id_in_body
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -186,8 +185,8 @@ def _parse_known(path: str, parse: _Parse, body: Body) -> InferenceRequest:
 
 def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceRequest:
     named = ""
-    if forms.is_form(body):
-        place = forms.place_of_model(body)
+    if is_form(body):
+        place = model_in_form(body)
         model = bounded_name(bytes(body[slice(*place)]).decode("utf-8", "replace")) if place else ""
     else:
         try:

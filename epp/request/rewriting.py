@@ -18,8 +18,8 @@ from msgspec import Raw, Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.base.types import InferenceRequest
-from epp.request import forms
 from epp.request.canonical import BODY, SECTION
+from epp.request.client_names import is_form, model_in_form
 from epp.request.jsontext import place_of_model
 
 _OPENING_BYTES: Final = 4096
@@ -100,7 +100,7 @@ def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
     If the place of the value is not known (an escaped key, no compiled reader), the object is written again,
     field by field.
     """
-    if forms.is_form(body) and (place := forms.place_of_model(body)) is not None:
+    if is_form(body) and (place := model_in_form(body)) is not None:
         return b"".join((body[: place[0]], after.encode(), body[place[1] :]))
     name = msgspec.json.encode(after)
     place = place_of_model(body)

@@ -33,7 +33,7 @@ from epp.observe.telemetry.picker_state import PickerStatus
 from epp.observe.tracing import start as tracing
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
-from epp.protocol.bodies import BodyRoom
+from epp.protocol.http_events import BodyRoom
 from epp.serve import parts
 from epp.serve.envoy import eds, sds
 from epp.serve.inputs import certificate_watch, load_inputs, watchers

@@ -2,7 +2,7 @@
 grpcio`.
 
 Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
-answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
+answered in a handler of its own. This transport costs two to three times the CPU of our own HTTP/2. It exists
 for comparisons and as a fallback, and has no TLS and no access log service. Calls wait inside gRPC, where
 their age is not visible, so an overload of the picker is not noticed.
 """

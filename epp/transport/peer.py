@@ -20,9 +20,20 @@ from typing import TYPE_CHECKING, Final, cast
 
 from epp.protocol.calls import Handler
 from epp.transport.accepting import address_of
-from epp.transport.http2.call_events import Event, Fault, Gone, HalfClosed, Inbox, Message, Opened
 from epp.transport.http2.connection import Connection
-from epp.transport.http2.grpc_messages import OK, UNIMPLEMENTED, UNKNOWN, Reply
+from epp.transport.http2.grpc_messages import (
+    OK,
+    UNIMPLEMENTED,
+    UNKNOWN,
+    Event,
+    Fault,
+    Gone,
+    HalfClosed,
+    Inbox,
+    Message,
+    Opened,
+    Reply,
+)
 from epp.transport.http2.headers import Request
 from epp.transport.turns import AT_ONCE_S, AddressTurns
 

@@ -13,17 +13,16 @@ from epp.config.policy import PolicySpec
 from epp.picker.events import Began, Ended, PickerEvent
 from epp.picker.phases import OVER
 from epp.protocol.access_log import AccessLog
-from epp.protocol.asking import request_names
+from epp.protocol.asking import StreamContext, StreamSettings, request_names
 from epp.protocol.codec import decode, encode
 from epp.protocol.conversation import LiveStreams
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.health import Health
 from epp.protocol.http_events import StreamProtocolError
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 from epp.transport.http2.frames import Setting, frame, settings
-from epp.transport.over_http2 import Http2Transport
 from epp.transport.peer import Peer
+from epp.transport.server import Http2Transport
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_protobuf
 from tests.harness.http2_frames import (

@@ -13,11 +13,9 @@ from typing import Final
 
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
-from epp.transport.http2.call_events import Event
 from epp.transport.http2.connection import Connection
-from epp.transport.http2.frames import PREFACE, Flag, Kind, Setting, frame, settings
-from epp.transport.http2.grpc_messages import HeldBytes
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.frames import PREFACE, Flag, Kind, Limits, Setting, frame, settings
+from epp.transport.http2.grpc_messages import Event, HeldBytes
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CALL: Final = (

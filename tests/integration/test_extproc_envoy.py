@@ -17,7 +17,7 @@ import pytest_asyncio
 from epp.config.listening import Listen
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Sampling
-from epp.protocol.stream_settings import StreamSettings
+from epp.protocol.asking import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.extproc_rig import (
     BUFFER_LIMIT_BYTES,

@@ -27,8 +27,8 @@ from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.tls import Tls
 from epp.picker.picker import Picker
+from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import SERVICE
-from epp.protocol.stream_settings import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.ports import free_ports
 from tests.harness.seen import Seen

@@ -12,7 +12,7 @@ import pytest
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.picker import Picker
-from epp.protocol.stream_settings import StreamSettings
+from epp.protocol.asking import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.h2spec import h2spec_program, read_report
 

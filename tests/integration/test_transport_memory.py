@@ -30,7 +30,7 @@ _SERVER = """
 import asyncio, ctypes, gc, sys, time
 from epp.config.listening import Listen
 from epp.base.types import EndpointMetrics
-from epp.protocol.stream_settings import StreamSettings
+from epp.protocol.asking import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.harness.seen import Seen
 from tests.integration.test_extproc_server import picker_of_three

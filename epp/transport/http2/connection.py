@@ -19,10 +19,8 @@ from __future__ import annotations
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.call_events import Event, Fault, HalfClosed, Message, Opened
-from epp.transport.http2.control import ControlFrames, TimeLimits
+from epp.transport.http2.control import ControlFrames, Faults, TimeLimits
 from epp.transport.http2.data_parts import DataParts, replied
-from epp.transport.http2.faults import Faults
 from epp.transport.http2.frames import (
     HEAD_BYTES,
     MAX_STREAM_ID,
@@ -30,10 +28,23 @@ from epp.transport.http2.frames import (
     Flag,
     FrameError,
     Kind,
+    Limits,
     read_u32,
     unpack_head,
 )
-from epp.transport.http2.grpc_messages import INTERNAL, OK, PREFIX_BYTES, HeldBytes, Reply, read_prefix
+from epp.transport.http2.grpc_messages import (
+    INTERNAL,
+    OK,
+    PREFIX_BYTES,
+    Event,
+    Fault,
+    HalfClosed,
+    HeldBytes,
+    Message,
+    Opened,
+    Reply,
+    read_prefix,
+)
 from epp.transport.http2.headers import (
     HeaderParts,
     HeaderReader,
@@ -41,7 +52,6 @@ from epp.transport.http2.headers import (
     MalformedRequestError,
     UnreadableBlockError,
 )
-from epp.transport.http2.limits import Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 ALL: Final = 2**31

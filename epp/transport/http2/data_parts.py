@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from epp.transport.http2.call_events import Message
-from epp.transport.http2.faults import Faults
-from epp.transport.http2.frames import HEAD_BYTES, Code, Flag, FrameError, Kind, pack_head, unpack_head
+from epp.transport.http2.control import Faults
+from epp.transport.http2.frames import (
+    HEAD_BYTES,
+    Code,
+    Flag,
+    FrameError,
+    Kind,
+    Limits,
+    pack_head,
+    unpack_head,
+)
 from epp.transport.http2.grpc_messages import (
     INTERNAL,
     PREFIX_BYTES,
     Assembly,
     BadMessageError,
     HeldBytes,
+    Message,
     message_bytes,
 )
-from epp.transport.http2.limits import Limits
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 _MOST_REPLIES: Final = 2_000

@@ -18,8 +18,7 @@ from urllib.parse import quote
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 from msgspec import Struct
 
-from epp.transport.http2.frames import MAX_STREAM_ID, Code, Flag, FrameError, Kind, read_u32
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.frames import MAX_STREAM_ID, Code, Flag, FrameError, Kind, Limits, read_u32
 
 _KEPT_BLOCKS: Final = 256
 _KEPT_BYTES: Final = 1024

@@ -13,11 +13,9 @@ from itertools import takewhile
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.call_events import Event, HalfClosed
-from epp.transport.http2.frames import Code, Flag, FrameError, Kind, pack_head, pack_message
-from epp.transport.http2.grpc_messages import Assembly, HeldBytes, Holder, Reply
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, pack_head, pack_message
+from epp.transport.http2.grpc_messages import Assembly, Event, HalfClosed, HeldBytes, Holder, Reply
 from epp.transport.http2.headers import GRPC_RESPONSE, trailers
-from epp.transport.http2.limits import Limits
 
 _LATELY: Final = 1_000
 _SHRINK_TABLE: Final = b"\x20"

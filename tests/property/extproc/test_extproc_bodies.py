@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.routing import LoadSettings
-from epp.protocol.bodies import Body, BodyRoom
-from epp.protocol.http_events import Refuse, RequestBody, RequestHeaders
+from epp.protocol.asking import StreamSettings
+from epp.protocol.http_events import Body, BodyRoom, Refuse, RequestBody, RequestHeaders
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamSettings
 from tests.harness.steps import steps
 from tests.unit.protocol.stream_bench import BODY, DUPLEX, Bench, echoed, head, refused, routed, run
 

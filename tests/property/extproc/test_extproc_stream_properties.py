@@ -15,10 +15,11 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Sampling
 from epp.picker.picker import Picker
-from epp.protocol.bodies import BodyRoom
+from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import (
     BodyMode,
+    BodyRoom,
     Event,
     Modes,
     Refuse,
@@ -31,7 +32,6 @@ from epp.protocol.http_events import (
     StreamProtocolError,
 )
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 from tests.harness.seen import Seen
 
 

@@ -11,11 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from epp.transport.http2.call_events import Event, Gone, HalfClosed, Message, Opened
-from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Setting
+from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Limits, Setting
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.grpc_messages import HeldBytes
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.grpc_messages import Event, Gone, HalfClosed, HeldBytes, Message, Opened
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
 
 LIMITS = Limits(

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.transport.http2.call_events import Event, Message
-from epp.transport.http2.frames import Setting, frame
+from epp.transport.http2.frames import Limits, Setting, frame
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.grpc_messages import Event, Message
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,

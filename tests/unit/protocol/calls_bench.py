@@ -13,8 +13,8 @@ from epp.config.flow import Flow
 from epp.config.routing import Cost
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
+from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation, LiveStreams
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.callers import NotingCaller
 from tests.unit.protocol.stream_bench import BODY, HEADERS, OK, Bench
 

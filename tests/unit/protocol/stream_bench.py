@@ -12,6 +12,7 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Sampling
 from epp.picker.picker import Picker
+from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import (
     Action,
     Answer,
@@ -25,7 +26,6 @@ from epp.protocol.http_events import (
     Slot,
 )
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from tests.harness.seen import Seen
 

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from epp.config.routing import Sampling
+from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import (
     Answer,
     BodyMode,
@@ -19,7 +20,6 @@ from epp.protocol.http_events import (
     ResponseHeaders,
     Slot,
 )
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     BUFFERED,
     DUPLEX,

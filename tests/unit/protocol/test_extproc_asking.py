@@ -8,9 +8,9 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 
 from epp.base.types import SERVER_HEADERS, Endpoint, EndpointName
+from epp.protocol.asking import StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import Answer, Estimate, Modes, RequestBody, RequestHeaders
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

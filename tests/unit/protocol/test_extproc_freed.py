@@ -11,9 +11,9 @@ import pytest
 
 from epp.config.flow import WaitingSettings
 from epp.picker.model_queue import WaitingRequest
+from epp.protocol.asking import StreamContext
 from epp.protocol.http_events import Action
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext
 from tests.unit.protocol.stream_bench import BUFFERED, Bench, head
 from tests.unit.protocol.waiting_bench import END, Held
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from epp.config.routing import Cost, LoadSettings
+from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import (
     Event,
     Modes,
@@ -15,7 +16,6 @@ from epp.protocol.http_events import (
     RequestHeaders,
     RequestTrailers,
 )
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

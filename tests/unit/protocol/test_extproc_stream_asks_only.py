@@ -8,8 +8,8 @@ import json
 
 import pytest
 
+from epp.protocol.asking import StreamSettings
 from epp.protocol.http_events import Modes, RequestBody, RequestHeaders, ResponseHeaders, Slot
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

@@ -9,6 +9,7 @@ import json
 import pytest
 
 from epp.base.types import EndpointName, ModelCard, ModelList
+from epp.protocol.asking import StreamSettings
 from epp.protocol.codec import encode
 from epp.protocol.http_events import (
     Answer,
@@ -18,7 +19,6 @@ from epp.protocol.http_events import (
     RequestBody,
     RequestHeaders,
 )
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from epp.base.types import Address
+from epp.protocol.asking import StreamSettings
 from epp.protocol.header_names import read_address, read_addresses, read_prescribed
 from epp.protocol.http_events import Modes, RequestBody, RequestHeaders
-from epp.protocol.stream_settings import StreamSettings
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,

@@ -8,9 +8,9 @@ from epp.config.flow import Flow
 from epp.config.routing import Cost
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
+from epp.protocol.asking import StreamContext, StreamSettings
 from epp.protocol.http_events import Action, Modes, RequestBody
 from epp.protocol.stream import HttpStream
-from epp.protocol.stream_settings import StreamContext, StreamSettings
 from tests.unit.protocol.stream_bench import BODY, BUFFERED, Bench, head
 
 END = RequestBody(BODY, end_of_stream=True)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from epp.base.types import ApiKind
-from epp.request.response import MAX_EVENT_BYTES, ResponseFeedback, ResponseReader
-from epp.request.sse import MOST_LINES, EventSplitter
+from epp.request.response import MAX_EVENT_BYTES, MOST_LINES, EventSplitter, ResponseFeedback, ResponseReader
 
 SSE = "text/event-stream; charset=utf-8"
 EMPTY = ResponseFeedback()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from epp.request.client_names import id_in_path, makes_state
 from epp.request.parse import parse_request
-from epp.request.state_names import id_in_path, makes_state
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from epp.config.listening import Listen
 from epp.config.settings import Config, StreamLimits
 from epp.config.sharing import Redis, Sharing
 from epp.picker.prefix_index.secret import derived
-from epp.protocol.bodies import BodyRoom
+from epp.protocol.http_events import BodyRoom
 from epp.request.parse import API_PATHS
 from epp.serve.parts import exact_mode, hash_secret, listen, stream_settings, write_beside
 from tests.unit.picker.picker_questions import a_picker

@@ -10,7 +10,7 @@ import pytest
 
 from epp.base.types import Address
 from epp.protocol.calls import Handler
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.frames import Limits
 from epp.transport.http2_server import Http2Server, max_peers
 from epp.transport.peer import Peer
 from tests.harness.arriving import TURNS, connect_and_stop

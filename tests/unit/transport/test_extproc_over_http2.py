@@ -15,13 +15,13 @@ from hpack import Decoder
 
 from epp.config.listening import Listen
 from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
+from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import LiveStreams
 from epp.protocol.health import NOT_SERVING, SERVING, Health
-from epp.protocol.stream_settings import StreamSettings
 from epp.transport.http2.frames import Kind
 from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
-from epp.transport.over_http2 import Http2Transport
 from epp.transport.peer import Peer
+from epp.transport.server import Http2Transport
 from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split
 from tests.harness.pipe import Pipe
 from tests.unit.protocol.stream_bench import Bench

@@ -7,14 +7,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from epp.protocol.calls import Handler
 from epp.transport import peer as peer_module
-from epp.transport.http2.frames import PREFACE
+from epp.transport.http2.frames import PREFACE, Limits
 from epp.transport.http2.grpc_messages import HeldBytes
-from epp.transport.http2.limits import Limits
+from epp.transport.http2_server import Http2Server
 from epp.transport.peer import Call, Peer, Service
 from epp.transport.turns import AddressTurns, Turns
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
@@ -76,7 +77,7 @@ class Noting(Handler):
 
 
 def peer_of(server: PeerServer) -> tuple[Peer, Pipe]:
-    peer, wire = Peer(server), Pipe()
+    peer, wire = Peer(cast("Http2Server", server)), Pipe()
     peer.connection_made(wire)
     peer.data_received(hello())
     return peer, wire
@@ -307,7 +308,7 @@ class HalfClosing(Pipe):
 
 def test_peer_has_one_second_to_close_its_side_from_the_first_end_of_ours() -> None:
     server, wire = PeerServer(), HalfClosing()
-    peer = Peer(server)
+    peer = Peer(cast("Http2Server", server))
     peer.connection_made(wire)
     peer.close()
     server.now_s += 0.9
@@ -321,7 +322,7 @@ def test_peer_has_one_second_to_close_its_side_from_the_first_end_of_ours() -> N
 
 @pytest.mark.parametrize("wire", [Pipe(), HalfClosing(peer_is_gone=True)])
 def test_a_side_that_cannot_end_alone_is_closed_or_cut(wire: Pipe) -> None:
-    peer = Peer(PeerServer())
+    peer = Peer(cast("Http2Server", PeerServer()))
     peer.connection_made(wire)
     peer.close()
     assert wire.closed

@@ -11,8 +11,8 @@ import pytest
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.picker import Picker
+from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation
-from epp.protocol.stream_settings import StreamSettings
 from epp.transport.server import ExtProcServer
 from tests.unit.protocol.callers import NotingCaller
 from tests.unit.protocol.calls_bench import head

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone, HalfClosed, Message, Opened
-from epp.transport.http2.frames import Code, Kind, frame
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.frames import Code, Kind, Limits, frame
+from epp.transport.http2.grpc_messages import Fault, Gone, HalfClosed, Message, Opened
 from tests.harness.http2_frames import (
     PATH,
     CallerSide,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone, Opened
 from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting, settings
+from epp.transport.http2.grpc_messages import Fault, Gone, Opened
 from tests.harness.http2_frames import (
     CallerSide,
     block,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone, Message
-from epp.transport.http2.grpc_messages import HeldBytes
+from epp.transport.http2.grpc_messages import Fault, Gone, HeldBytes, Message
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone
-from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, settings
-from epp.transport.http2.limits import Limits
+from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Limits, Setting, frame, settings
+from epp.transport.http2.grpc_messages import Fault, Gone
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.call_events import Fault, Gone
+from epp.transport.http2.grpc_messages import Fault, Gone
 from epp.transport.http2.headers import HeaderReader
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, continuation, data, headers
 
