@@ -146,8 +146,6 @@ def priority_in(raw: Raw) -> int:
     """Return the priority as vLLM reads it. Anything but a short number counts as 0, since only flow control
     reads it.
     """
-    if raw is NO_RAW:
-        return 0
     text = bytes(raw)
     digits = text[1:] if text.startswith(b"-") else text
     number = int(text) if len(digits) <= 4 and digits.isdigit() else 0

@@ -112,7 +112,7 @@ def label(name: bytes) -> bytes:
 
 
 def present(raw: Raw) -> bool:
-    return raw is not NO_RAW and (len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT)
+    return len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT
 
 
 def raw_section(name: bytes, raw: Raw) -> list[Piece]:

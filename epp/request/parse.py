@@ -209,16 +209,22 @@ def _parse_chat(body: Body) -> InferenceRequest:
     return _chat(chat, messages)
 
 
+def _sent(raw: Raw) -> bool:
+    """Return whether a field came, and is not empty."""
+    return raw is not NO_RAW and present(raw)
+
+
 def _chat(chat: Chat, messages: list[Piece]) -> InferenceRequest:
     sections: list[Piece] = []
-    if present(chat.chat_template):
+    if _sent(chat.chat_template):
         sections += (canonical.label(b"template"), canonical.digest(chat.chat_template))
-    sections += canonical.raw_section(b"documents", chat.documents)
-    sections += canonical.raw_section(b"tools", chat.tools)
+    for name, raw in ((b"documents", chat.documents), (b"tools", chat.tools)):
+        if raw is not NO_RAW:
+            sections += canonical.raw_section(name, raw)
     sections += messages
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     return _request(
-        ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=any(map(present, SHAPING_CHAT(chat)))
+        ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=any(map(_sent, SHAPING_CHAT(chat)))
     )
 
 
@@ -311,7 +317,7 @@ def _request(
     """Return the request of a body. prompts: or the pieces of its only prompt."""
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
-    salt = name_in(body.cache_salt) if present(body.cache_salt) else ""
+    salt = name_in(body.cache_salt) if _sent(body.cache_salt) else ""
     if salt is None:
         raise UnfollowedError
     options = body.stream_options
@@ -327,5 +333,5 @@ def _request(
         include_usage=options is not None and options.include_usage is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,
         shaped=shaped,
-        priority=priority_in(body.priority),
+        priority=0 if body.priority is NO_RAW else priority_in(body.priority),
     )
