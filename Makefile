@@ -130,11 +130,11 @@ docs: $(VENV)/.dev ## write the reference pages, the pictures and the chart's ge
 	@$(BIN)/python -m tests.charts.policy_schema
 	@$(BIN)/python -m tests.charts.values_table
 
-docs-site: $(VENV)/.dev ## build the pages as a searchable site that works offline, in build/site
+docs-site: $(VENV)/.dev ## build the pages as a searchable site that loads nothing from other hosts, in build/site
 	@$(BIN)/uv venv -q --clear build/site-env
 	@$(BIN)/uv pip install -q --python build/site-env/bin/python --require-hashes -r requirements/site.txt
 	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/mkdocs build -q --strict
-	@echo "build/site/index.html"
+	@echo "built. To read and search: python3 -m http.server --directory build/site"
 
 lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt
@@ -151,7 +151,7 @@ clean: ## remove the virtual environment and caches of this checkout
 
 $(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/protocol/_wire.c epp/picker/prefix_index/_chain.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages (the first time: half a minute)"
+	@echo "installing the pinned packages (the first time: about a minute)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/run.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
