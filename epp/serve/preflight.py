@@ -17,14 +17,12 @@ from typing import Final
 
 from epp.base.errors import ConfigError
 from epp.config.dialects import WAIT_SHARE
-from epp.config.policy import Policy, PolicySpec
+from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.serve.parts import hash_secret
 from epp.sources.files.certificate import check_tls, files_of, to_do
 from epp.sources.scraping.sessions import ApiKey
 
-_MOST_LOAD_RATIO: Final = 1.5
-_MOST_IN_FLIGHT: Final = 16
 _LONGEST_SOCKET_BYTES: Final = 107
 """The longest path that Linux allows for a unix socket."""
 
@@ -44,38 +42,10 @@ def inspect(config: Config) -> list[str]:
         raise ConfigError(f"models.apiKeyFile: {fault}")
     if config.hash_secret_file:
         hash_secret(config, hub=None)
-    return [*_of_transport(config), *_of_dialect(config), *_of_pools(config), *_of_certificates(config)]
+    return [*_of_dialect(config), *_of_certificates(config)]
 
 
-def contradictions(config: Config, policy: Policy) -> list[str]:
-    """Return remarks on a policy that overloads servers, or asks for what the gateway does not do."""
-    return [*_of_hot_spots(policy.spec), *_of_destinations(config, policy), *_of_waits(config, policy)]
-
-
-def _of_hot_spots(spec: PolicySpec) -> Iterator[str]:
-    """Yield the numbers by which a popular prompt overloads its server while other servers are idle."""
-    ratio, least = spec.prefix_hash.max_load_ratio, spec.prefix_hash.min_in_flight
-    if spec.rule == "prefix-hash" and ratio > _MOST_LOAD_RATIO:
-        yield (
-            f"prefixHash.maxLoadRatio: one server may get {ratio:g} times the mean of requests, and becomes a hot "
-            f"spot; write at most {_MOST_LOAD_RATIO:g}"
-        )
-    if spec.rule == "prefix-hash" and least > _MOST_IN_FLIGHT:
-        yield (
-            f"prefixHash.minInFlight: {least} requests for one beginning may be at one server while others are "
-            f"idle; write at most {_MOST_IN_FLIGHT}"
-        )
-
-
-def _of_destinations(config: Config, policy: Policy) -> Iterator[str]:
-    most, caller = policy.spec.max_destinations, config.caller
-    if caller.reads_list and most == 1:
-        yield "maxDestinations is 1: a request fails if its server is down, though this gateway could try another"
-    if not caller.reads_list and most not in (1, PolicySpec().max_destinations):
-        yield f"maxDestinations is {most}, but {named(config)} reads only one destination, so the picker names one"
-
-
-def _of_waits(config: Config, policy: Policy) -> Iterator[str]:
+def contradictions(config: Config, policy: Policy) -> Iterator[str]:
     """Yield a remark if the gateway waits for a shorter time than the policy lets requests wait."""
     flow, caller, name = policy.spec.flow, config.caller, named(config)
     if flow.mode == "Direct" or caller.timeouts == "none":
@@ -100,15 +70,6 @@ def _of_waits(config: Config, policy: Policy) -> Iterator[str]:
         )
 
 
-def _of_transport(config: Config) -> Iterator[str]:
-    """Yield a remark on a transport that does not notice an overload of the picker."""
-    if config.listen.transport == "grpcio":
-        yield (
-            "listen.transport: with grpcio requests wait inside gRPC, so the picker does not see that it is "
-            "overloaded, and requests wait until the time-out of the gateway; use http2, the default"
-        )
-
-
 def _of_dialect(config: Config) -> Iterator[str]:
     """Yield remarks on settings that have no effect with this gateway."""
     caller = config.caller
@@ -118,24 +79,6 @@ def _of_dialect(config: Config) -> Iterator[str]:
         yield (
             f"blockedPaths: {config.dialect} does not show the picker the path of a request, so the picker "
             "refuses no path; list the paths that clients may use in the gateway's routes"
-        )
-
-
-def _of_pools(config: Config) -> Iterator[str]:
-    """Yield remarks on settings that keep the model from choosing among several InferencePools."""
-    if config.kubernetes is None or len(config.kubernetes.names) < 2:
-        return
-    if not config.models.ask:
-        yield (
-            "models.ask: it is off, so the picker knows the model only of pods with the annotation "
-            "prefix-gateway.dev/model; all other pods of kubernetes.pools get requests for any model"
-        )
-    if config.models.unknown == "Route":
-        yield "models.unknown: with Route a request for an unknown model may go to any of kubernetes.pools"
-    if config.caller.by_pool and config.dialect != "auto":
-        yield (
-            f"kubernetes.pools: {config.dialect} chooses the InferencePool by its route before the picker is "
-            "asked; write a route for each pool"
         )
 
 

@@ -260,7 +260,7 @@ def test_a_wait_that_is_longer_than_the_gateway_allows_is_named(
     objects = helm.render(GATEWAY, {**values, "policy": {"flow": {"mode": "Hold"}}})
     config = config_of(objects, tmp_path)
     written = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-policy")["data"]["policy.yaml"]
-    said = contradictions(config, load_policy(written.encode(), source="policy.yaml"))
+    said = list(contradictions(config, load_policy(written.encode(), source="policy.yaml")))
     assert len(said) == bool(remark), said
     assert re.search(remark, "".join(said))
 

@@ -76,9 +76,6 @@ def test_settings_that_contradict_the_dialect_are_refused(tmp_path: Path, text: 
 @pytest.mark.parametrize(
     ("text", "policy", "said"),
     [
-        ("dialect: istio", "{maxDestinations: 1}", "maxDestinations is 1"),
-        ("dialect: agentgateway", "{maxDestinations: 4}", "so the picker names one"),
-        ("", "{maxDestinations: 4}", "unknown gateway"),
         ("dialect: nginx", "{}", "does not show the picker the path"),
         ("dialect: gke\nworkers: 2", "{}", "InferencePool names one port"),
     ],
