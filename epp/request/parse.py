@@ -55,11 +55,10 @@ from epp.request.jsontext import (
     MOST_BYTES,
     MOST_UNITS,
     NO_RAW,
-    SMALL_BYTES,
     first_byte,
     place_of_model,
     text_bytes,
-    weigh,
+    too_costly,
 )
 
 COSTLY: Final = "costly_body"
@@ -93,7 +92,7 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     kind, parse = _api(path)
     if parse is _parse_chat and (plain := plain_chat(body)) is not None:
         return plain
-    if weigh(body).too_costly:
+    if too_costly(body):
         return skim_request(path, body, unread=COSTLY)
     if not path:
         return _parse_pathless(body)
@@ -111,7 +110,7 @@ def plain_chat(body: Body) -> InferenceRequest | None:
         return None
     prompt, start, end = found
     rest = b"".join((body[:start], b"[]", body[end:]))
-    if len(rest) > SMALL_BYTES and weigh(rest).too_costly:
+    if too_costly(rest):
         return None
     try:
         return _chat(DECODE_CHAT.decode(rest), [prompt])
@@ -128,7 +127,7 @@ def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
         model = name_in(Raw(body[slice(*place)])) if place else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         model = None
-    if not model and not weigh(body).too_costly:
+    if not model and not too_costly(body):
         model = _parse_other(body).model  # the key has escapes, or the body is a form
     return InferenceRequest(kind=_api(path)[0], model=model or "", opaque=_is_media(body), unread=unread)
 

@@ -15,6 +15,7 @@ Called by the ext_proc state machine for the sampled share of requests.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -22,81 +23,59 @@ import msgspec
 
 from epp.base.types import ApiKind
 from epp.request.client_names import bounded_name
-from epp.request.jsontext import weigh
+from epp.request.jsontext import units_of
 
 _BOM: Final = b"\xef\xbb\xbf"
-_DATA: Final = b"data:"
+_END: Final = re.compile(rb"\r?\n\r?\n")
+_LONGEST_END: Final = 4
+_DATA: Final = re.compile(rb"(?m)^data: ?(.*)$")
 MOST_LINES: Final = 200_000
 
 
 class EventSplitter:
     def __init__(self, *, max_event_bytes: int) -> None:
         self._max_event_bytes = max_event_bytes
-        self._line = bytearray()
-        """The line that has not ended."""
-        self._data: list[bytes] = []
-        self._data_bytes = 0
-        self._too_long = False
+        self._held = bytearray()
+        """The event that has not ended."""
+        self._skips = False
         """The current event passed the limit, so nothing of it is kept."""
         self._lines = 0
         self.dropped = False
         """Whether an event was dropped."""
 
     def feed(self, piece: bytes) -> list[bytes]:
+        held, events = self._held, []
+        start, at = max(0, len(held) - _LONGEST_END + 1), 0
+        held += piece
+        while self._lines <= MOST_LINES and (end := _END.search(held, start)):
+            events += self._event(bytes(held[at : end.start()]))
+            start = at = end.end()
+        del held[:at]
         if self._lines > MOST_LINES:
-            return []
-        *lines, rest = piece.split(b"\n")
-        events: list[bytes] = []
-        for line in lines:
-            self._end_line(bytes(self._line) + line, events)
-            self._line.clear()
-        self._line += rest
-        if len(self._line) + self._data_bytes > self._max_event_bytes:
-            self._drop()
-            self._line[:] = b":"  # neither blank, which would end the event, nor data
+            held.clear()
+        elif len(held) >= self._max_event_bytes + _LONGEST_END:
+            self._skips = self.dropped = True
+            del held[: 1 - _LONGEST_END]
         return events
 
     def finish(self) -> list[bytes]:
         """Return the event that the stream ended in, if any: some servers leave out the last blank line."""
-        events: list[bytes] = []
-        if self._line:
-            self._end_line(bytes(self._line), events)
-        self._end_event(events)
-        return events
+        return self._event(bytes(self._held).rstrip(b"\r\n"))
 
     def check_integrity(self) -> None:
-        assert len(self._line) + self._data_bytes <= self._max_event_bytes
-        assert self._data_bytes == sum(map(len, self._data)) + len(self._data)
-        assert not (self._too_long and self._data)
+        assert len(self._held) < self._max_event_bytes + _LONGEST_END
 
-    def _end_line(self, line: bytes, events: list[bytes]) -> None:
-        self._lines += 1
-        if self._lines > MOST_LINES:
-            self._drop()
-            return
-        line = line.removesuffix(b"\r")
-        if self._lines == 1:
-            line = line.removeprefix(_BOM)
-        if not line:
-            self._end_event(events)
-        elif line.startswith(_DATA) and not self._too_long:
-            value = line.removeprefix(_DATA).removeprefix(b" ")
-            self._data_bytes += len(value) + 1  # with the line feed before the next value
-            self._data.append(value)
-            if self._data_bytes > self._max_event_bytes:
-                self._drop()
-
-    def _end_event(self, events: list[bytes]) -> None:
-        if self._data:
-            events.append(b"\n".join(self._data))
-        self._data.clear()
-        self._data_bytes = 0
-        self._too_long = False
-
-    def _drop(self) -> None:
-        self._too_long = self.dropped = True
-        self._data.clear()
-        self._data_bytes = 0
+    def _event(self, text: bytes) -> list[bytes]:
+        """Return the data of an event, if it has any and may be read."""
+        skips, self._skips = self._skips, False
+        if self._lines == 0:
+            text = text.removeprefix(_BOM)
+        self._lines += text.count(b"\n") + 2  # with the blank line
+        if skips or len(text) > self._max_event_bytes or self._lines > MOST_LINES:
+            self.dropped = True
+            return []
+        data = b"\n".join(_DATA.findall(text.replace(b"\r\n", b"\n")))
+        return [data] if data else []
 
 
 MAX_EVENT_BYTES = 1 << 20
@@ -307,7 +286,7 @@ def _error_code(event: dict[str, object]) -> int | None:
 
 def _decoded(data: bytes) -> dict[str, object]:
     """Return a JSON object, else empty."""
-    if weigh(data).units > _MOST_UNITS:
+    if units_of(data) > _MOST_UNITS:
         return {}
     try:
         return _object(_DECODER.decode(data))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ from epp.protocol.health import NAME, Health
 from epp.transport.http2.grpc_messages import OK, Reply
 
 _EOF: Final[object] = grpc.aio.EOF
+_READ: Final = health_pb2.HealthCheckRequest.FromString
+_WRITE: Final = health_pb2.HealthCheckResponse.SerializeToString
 
 
 class GrpcioTransport:
@@ -34,17 +36,20 @@ class GrpcioTransport:
         self._health = health
         self._listen = listen
         self._server: grpc.aio.Server | None = None
-        self._writing_late: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
         server = self._server = grpc.aio.server(options=self._options())
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
+        process: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
+        health: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check, _READ, _WRITE),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, _READ, _WRITE),
+        }
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
-        )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(NAME, self._health_handlers()),)
+            (
+                grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
+                grpc.method_handlers_generic_handler(NAME, health),
+            )
         )
         port = self._bind(server)
         await server.start()
@@ -58,17 +63,6 @@ class GrpcioTransport:
 
     def check_integrity(self) -> None:
         """Check nothing, because gRPC keeps the state."""
-
-    def _health_handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Return the methods of the health service."""
-        read, write = (
-            health_pb2.HealthCheckRequest.FromString,
-            health_pb2.HealthCheckResponse.SerializeToString,
-        )
-        return {
-            "Check": grpc.unary_unary_rpc_method_handler(self._check, read, write),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, read, write),
-        }
 
     async def _check(self, request: Any, _: Any) -> Any:
         return health_pb2.HealthCheckResponse(status=self._health.status(request.service))
@@ -84,11 +78,6 @@ class GrpcioTransport:
                 await changed.wait()
         finally:
             stop_following()
-
-    def _written_late(self, task: asyncio.Task[None]) -> None:
-        """Forget a late answer that was written. If its stream has ended, no peer is left for a report."""
-        self._writing_late.discard(task)
-        _look_at(task)
 
     def _options(self) -> list[tuple[str, int]]:
         return [
@@ -121,7 +110,7 @@ class GrpcioTransport:
         task = asyncio.current_task()
         assert task is not None
         streams = self._streams
-        call = _Call(context, task, self._write_late)
+        call = _Call(context, task)
         conversation = Conversation(streams, call)
         broken = False
         try:
@@ -149,28 +138,19 @@ class GrpcioTransport:
         if call.refused:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, call.refused)
 
-    def _write_late(self, call: _Call) -> None:
-        """Write an answer that is ready only after the message that it answers was handled."""
-        writing = asyncio.get_running_loop().create_task(call.write(), name="late answer")
-        self._writing_late.add(writing)
-        writing.add_done_callback(self._written_late)
-
 
 class _Call:
-    """One call as a `calls.Caller`. Answers to a message are written after the message was handled."""
+    """One call as a `calls.Caller`. Answers to a message are written after the message was handled. An answer
+    that is ready only later, while the task waits for the data plane, is written by a task of its own.
+    """
 
-    def __init__(
-        self,
-        context: grpc.aio.ServicerContext[bytes, bytes],
-        task: asyncio.Task[None],
-        write_late: Callable[[_Call], None],
-    ) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes], task: asyncio.Task[None]) -> None:
         self._context = context
         self._task = task
-        self._write_late = write_late
         self._reading = False
         """Whether the task waits for the data plane."""
         self._unwritten: deque[bytes] = deque()
+        self._late: set[asyncio.Future[None]] = set()
         self._writing = asyncio.Lock()
         """gRPC takes one message of a call at a time."""
         self.is_open = True
@@ -191,7 +171,10 @@ class _Call:
     def send(self, message: bytes) -> None:
         self._unwritten.append(message)
         if self._reading and len(self._unwritten) == 1:
-            self._write_late(self)
+            writing = asyncio.ensure_future(self.write())
+            self._late.add(writing)
+            writing.add_done_callback(self._late.discard)
+            writing.add_done_callback(_look_at)
 
     def reply(self, reply: Reply) -> None:
         """Do nothing: every message goes to the conversation, which answers in the same way."""
@@ -207,8 +190,13 @@ class _Call:
             self._task.cancel()
 
     async def read(self) -> Any:
+        """Return the next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
+        (grpc/grpc#43360).
+        """
         self._reading = True
-        data = await _read(self._context)
+        reading = asyncio.ensure_future(self._context.read())
+        reading.add_done_callback(_look_at)
+        data = await asyncio.shield(reading)
         self._reading = False
         return data
 
@@ -219,19 +207,7 @@ class _Call:
                 await self._context.write(self._unwritten.popleft())
 
 
-async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:
-    """Return the next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
-    (grpc/grpc#43360).
-    """
-    reading = asyncio.ensure_future(context.read())
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        reading.add_done_callback(_look_at)
-        raise
-
-
-def _look_at(reading: asyncio.Future[Any]) -> None:
-    """Read the task's exception: no other code awaits this task any more, and asyncio would log the error."""
-    if not reading.cancelled():
-        reading.exception()
+def _look_at(done: asyncio.Future[Any]) -> None:
+    """Read the exception: if no other code awaits this task any more, asyncio would log it as an error."""
+    if not done.cancelled():
+        done.exception()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
 from epp.request._jsontext import plain_messages
-from epp.request.jsontext import MOST_UNITS, weigh
+from epp.request.jsontext import MOST_UNITS, too_costly
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request, plain_chat
 
@@ -117,7 +117,7 @@ COSTLY = (
 @pytest.mark.parametrize("body", COSTLY, ids=("messages", "escapes", "fields", "spaces", "long"))
 def test_a_plain_chat_that_is_too_costly_is_left_unread(body: bytes) -> None:
     assert plain_messages(body, ANY_COUNT) is not None
-    assert weigh(body).too_costly
+    assert too_costly(body)
     assert (plain_chat(body), parse_request(PATH, body).unread) == (None, COSTLY_BODY)
 
 
