@@ -16,7 +16,7 @@ from epp.picker.flow.queues import OTHERS
 _WINDOW_S = 10.0
 _MOST_S = 3600
 """The longest Retry-After, and the longest wait in the saturation: a server that computes nothing may seem
-busy for ever.
+busy for ever, and every request may be refused.
 """
 _MOMENT_S = 0.05
 """Tokens that are added within this time count as added at its beginning. The error is half a percent of the
@@ -94,7 +94,7 @@ class Pace:
             drain_s = goal_s
         waited = (min(wait_s, _MOST_S) + drain_s) / goal_s
         excess = self._excess(now=now)
-        return max(waited, excess) if excess > 1 else waited
+        return min(max(waited, excess), _MOST_S / goal_s) if excess > 1 else waited
 
     def _drain_s(self, tokens: float, *, now: float) -> float | None:
         """Return how long it takes until this picker has let this many tokens go. None means that this is

@@ -117,6 +117,14 @@ def test_saturation_is_0_again_once_no_request_comes() -> None:
     assert gate.flow.saturation(now=15.0) == 0.0
 
 
+def test_saturation_stays_a_number_for_people_if_every_request_is_refused() -> None:
+    gate = gateway(Flow(deadline_seconds=2.0, goal_seconds=2.0))
+    for _ in range(14):
+        gate.offer(Ask(10**6), now=0.0)
+    assert len(gate.refused) == 14
+    assert gate.flow.saturation(now=0.1) == 1800, "an hour, divided by the goal"
+
+
 def test_saturation_is_under_1_if_the_fleet_keeps_up() -> None:
     gate = gateway(Flow(deadline_seconds=2.0))
     for n in range(100):
