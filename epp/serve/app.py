@@ -35,7 +35,7 @@ from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.http_events import BodyRoom
 from epp.serve import parts
-from epp.serve.envoy import eds, sds
+from epp.serve.envoy import files
 from epp.serve.inputs import certificate_watch, load_inputs, watchers
 from epp.serve.state_report import dry_run_of, status_of
 from epp.serve.upkeep import Upkeep
@@ -184,7 +184,7 @@ class App:
         """
         try:
             if self._eds_file is not None:
-                sds.write(self._config)
+                files.write_secrets(self._config)
             if self._cluster is None:
                 self._on_endpoints_file(self._inputs.listed)
             elif self._eds_file is not None and not self._eds_file.exists():
@@ -194,7 +194,7 @@ class App:
 
     def _write_eds(self, endpoints: Sequence[Endpoint]) -> None:
         if self._eds_file is not None:
-            eds.write(self._eds_file, endpoints)
+            files.write_endpoints(self._eds_file, endpoints)
 
     # -- while it runs ---------------------------------------------------------------------------------------
 

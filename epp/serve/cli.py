@@ -21,7 +21,7 @@ from epp.observe.recording import command as recording
 from epp.observe.telemetry.logs import setup_logging
 from epp.serve import preflight, process
 from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.envoy.replacing import write_if_changed
+from epp.serve.envoy.files import write_if_changed
 from epp.serve.words import WordsParser, completion
 from epp.serve.workers import Supervisor
 

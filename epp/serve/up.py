@@ -34,7 +34,7 @@ from epp.base.types import Address
 from epp.config.settings import Config, load_config
 from epp.serve.app import App
 from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.envoy.replacing import write_if_changed
+from epp.serve.envoy.files import write_if_changed
 from epp.serve.process import follow_parent
 
 _log = logging.getLogger("epp.up")

@@ -17,7 +17,7 @@ import pytest
 from epp.base.types import SERVER_HEADERS
 from epp.config.policy import load_policy
 from epp.config.settings import Config, load_config
-from epp.serve.envoy import sds
+from epp.serve.envoy import files
 from epp.serve.envoy.bootstrap import bootstrap
 from epp.serve.preflight import contradictions
 from tests.charts.rendering import (
@@ -223,8 +223,10 @@ def test_envoy_starts_with_the_bootstrap_that_the_init_container_makes(helm: Hel
     spec = of_kind(helm.render_set(value_set("gateway-production")), "Deployment")["spec"]["template"]["spec"]
     assert [port["containerPort"] for port in spec["containers"][0]["ports"]] == ports
     assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
-    for name in (sds.GATEWAY_IDENTITY, sds.CLIENT_TRUST):
-        assert sds.path(config, name).startswith("/run/prefix-gateway/"), "both containers see this folder"
+    for name in (files.GATEWAY_IDENTITY, files.CLIENT_TRUST):
+        assert files.secret_path(config, name).startswith("/run/prefix-gateway/"), (
+            "both containers see this folder"
+        )
 
 
 def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from epp.config.settings import Config
-from epp.serve.envoy import eds
+from epp.serve.envoy import files
 from tests.dialects.scripted import AgentGateway, NginxGatewayFabric, running_scripted
 from tests.dialects.shapes import Shape
 from tests.harness.backend import Backend, running_backend
@@ -176,7 +176,7 @@ async def _gateway(
         return
     # The gateway knows the servers without the picker, as it would from its control plane.
     file = directory / "eds.json"
-    eds.write(file, as_endpoints([b.address for b in backends]))
+    files.write_endpoints(file, as_endpoints([b.address for b in backends]))
     envoy = msgspec.structs.replace(config.envoy, eds_file=str(file), max_heap_bytes=0)
     as_own = msgspec.structs.replace(config, dialect="auto", envoy=envoy)
     document = bootstrap_document(as_own)

@@ -19,7 +19,7 @@ import yaml
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.settings import Config, load_config
-from epp.serve.envoy import eds
+from epp.serve.envoy import files
 from tests.harness.backend import Backend, running_backend
 from tests.harness.client import Client, OpenReply, http_client
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, running_envoy
@@ -276,7 +276,7 @@ class EnvoyBench:
     async def set_endpoints(self, addresses: Iterable[Address]) -> None:
         """Write the file that Envoy watches, and wait until Envoy has exactly these endpoints."""
         listed = list(addresses)
-        eds.write(Path(self.config.envoy.eds_file), as_endpoints(listed))
+        files.write_endpoints(Path(self.config.envoy.eds_file), as_endpoints(listed))
         await self.envoy.wait_endpoints({str(address) for address in listed})
 
 
@@ -307,7 +307,9 @@ async def running_bootstrap(
             await stack.enter_async_context(running_fake_picker(address))
             for address in config.listen.addresses(workers=workers)
         ]
-        eds.write(Path(config.envoy.eds_file), as_endpoints([*(b.address for b in listed), *extra]))
+        files.write_endpoints(
+            Path(config.envoy.eds_file), as_endpoints([*(b.address for b in listed), *extra])
+        )
         envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
         client = await stack.enter_async_context(http_client(envoy.url))
         yield EnvoyBench(config, listed, pickers, envoy, client)

@@ -13,7 +13,7 @@ import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.settings import Config
-from epp.serve.envoy import eds
+from epp.serve.envoy import files
 from tests.harness.gateway import PickerProcess, config_in
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until
@@ -42,7 +42,7 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
     )
     eds_file = Path(config.envoy.eds_file)
     if known:
-        eds.write(eds_file, [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
+        files.write_endpoints(eds_file, [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
     before = eds_file.read_bytes() if known else b""
     args = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "config.yaml")]
     async with (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from epp.serve.envoy.eds import render
+from epp.serve.envoy.files import render_endpoints
 from tests.harness.backend import running_backend
 from tests.harness.envoy import MODEL_SERVERS
 from tests.harness.gateway import EnvoyBench
@@ -47,7 +47,7 @@ async def test_a_removed_endpoint_finishes_its_running_answers(bench: EnvoyBench
 async def test_a_broken_file_changes_no_endpoint(bench: EnvoyBench) -> None:
     path = Path(bench.config.envoy.eds_file)
     broken = path.with_suffix(".broken")
-    broken.write_bytes(render([])[:40])
+    broken.write_bytes(render_endpoints([])[:40])
     rejected = f"{MODEL_SERVERS}update_failure"
     before = await bench.envoy.stat(rejected) + await bench.envoy.stat(f"{MODEL_SERVERS}update_rejected")
     broken.replace(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.serve.envoy import eds, sds
+from epp.serve.envoy import files
 from tests.harness.backend import running_backend
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.client import http_client
@@ -100,8 +100,8 @@ async def test_envoy_asks_the_picker_over_tls_and_no_plain_picker_at_its_address
         running_backend("s0") as backend,
         running_fake_picker(address, credentials=credentials) as picker,
     ):
-        eds.write(Path(config.envoy.eds_file), as_endpoints([backend.address]))
-        sds.write(config)
+        files.write_endpoints(Path(config.envoy.eds_file), as_endpoints([backend.address]))
+        files.write_secrets(config)
         async with running_envoy(config, directory=tmp_path) as envoy, http_client(envoy.url) as client:
             assert envoy.url.startswith("https:")
             assert (await client.complete()).status == 200

@@ -26,8 +26,7 @@ from epp.base.errors import (
 )
 from epp.base.types import SERVER_HEADERS, Address
 from epp.config.settings import Config
-from epp.serve.envoy import sds
-from epp.serve.envoy.sds import Message
+from epp.serve.envoy import files
 
 _TEMPLATE: Final = Path(__file__).with_name("bootstrap.yaml")
 
@@ -72,8 +71,8 @@ def _values(config: Config) -> dict[str, Any]:
     other settings. None: it is not set.
     """
     envoy, picker, traced = config.envoy, config.listen, config.envoy.tracing
-    eds_file, secrets = sds.absolute(envoy.eds_file), sds.references(config)
-    client = secrets.get(sds.PICKER_CLIENT)
+    eds_file, secrets = files.absolute(envoy.eds_file), files.secret_references(config)
+    client = secrets.get(files.PICKER_CLIENT)
     return {
         **msgspec.structs.asdict(envoy),
         "admin": _address(envoy.admin),
@@ -86,23 +85,23 @@ def _values(config: Config) -> dict[str, Any]:
             }
             for path in config.closed_paths
         ],
-        "client_trust": secrets.get(sds.CLIENT_TRUST),
+        "client_trust": secrets.get(files.CLIENT_TRUST),
         "codec": "AUTO" if envoy.http2_cleartext or envoy.tls else "HTTP1",
         "collector": _socket_address(*traced.address) if traced else None,
         "eds_file": eds_file,
-        "eds_folder": sds.directory_of(eds_file),
+        "eds_folder": files.directory_of(eds_file),
         "error_replies": _error_replies(),
         "extra_http_filters": list(envoy.extra_http_filters),
-        "gateway_identity": secrets.get(sds.GATEWAY_IDENTITY),
+        "gateway_identity": secrets.get(files.GATEWAY_IDENTITY),
         "header_timeout": _seconds(envoy.header_timeout_seconds),
         "heap_refresh": "0.1s" if envoy.max_heap_bytes else None,
         "listen": _address(envoy.listen),
         "max_message_timeout": _seconds(envoy.own_max_message_timeout_s),
         "message_timeout": _seconds(envoy.message_timeout_seconds),
         "picker_client": [client] if client else None,
-        "picker_trust": secrets.get(sds.PICKER_TRUST),
+        "picker_trust": secrets.get(files.PICKER_TRUST),
         "request_timeout": _seconds(envoy.request_timeout_seconds),
-        "require_client_certificate": sds.CLIENT_TRUST in secrets or None,
+        "require_client_certificate": files.CLIENT_TRUST in secrets or None,
         "sampled_of_a_million": round(traced.sample_percent * 10_000) if traced else None,
         "server_headers": [{"remove": header} for header in SERVER_HEADERS],
         "service_name": traced.service_name if traced else None,
@@ -132,7 +131,7 @@ def _filled(node: Any, values: Mapping[str, Any]) -> Any:
     return node
 
 
-def _error_replies() -> list[Message]:
+def _error_replies() -> list[files.Message]:
     """Return how Envoy writes its own errors: as JSON that the clients of OpenAI's and of Anthropic's API
     parse. The first whose filter matches decides. The picker's own answers pass unchanged, because their
     details begin with `DETAILS`. A status that is not in the table gets a general text.
@@ -151,7 +150,7 @@ def _error_replies() -> list[Message]:
     ]
 
 
-def _details(expression: str) -> Message:
+def _details(expression: str) -> files.Message:
     kind = "type.googleapis.com/envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
     return {
         "extension_filter": {
@@ -161,13 +160,13 @@ def _details(expression: str) -> Message:
     }
 
 
-def _status(status: int, comparison: Literal["EQ", "GE"]) -> Message:
+def _status(status: int, comparison: Literal["EQ", "GE"]) -> files.Message:
     # Envoy requires the name of a runtime setting that could change the number. The setting stays unset.
     value = {"default_value": status, "runtime_key": f"gateway.error_{status}"}
     return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
 
 
-def _body(error_type: str, code: str, message: str) -> Message:
+def _body(error_type: str, code: str, message: str) -> files.Message:
     error = {"message": message, "type": error_type, "param": None, "code": code}
     # The extra `type`, which OpenAI's clients ignore, lets Anthropic's clients read it too.
     body = {"json_format": {"type": "error", "error": error}, "content_type": "application/json"}
@@ -185,7 +184,7 @@ def _seconds(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".") + "s"
 
 
-def _address(text: str) -> Message:
+def _address(text: str) -> files.Message:
     """Return an address from `ip:port` or `unix:/path`."""
     if text.startswith("unix:"):
         return {"pipe": {"path": text.removeprefix("unix:")}}
@@ -193,5 +192,5 @@ def _address(text: str) -> Message:
     return _socket_address(parsed.host, parsed.port)
 
 
-def _socket_address(host: str, port: int) -> Message:
+def _socket_address(host: str, port: int) -> files.Message:
     return {"socket_address": {"address": host, "port_value": port}}

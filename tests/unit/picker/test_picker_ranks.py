@@ -9,7 +9,7 @@ import pytest
 from epp.base.errors import NoEndpointError
 from epp.base.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
 from epp.picker.decision import Question
-from epp.serve.envoy.eds import render
+from epp.serve.envoy.files import render_endpoints
 from tests.unit.picker.picker_questions import ELSEWHERE, a_picker, ask, in_flight, serve, text
 
 FRONT, OTHER = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
@@ -55,6 +55,6 @@ def test_the_subset_names_fronts() -> None:
 
 
 def test_the_file_for_envoy_has_only_fronts() -> None:
-    told = render(ranks())
+    told = render_endpoints(ranks())
     assert told.count(b'"address": "10.0.0.1"') == 1
     assert b"8001" not in told

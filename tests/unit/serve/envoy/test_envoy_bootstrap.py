@@ -21,7 +21,7 @@ from epp.config.envoy import Envoy, EnvoyTracing
 from epp.config.listening import Listen
 from epp.config.settings import Config
 from epp.config.tls import Tls
-from epp.serve.envoy import sds
+from epp.serve.envoy import files
 from epp.serve.envoy.bootstrap import bootstrap
 from tests.harness.certificate import write_tls
 
@@ -131,7 +131,7 @@ def test_real_envoy_accepts_the_bootstrap(tmp_path: Path, envoy: Envoy, listen: 
 def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
     tls = write_tls(tmp_path, mutual=True)
     config = config_in(tmp_path, envoy=Envoy(tls=tls), listen=Listen(tls=tls))
-    sds.write(config)
+    files.write_secrets(config)
     validate(bootstrap(config), tmp_path)
 
 

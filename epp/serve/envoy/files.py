@@ -1,0 +1,155 @@
+"""Writes the files that Envoy follows: the endpoints (EDS), and where its certificates are (SDS).
+
+A reader sees the old text or the new one, never a part. The composition root writes the files before Envoy
+starts, since Envoy does not start without them, and the endpoints at each change. The endpoints file does not
+contain their health: Envoy must know every endpoint that may still be picked, and only the picker judges
+health.
+
+Envoy reads certificates that the bootstrap names only once, at its start. After a renewal it would no longer
+trust the picker, and every request would bypass the picker unnoticed. If a file names the certificates, Envoy
+follows their changes. These files hold only names, no keys. `bootstrap` asks for the references.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import xxhash
+
+from epp.base.types import Endpoint
+from epp.config.settings import Config
+from epp.config.tls import Tls
+
+Message = dict[str, Any]
+"""A message of Envoy, with the names of the fields as in Envoy's own documentation."""
+
+MODEL_SERVERS: Final = "model-servers"
+"""Cluster of the model servers, as in `bootstrap.yaml`."""
+
+GATEWAY_IDENTITY: Final = "gateway-identity"
+"""The certificate that the gateway shows its clients."""
+
+CLIENT_TRUST: Final = "client-trust"
+"""The CA that signed the certificates of the gateway's clients."""
+
+PICKER_TRUST: Final = "picker-trust"
+"""The CA that signed the picker's certificate."""
+
+PICKER_CLIENT: Final = "picker-client"
+"""The certificate that Envoy shows the picker."""
+
+_ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+_CERTIFICATE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+
+
+def write_if_changed(path: Path, text: bytes) -> bool:
+    """Make the file contain `text`. Return False if it already did. Raise OSError if it cannot be written.
+    The text is compared with the current content of the file, so a change by another program is overwritten.
+    """
+    try:
+        if path.read_bytes() == text:
+            return False
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # The new file is in the same directory, because a rename across file systems copies, and Envoy could read
+    # a half copy.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)  # Envoy may run as another user
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return True
+
+
+def write_endpoints(path: Path, endpoints: Iterable[Endpoint]) -> bool:
+    """Make the file contain `endpoints`. Return False if it already did. Raise OSError if it cannot be
+    written. Only one process may write the file.
+    """
+    return write_if_changed(path, render_endpoints(endpoints))
+
+
+def render_endpoints(endpoints: Iterable[Endpoint]) -> bytes:
+    """Return a discovery response in JSON, with each address once. Equal endpoints give equal bytes. It has
+    only endpoints that may be destinations.
+    """
+    answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
+    hosts = sorted((a.host, a.port) for a in answering)
+    addresses = [{"socket_address": {"address": host, "port_value": port}} for host, port in hosts]
+    resource = {
+        "@type": _ASSIGNMENT,
+        "cluster_name": MODEL_SERVERS,
+        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": each}} for each in addresses]}],
+    }
+    version = xxhash.xxh3_64_hexdigest(json.dumps(resource, sort_keys=True).encode())
+    return json.dumps({"version_info": version, "resources": [resource]}, indent=1).encode() + b"\n"
+
+
+def secret_path(config: Config, name: str) -> str:
+    """Return the path of the file that names a certificate."""
+    return str(PurePath(absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
+
+
+def secret_references(config: Config) -> dict[str, Message]:
+    """Return how the bootstrap names each certificate of `config`, by its name."""
+    return {
+        name: {"name": name, "sds_config": {"path_config_source": {"path": secret_path(config, name)}}}
+        for name in _secrets(config)
+    }
+
+
+def write_secrets(config: Config) -> None:
+    """Write every file that the bootstrap of `config` names. Raises OSError if a file cannot be written."""
+    for name, secret in _secrets(config).items():
+        text = json.dumps({"resources": [{"@type": _CERTIFICATE, "name": name, **secret}]}, indent=1)
+        write_if_changed(Path(secret_path(config, name)), text.encode() + b"\n")
+
+
+def absolute(path: str) -> str:
+    """Return the path from the root, because Envoy may be started from another directory than the picker."""
+    return os.path.abspath(path)  # noqa: PTH100 - resolves no links: a mounted file may be one
+
+
+def directory_of(path: str) -> Message:
+    """Return the directory of an absolute path. Envoy watches a directory and not a file, because both a
+    rename and the links of a secret in Kubernetes replace a whole file, and only the directory shows this.
+    """
+    return {"path": str(PurePath(path).parent)}
+
+
+def _secrets(config: Config) -> dict[str, Message]:
+    found: dict[str, Message] = {}
+    if clients := config.envoy.tls:
+        found[GATEWAY_IDENTITY] = _identity(clients)
+        if clients.client_ca_file:
+            found[CLIENT_TRUST] = _trust(clients.client_ca_file)
+    if picker := config.listen.tls:
+        # The picker has the same configuration. Without a CA, its own certificate is trusted.
+        found[PICKER_TRUST] = _trust(picker.ca_file or picker.cert_file)
+        if picker.client_ca_file:
+            found[PICKER_CLIENT] = _identity(picker)
+    return found
+
+
+def _identity(tls: Tls) -> Message:
+    chain, key = absolute(tls.cert_file), absolute(tls.key_file)
+    return {
+        "tls_certificate": {
+            "certificate_chain": {"filename": chain},
+            "private_key": {"filename": key},
+            "watched_directory": directory_of(chain),
+        }
+    }
+
+
+def _trust(ca_file: str) -> Message:
+    ca = absolute(ca_file)
+    return {"validation_context": {"trusted_ca": {"filename": ca}, "watched_directory": directory_of(ca)}}
