@@ -343,7 +343,10 @@ class Peer(asyncio.Protocol):
             else:
                 handler.half_closed(now=now)
         except Exception:  # noqa: BLE001 - whatever it is, the others go on
-            self._broken(event.stream_id, now=now)
+            _log.exception("a call failed")
+            self.connection.end(event.stream_id, UNKNOWN, "the service failed")
+            self._gone(event.stream_id, now=now, broken=True)
+            self.flush_soon()
 
     def _later(self) -> None:
         """Let the remaining work wait for the next turn. If the work is frames or many bytes, nothing more is
@@ -390,18 +393,10 @@ class Peer(asyncio.Protocol):
         handler = self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
         self.urgent = self.urgent or handler.urgent
 
-    def _broken(self, stream_id: int, *, now: float) -> None:
-        """End only the call in whose handler the bug is. This is called while the exception is handled."""
-        _log.exception("a call failed")
-        handler = self._handlers.get(stream_id)
-        self.end(stream_id, UNKNOWN, "the service failed")
-        if handler is not None:
-            handler.gone(now=now, broken=True)
-
-    def _gone(self, stream_id: int, *, now: float) -> None:
+    def _gone(self, stream_id: int, *, now: float, broken: bool = False) -> None:
         handler = self._forget(stream_id)
         if handler is not None:
-            handler.gone(now=now, broken=False)
+            handler.gone(now=now, broken=broken)
 
     def _forget(self, stream_id: int) -> Handler | None:
         """Forget the call, since no caller waits for its answer any more."""

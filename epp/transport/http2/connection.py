@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.control import ControlFrames, Faults, TimeLimits
+from epp.transport.http2.control import Control, Faults
 from epp.transport.http2.data_parts import DataParts, replied
 from epp.transport.http2.frames import (
     HEAD_BYTES,
@@ -33,7 +33,6 @@ from epp.transport.http2.frames import (
     unpack_head,
 )
 from epp.transport.http2.grpc_messages import (
-    INTERNAL,
     OK,
     PREFIX_BYTES,
     Event,
@@ -83,10 +82,9 @@ class Connection:
         self._streams = self._table.by_number
         self._windows = self._table.windows
         self._faults = Faults(self._table, limits)
-        self._control = ControlFrames(self._table, self._faults)
         self._data_parts = DataParts(limits, held, self._table, self._faults)
         self._header_parts = HeaderParts(limits)
-        self._times = TimeLimits(limits, self._table, self._faults, self._control, self._header_parts)
+        self._control = Control(limits, self._table, self._faults, self._header_parts)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
         self.closing = False
@@ -186,7 +184,7 @@ class Connection:
         if not self.over:
             self._table.now = now
             try:
-                self._times.check(read_at=self._read_at)
+                self._control.check(read_at=self._read_at)
                 self.closing = self._control.leaving
             except FrameError as error:
                 self._fail(error.code, error.reason)
@@ -314,21 +312,21 @@ class Connection:
 
     def _on_header_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == Kind.HEADERS and flags & _FORM == Flag.END_HEADERS:
-            self._on_headers(number, payload, ends=flags & _END_STREAM != 0, depends_on_itself=False)
+            self._on_headers(number, payload, ends=flags & _END_STREAM != 0)
             return
         self._faults.too_many("header_flood")
         parts = self._header_parts
         block = parts.take(kind, flags, number, payload, now=self._table.now)
         self._only = _CONTINUATION if block is None else _ANY
         if block is not None:
-            self._on_headers(number, block, ends=parts.ends, depends_on_itself=parts.depends_on_itself)
+            self._on_headers(number, block, ends=parts.ends)
 
-    def _on_headers(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+    def _on_headers(self, number: int, block: bytes, *, ends: bool) -> None:
         if not number % 2:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
         try:
             if number > self._table.last_id:
-                self._open(number, block, ends=ends, depends_on_itself=depends_on_itself)
+                self._open(number, block, ends=ends)
             else:
                 self._on_trailers(number, block, ends=ends)
         except ListTooLargeError as too_large:
@@ -338,10 +336,10 @@ class Connection:
         except MalformedRequestError:
             self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
-    def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+    def _open(self, number: int, block: bytes, *, ends: bool) -> None:
         before, self._table.last_id = self._table.last_id, number
         request = self._headers.known.get(block) or self._headers.request(self._paid(block))
-        if depends_on_itself or (ends and request.declared_bytes):
+        if ends and request.declared_bytes:
             raise MalformedRequestError
         if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
             self._table.last_id = before if self._control.left_for_good else number
@@ -355,12 +353,6 @@ class Connection:
             self._faults.refuse(stream, request.refuse_status)
             return
         self._table.events.append(Opened(number, request))
-        if request.bad_timeout:
-            self._faults.give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
-            return
-        if request.timeout_s is not None:
-            stream.deadline = self._table.now + request.timeout_s
-            self._table.timed[number] = stream
         if ends:
             self._table.events.append(HalfClosed(number))
 

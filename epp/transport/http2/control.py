@@ -13,7 +13,7 @@ from typing import Final
 
 from epp.transport.http2 import frames
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, Setting
-from epp.transport.http2.grpc_messages import DEADLINE_EXCEEDED, BadMessageError, Fault, Gone
+from epp.transport.http2.grpc_messages import BadMessageError, Fault, Gone
 from epp.transport.http2.headers import HeaderParts, refusal
 from epp.transport.http2.streams import State, Stream, StreamTable
 
@@ -132,14 +132,19 @@ _FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
 _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 
 
-class ControlFrames:
+class Control:
     """Knows what the peer knows of us: whether it has acknowledged our settings, and how far it knows that we
-    leave. Every method that handles a frame may raise FrameError.
+    leave. Every method that handles a frame or checks the time may raise FrameError.
     """
 
-    def __init__(self, streams: StreamTable, faults: Faults) -> None:
+    def __init__(self, limits: Limits, streams: StreamTable, faults: Faults, parts: HeaderParts) -> None:
+        self._limits = limits
         self._streams = streams
         self._faults = faults
+        self._header_parts = parts
+        self._started = streams.now
+        self._asked_at: float | None = None
+        """When a quiet peer got a PING that it has not answered."""
         self.settings_seen = False
         """The preface of the peer is complete: its first SETTINGS have come."""
         self.settings_acked = False
@@ -183,8 +188,6 @@ class ControlFrames:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
         if len(payload) != 5:
             self._faults.stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        elif frames.read_u32(payload)[0] & frames.MAX_STREAM_ID == number:
-            self._faults.stream_error(number, Code.PROTOCOL_ERROR, "depends_on_itself")
 
     def _on_reset(self, number: int) -> None:
         stream = self._streams.by_number.get(number)
@@ -236,21 +239,6 @@ class ControlFrames:
         if len(payload) < 8:
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
 
-
-class TimeLimits:
-    """Every method may raise FrameError."""
-
-    def __init__(
-        self, limits: Limits, streams: StreamTable, faults: Faults, control: ControlFrames, parts: HeaderParts
-    ) -> None:
-        self._limits = limits
-        self._streams = streams
-        self._faults = faults
-        self._header_parts = parts
-        self._control = control
-        self._started = streams.now
-        self._asked_at: float | None = None
-
     def check(self, *, read_at: float) -> None:
         """Check all limits at `streams.now`. read_at: when the peer's last bytes were read."""
         now = self._streams.now
@@ -260,10 +248,10 @@ class TimeLimits:
 
     def _check_hello(self, now: float) -> None:
         limits = self._limits
-        if not self._control.settings_seen:
+        if not self.settings_seen:
             if now - self._started > limits.hello_s:
                 raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        elif not self._control.settings_acked and now - self._started > limits.settings_s:
+        elif not self.settings_acked and now - self._started > limits.settings_s:
             raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
         since = self._header_parts.since
         if since is not None and now - since > limits.header_s:
@@ -275,12 +263,6 @@ class TimeLimits:
         streams.unfinished.torn.clear()
         for stream in torn:
             self._end_torn(stream)
-        for stream in [s for s in streams.timed.values() if s.deadline is not None and s.deadline <= now]:
-            del streams.timed[stream.number]
-            stream.deadline = None
-            if stream.end is None:
-                streams.events.append(Gone(stream.number, "deadline"))
-                streams.end(stream, DEADLINE_EXCEEDED, "the call's time is over")
         for stream in [s for s in streams.lingering.values() if s.lingers_until and s.lingers_until <= now]:
             streams.send_reset(stream.number, Code.NO_ERROR)
             streams.forget(stream)
@@ -301,7 +283,7 @@ class TimeLimits:
         """
         quiet_s = now - read_at
         if not self._streams.by_number and quiet_s > self._limits.idle_s:
-            self._control.leave()
+            self.leave()
             if quiet_s > self._limits.idle_s + self._limits.answer_s:
                 raise FrameError(Code.NO_ERROR, "peer_gone")
         elif not self._streams.by_number or quiet_s <= self._limits.quiet_s:

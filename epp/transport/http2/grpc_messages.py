@@ -31,7 +31,6 @@ Reply = Callable[[bytes, int, int], bytes | None]
 OK: Final = 0
 UNKNOWN: Final = 2
 INVALID_ARGUMENT: Final = 3
-DEADLINE_EXCEEDED: Final = 4
 RESOURCE_EXHAUSTED: Final = 8
 UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13

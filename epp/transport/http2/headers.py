@@ -18,7 +18,7 @@ from urllib.parse import quote
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 from msgspec import Struct
 
-from epp.transport.http2.frames import MAX_STREAM_ID, Code, Flag, FrameError, Kind, Limits, read_u32
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits
 
 _KEPT_BLOCKS: Final = 256
 _KEPT_BYTES: Final = 1024
@@ -32,8 +32,6 @@ _NAME: Final = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+").fullmatch
 _BAD_VALUE: Final = re.compile(rb"[\0\r\n]").search
 _TOO_MANY_RESIZES: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\0-\x7f]){3}").match
 """Three changes of the table's size at the beginning of a block. RFC 7541, section 4.2, allows two."""
-_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])").fullmatch
-_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 class UnreadableBlockError(Exception):
@@ -54,9 +52,6 @@ class Request(Struct, frozen=True, gc=False):
     path: str
     refuse_status: int = 0
     """HTTP status of the refusal if the request is not a gRPC call. 0: it is a gRPC call."""
-    timeout_s: float | None = None
-    """How long the caller waits. None: the caller did not state a time."""
-    bad_timeout: bool = False
     declared_bytes: int | None = None
     """Content-Length."""
     traceparent: str = ""
@@ -126,8 +121,6 @@ class HeaderParts:
         """The stream of the latest block."""
         self.ends = False
         """Whether this block ends the peer's side of the stream."""
-        self.depends_on_itself = False
-        """Whether the priority of this stream names the stream itself."""
         self._block = bytearray()
         self._frames = 0
 
@@ -153,9 +146,6 @@ class HeaderParts:
             start += 5
         if end < start:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_padding")
-        self.depends_on_itself = (
-            bool(flags & Flag.PRIORITY) and read_u32(payload, start - 5)[0] & MAX_STREAM_ID == number
-        )
         self.number, self.ends = number, bool(flags & Flag.END_STREAM)
         self._block, self._frames = bytearray(payload[start:end]), 1
 
@@ -189,22 +179,12 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
     length = found.get(b"content-length")
     if length is not None and not (length.isdigit() and len(length) < 19):
         raise MalformedRequestError("content-length")
-    wanted = found.get(b"grpc-timeout")
-    timeout_s = None if wanted is None else read_timeout(wanted)
     return Request(
         path=pseudo[b":path"].decode("latin-1"),
         refuse_status=_refuse_status(pseudo[b":method"], found.get(b"content-type", b"")),
-        timeout_s=timeout_s,
-        bad_timeout=wanted is not None and timeout_s is None,
         declared_bytes=None if length is None else int(length),
         traceparent=found.get(b"traceparent", b"").decode("latin-1"),
     )
-
-
-def read_timeout(text: bytes) -> float | None:
-    """Return the seconds of a `grpc-timeout`. None: the text is not a valid timeout."""
-    match = _TIMEOUT(text)
-    return None if match is None else int(match[1]) * _UNIT_S[match[2]]
 
 
 def _refuse_status(method: bytes, content_type: bytes) -> int:

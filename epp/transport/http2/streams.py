@@ -43,7 +43,7 @@ class Stream:
     """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
     __slots__ = (
-        "answered", "assembly", "backlog", "credit", "deadline", "declared", "end", "lingers_until", "number",
+        "answered", "assembly", "backlog", "credit", "declared", "end", "lingers_until", "number",
         "owed", "peer_credit", "reply", "stalled_since", "state", "window",
     )  # fmt: skip
 
@@ -71,7 +71,6 @@ class Stream:
         self.reply: Reply | None = None
         """Answers whole messages without an event. Is None again after each event, so that answers keep the
         order of the messages."""
-        self.deadline: float | None = None
         self.declared: int | None = None
         """Bytes still to come by Content-Length. None: any number."""
         self.stalled_since: float | None = None
@@ -167,8 +166,6 @@ class StreamTable:
         self.out = self.windows.out
         """The frames to be written, those of `windows` among them."""
         self.by_number: dict[int, Stream] = {}
-        self.timed: dict[int, Stream] = {}
-        """Streams whose callers have set a time limit."""
         self.lingering: dict[int, Stream] = {}
         """Refused streams whose peers have not ended them yet."""
         self.unfinished = Holder()
@@ -340,8 +337,6 @@ class StreamTable:
     def forget(self, stream: Stream) -> None:
         stream.state = State.CLOSED
         self.by_number.pop(stream.number, None)
-        if stream.deadline is not None:
-            self.timed.pop(stream.number, None)
         if stream.lingers_until is not None:
             self.lingering.pop(stream.number, None)
         self._waiting.pop(stream.number, None)
@@ -359,6 +354,6 @@ class StreamTable:
             assert 0 <= stream.window <= self._limits.stream_window_bytes
             assert stream.end is None or stream.backlog or stream.lingers_until is not None
             assert not stream.owed or stream.backlog
-        assert self.timed.keys() | self.lingering.keys() <= self.by_number.keys()
+        assert self.lingering.keys() <= self.by_number.keys()
         assert self.windows.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
         assert len(self.lately) <= _LATELY

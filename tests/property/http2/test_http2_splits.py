@@ -33,9 +33,7 @@ messages = st.lists(st.binary(max_size=40), max_size=3).map(lambda parts: b"".jo
 @st.composite
 def header_frames(draw: st.DrawFn) -> bytes:
     number, ends = draw(numbers), draw(st.booleans())
-    fields = draw(
-        st.sampled_from([[], [("content-type", "text/html")], [("grpc-timeout", "1S")], [("te", "x")]])
-    )
+    fields = draw(st.sampled_from([[], [("content-type", "text/html")], [("te", "x")]]))
     whole = draw(st.sampled_from([b"", NO_TABLE])) + block(replace=fields)
     cut = draw(st.integers(0, len(whole)))
     if draw(st.booleans()):

@@ -89,15 +89,6 @@ def test_stream_of_a_refused_client_that_never_ends_is_reset_after_a_time() -> N
     assert side.connection.streams == 0
 
 
-def test_a_deadline_of_the_caller_ends_the_call() -> None:
-    side = CallerSide().opened()
-    side.feed(headers(1, block(replace=[("grpc-timeout", "1500m")])))
-    assert side.tick(1.4) == []
-    assert side.tick(0.2) == [Gone(1, "deadline")]
-    assert side.status(side.sent())[0] == 4
-    assert side.tick(10) == []
-
-
 def test_a_silent_client_gets_a_ping_and_is_then_disconnected() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))

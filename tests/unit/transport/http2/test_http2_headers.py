@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.grpc_messages import Fault, Gone
+from epp.transport.http2.grpc_messages import Fault
 from epp.transport.http2.headers import HeaderReader
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, continuation, data, headers
 
@@ -48,16 +48,6 @@ def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
     assert body.ends
     assert side.feed(data(1, b"whatever", ends=True)) == []
     assert side.connection.streams == 0
-
-
-@pytest.mark.parametrize("text", ["", "1", "S", "-1S", "123456789S", "1x"])
-def test_a_deadline_that_cannot_be_read_is_an_error(text: str) -> None:
-    side = CallerSide().opened()
-    assert side.feed(headers(1, block(replace=[("grpc-timeout", text)])))[1:] == [
-        Fault("bad_timeout"),
-        Gone(1, "bad_timeout"),
-    ]
-    assert side.status(side.sent())[0] == 13
 
 
 def test_endless_continuation_frames_end_the_connection() -> None:
