@@ -268,7 +268,7 @@ def _headers(header_map: Any, names: frozenset[str]) -> list[tuple[str, str]]:
 def _subset(metadata: Any) -> tuple[str, ...] | None:
     """Return the entries of the subset hint. Empty: the hint is there, but has no text."""
     hint = metadata.filter_metadata.get(_SUBSET_NAMESPACE)
-    value = hint and hint.fields.get(_SUBSET_KEY)
+    value = None if hint is None else hint.fields.get(_SUBSET_KEY)  # an empty hint is false
     if value is None:
         return None
     if value.HasField("list_value"):

@@ -17,7 +17,6 @@ from epp.transport.http2.frames import (
     FrameError,
     Kind,
     Limits,
-    pack_head,
     unpack_head,
 )
 from epp.transport.http2.grpc_messages import (
@@ -192,7 +191,7 @@ def replied(data: bytes, streams: StreamTable, limits: Limits) -> int:
         ):
             break
         messages = stream.reply(data, start, start + size)
-        if messages is None or not _send_at_once(streams, stream, messages):
+        if messages is None or not streams.send_whole(stream, messages):
             break
         windows.window -= size
         stream.window -= size
@@ -200,20 +199,3 @@ def replied(data: bytes, streams: StreamTable, limits: Limits) -> int:
         at = start + size
         left -= 1
     return at
-
-
-def _send_at_once(streams: StreamTable, stream: Stream, messages: bytes) -> bool:
-    """Queue whole messages, with their heads, in one frame. False: a window or the frame is too small."""
-    size = len(messages)
-    if (
-        stream.backlog is not None
-        or size > stream.peer_credit + streams.initial_window
-        or size > streams.window
-        or size > streams.frame_bytes
-    ):
-        return False
-    stream.peer_credit -= size
-    streams.window -= size
-    streams.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
-    streams.out.append(messages)
-    return True

@@ -68,8 +68,6 @@ unpack_head: Final = struct.Struct(">HBBBL").unpack_from
 """Returns upper and lower part of the length, kind, flags, stream."""
 pack_head: Final = struct.Struct(">HBBBL").pack
 """Takes the same."""
-pack_message: Final = struct.Struct(">HBBBLBL").pack
-"""Takes the header of a DATA frame, and the prefix of the one gRPC message in the frame."""
 read_u32: Final = struct.Struct(">L").unpack_from
 read_setting: Final = struct.Struct(">HL").unpack_from
 

@@ -20,6 +20,8 @@ from epp.transport.http2.headers import Request
 PREFIX_BYTES: Final = 5
 read_prefix: Final = struct.Struct(">BL").unpack_from
 """Returns whether the message is compressed, and its length."""
+pack_prefix: Final = struct.Struct(">BL").pack
+"""Takes the same."""
 
 _FEW: Final = 64
 _PART_BYTES: Final = 1024

@@ -13,8 +13,16 @@ from itertools import takewhile
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, pack_head, pack_message
-from epp.transport.http2.grpc_messages import Assembly, Event, HalfClosed, HeldBytes, Holder, Reply
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, pack_head
+from epp.transport.http2.grpc_messages import (
+    Assembly,
+    Event,
+    HalfClosed,
+    HeldBytes,
+    Holder,
+    Reply,
+    pack_prefix,
+)
 from epp.transport.http2.headers import GRPC_RESPONSE, trailers
 
 _LATELY: Final = 1_000
@@ -197,20 +205,25 @@ class StreamTable:
         if not stream.answered:
             stream.answered = True
             self.send_headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
+        framed = pack_prefix(0, len(data)) + data
+        if not self.send_whole(stream, framed):
+            self.queue(stream, framed)
+
+    def send_whole(self, stream: Stream, data: bytes) -> bool:
+        """Queue whole messages, with their heads, in one frame. False: a window or the frame is too small."""
         size = len(data)
-        whole = size + 5
         if (
-            stream.backlog is None
-            and whole <= stream.peer_credit + self.initial_window
-            and whole <= self.window
-            and whole <= self.frame_bytes
+            stream.backlog is not None
+            or size > stream.peer_credit + self.initial_window
+            or size > self.window
+            or size > self.frame_bytes
         ):
-            stream.peer_credit -= whole
-            self.window -= whole
-            self.out.append(pack_message(whole >> 8, whole & 0xFF, Kind.DATA, 0, stream.number, 0, size))
-            self.out.append(data)
-            return
-        self.queue(stream, b"\0" + size.to_bytes(4) + data)
+            return False
+        stream.peer_credit -= size
+        self.window -= size
+        self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
+        self.out.append(data)
+        return True
 
     def queue(self, stream: Stream, data: bytes) -> None:
         """Send bytes of the answer, or let them wait for the windows."""

@@ -99,11 +99,15 @@ def test_values_that_are_nested_too_deeply_are_undecodable() -> None:
         decoded(part(2, b"") + part(8, part(1, part(1, b"x") + part(2, part(1, part(2, value))))))
 
 
-def test_a_hint_may_list_4000_addresses() -> None:
+def test_a_hint_may_list_4000_addresses_or_nothing() -> None:
     addresses = [f"10.{n // 250}.{n % 250}.1:8000" for n in range(4_000)]
     event = decoded(subset(b"".join(part(1, part(3, a.encode())) for a in addresses)))
     assert isinstance(event, RequestHeaders)
     assert event.subset == tuple(addresses)
+    for nothing in (b"", part(2, b"")):
+        event = decoded(part(2, b"") + part(8, part(1, part(1, b"envoy.lb.subset_hint") + nothing)))
+        assert isinstance(event, RequestHeaders)
+        assert event.subset is None
     endless = decoded(subset(b"\x0a\x00" * (MOST_ADDRESSES + 1)))
     assert isinstance(endless, RequestHeaders)
     assert endless.subset == ("",) * MOST_ADDRESSES
