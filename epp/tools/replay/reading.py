@@ -19,7 +19,6 @@ import msgspec
 from epp.config.policy import Policy
 from epp.observe.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.tools.replay.tempo import Tempo, tpots_s
 from epp.tools.replay.trace import (
     UNSTATED,
     WARM_UP_SHARE,
@@ -37,6 +36,12 @@ _MOST_CAPACITY_TOKENS: Final = 2**26
 _LONGEST_S: Final = 7 * 86_400
 """Longest time from the first request to the last, since the simulation runs through all of it."""
 _MASK: Final = (1 << 64) - 1
+_ASSUMED_TPOT_S: Final = 0.02
+_MOST_OUTPUT_TOKENS: Final = 16_384
+_MOST_RECORDED_TOKENS: Final = 2**18
+"""Bound of the length that an answer reports. Each token is a step of a simulated server."""
+_CALM: Final = 0.1
+"""The share of the sampled answers that met few prefills and small batches: the fastest ones."""
 
 
 @dataclass(slots=True)
@@ -126,8 +131,7 @@ def _trace_of(lines: _Lines) -> Trace:
     if len(lines.hashings) > 1:
         remarks.append("the hashes of the files do not compare: set hashSecretFile to record over restarts")
     requests = [asked for asked, _ in kept]
-    servers = _servers_of(lines.servers, model)
-    tempo = Tempo.of(requests, servers)
+    tempo = _Tempo.of(requests)
     remarks += tempo.remarks
     bytes_per_token = sum(a.prompt_bytes for a in requests) / max(1, sum(a.prompt_tokens for a in requests))
     calls = [
@@ -140,9 +144,7 @@ def _trace_of(lines: _Lines) -> Trace:
         remarks.append("the recorded policy is not known to this program: name one with --policy or --rule")
     return Trace(
         calls=_from_zero(calls),
-        servers=[
-            replace(s, prefill_tokens_per_s=s.prefill_tokens_per_s * tempo.prefill_ratio) for s in servers
-        ],
+        servers=_servers_of(lines.servers, model),
         decode_step_s=tempo.decode_step_s,
         policy=policy,
         recorded=_really(requests),
@@ -170,7 +172,7 @@ def _servers_of(line: Servers | None, model: str) -> list[RecordedServer]:
 
 
 def _call_of(
-    asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
+    asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: _Tempo, bytes_per_token: float
 ) -> RecordedCall:
     """Return a request as a call. The end of a chunk depends only on its position, so equal chunks get
     equal numbers of tokens.
@@ -195,6 +197,57 @@ def _call_of(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tempo:
+    """How fast the sampled answers were. Only these have a recorded length and first token; the length of all
+    others is estimated from the time that they took.
+    """
+
+    ttft_s: float
+    """Median. 0: there are no sampled answers."""
+    tpot_s: float
+    """Seconds for each further token, also the median."""
+    decode_step_s: float | None
+    remarks: Sequence[str]
+
+    @classmethod
+    def of(cls, requests: Sequence[RecordedRequest]) -> _Tempo:
+        tpots = _tpots_s(requests)
+        sampled = sum(a.output_tokens is not None for a in requests)
+        guessed = f"at a guessed {_ASSUMED_TPOT_S * 1000:.0f} ms a token"
+        remark = (
+            f"{sampled} of {len(requests)} answers have a recorded length; the lengths of the others are estimated "
+            f"from how long they took, {'by the speed of the sampled answers' if tpots else guessed} "
+            "(spec.sampling.share of the policy says how many are sampled)"
+        )
+        return cls(
+            ttft_s=quantile(sorted(a.ttft_s for a in requests if a.ttft_s is not None), 0.5),
+            tpot_s=quantile(tpots, 0.5) or _ASSUMED_TPOT_S,
+            decode_step_s=quantile(tpots, _CALM) or None,
+            remarks=() if sampled == len(requests) else (remark,),
+        )
+
+    def output_tokens(self, asked: RecordedRequest) -> int:
+        """Return the length of an answer, as the server reported it, or estimated."""
+        if asked.output_tokens is not None:
+            return max(1, min(_MOST_RECORDED_TOKENS, asked.output_tokens))
+        return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
+
+
+def _tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
+    """Return the seconds for each token after the first, of all answers with these times, in ascending
+    order.
+    """
+    return sorted(
+        (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
+        for a in requests
+        if a.ttft_s is not None
+        and a.output_tokens is not None
+        and a.output_tokens > 1
+        and a.ended_s > a.ttft_s
+    )
+
+
 def _from_zero(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     ordered = sorted(calls, key=lambda call: call.at_s)
     first_s = ordered[0].at_s
@@ -211,7 +264,7 @@ def _really(every: Sequence[RecordedRequest]) -> Figures:
     """
     requests = every[int(WARM_UP_SHARE * len(every)) :]
     ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
-    tpots = tpots_s(requests)
+    tpots = _tpots_s(requests)
     prompt = sum(a.prompt_tokens for a in requests)
     return Figures(
         hit_ratio=sum(a.matched_tokens for a in requests) / prompt if prompt else 0.0,

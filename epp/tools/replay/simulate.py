@@ -41,6 +41,8 @@ from model_server.sim.request import Record, SimRequest
 
 _GRACE_S: Final = 60.0
 """The run goes on for this long after the last arrival."""
+_NO_KNEE: Final = 1e12
+"""A context that no prompt reaches."""
 _ANSWER_NAMES: Final = 1 << 63
 _NAME_BYTES: Final = 8
 _BLOCK_TOKENS: Final = 64
@@ -134,9 +136,14 @@ def _request_of(number: int, call: RecordedCall) -> SimRequest:
 def _plan_of(trace: Trace, servers: Sequence[RecordedServer], *, horizon_s: float) -> FleetPlan:
     """Return the plan of the fleet. It has the cache size and the prefill rate of each server as a share of
     the first server's.
+
+    The rate that a picker learns is a mean over all places of a prompt, beside answers. So the simulated
+    servers compute each token at this rate.
     """
     first = servers[0]
-    costs = CostModel(prefill_tokens_per_s=first.prefill_tokens_per_s)
+    costs = CostModel(
+        prefill_tokens_per_s=first.prefill_tokens_per_s, context_knee_tokens=_NO_KNEE, interference=0.0
+    )
     if trace.decode_step_s is not None:
         costs = replace(costs, decode_step_s=trace.decode_step_s)
     return FleetPlan(

@@ -76,7 +76,7 @@ class Trace:
     servers: Sequence[RecordedServer]
     """Empty: the source does not say."""
     decode_step_s: float | None = None
-    """Time for each token of an answer on a server that does little else, if sampled answers show it."""
+    """Time for each token of an answer on a calm server, if sampled answers show it."""
     policy: Policy | None = None
     """The policy that routed at the end of the recording."""
     recorded: Figures | None = None

@@ -6,11 +6,13 @@ import json
 import random
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from bench.routing.bench import shape_of
 from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
-from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.observe.recording.lines import Line, encode
 from epp.observe.recording.tap import Recorder, opening_of, servers_of
 from epp.picker.picker import Picker
@@ -50,8 +52,9 @@ def write(path: Path, picker: Picker, recorder: Recorder) -> None:
 class _RecordingRouter(PickerRouter):
     """Notes every request that is over, as the listener of a picker does."""
 
-    def __init__(self, *, seed: int) -> None:
-        super().__init__(DEFAULT_POLICY, seed=seed)
+    def __init__(self, rule: RuleName) -> None:
+        policy = replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, rule=rule))
+        super().__init__(policy, seed=1)
         self.recorder = Recorder(key=b"k", most_waiting_bytes=2**30)
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
@@ -60,13 +63,13 @@ class _RecordingRouter(PickerRouter):
         self.recorder.ended(pick, unix_now_s=now)
 
 
-def record_simulation(path: Path, *, requests: int, horizon_s: float = 3600.0) -> Row:
+def record_simulation(path: Path, *, requests: int, rule: RuleName = "least-cost") -> Row:
     """Record what a simulated fleet does, as a gateway would. Return the fleet's own figures."""
     spec = SPECS["b2b"]
     assert spec.make is not None
-    router = _RecordingRouter(seed=1)
+    router = _RecordingRouter(rule)
     workload = OpenLoop(spec.make(random.Random(1), requests), rate_per_s=2.5)
-    plan = FleetPlan(shape=shape_of(spec), num_servers=4, horizon_s=horizon_s)
+    plan = FleetPlan(shape=shape_of(spec), num_servers=4, horizon_s=3600.0)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
     picker = router.pickers[0]
     write(path, picker, router.recorder)
