@@ -11,10 +11,9 @@ from pathlib import Path
 
 from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, saturation
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, is_ours
-from bench.routing.more_workloads import MANY_SERVERS, MORE
-from bench.routing.report import ablation, cells_of, goals, report
+from bench.routing.more_workloads import MANY_SERVERS, MORE, UNTUNED
+from bench.routing.report import cells_of, goals, report
 from bench.routing.store import Store, code_of, named
-from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, label
 
 _ABOUT = """\
@@ -177,8 +176,6 @@ def main() -> int:
     print(report(cells))
     print("\nThe default rule against the best other rule:\n")
     print(goals(cells))
-    print("\nSettings of our own rule, mean TTFT in s, TPOT p90 in ms:\n")
-    print(ablation(cells))
     return 0
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.routing.catalog import BY_NAME, router_of
-from bench.routing.more_workloads import MORE
+from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.peer import HoldingRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.traces import trace_spec
-from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel

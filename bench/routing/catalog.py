@@ -1,6 +1,5 @@
-"""Lists every rule that is compared. Each line is one configuration. Names with a plus are our own rule with
-another setting. The real picker runs the configurations that are `ours`, and `peer.PeerRouter` runs all
-others, with the settings of the projects' own documentation.
+"""Lists every rule that is compared. Each line is one configuration. The real picker runs the configurations
+that are `ours`, and `peer.PeerRouter` runs all others, with the settings of the projects' own documentation.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import msgspec
 
 from bench.routing import rules
 from bench.routing.peer import HoldingRouter, Index, PeerRouter, Rule, World
-from bench.routing.picker_router import RATE_FIELDS, PickerRouter
+from bench.routing.picker_router import PickerRouter
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
-from epp.config.routing import Lora
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Router
 
@@ -29,9 +27,7 @@ class Config:
     rule: Callable[..., Rule] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     ours: RuleName | None = None
-    """A rule of the product. Then `settings` are the settings of the rule's cost and adapters."""
-    absent: tuple[str, ...] = ()
-    """Values that the servers' pages leave out, so that the picker cannot learn from them."""
+    """A rule of the product, with its default settings."""
     pages_every_s: float | None = None
     """The interval at which the rule reads the servers' pages, if its project reads them more often than
     others. None means the same interval as all others.
@@ -48,10 +44,6 @@ CONFIGS: tuple[Config, ...] = (
     Config("least-cost", ours="least-cost"),
     Config("affinity", ours="affinity"),
     Config("prefix-hash", ours="prefix-hash"),
-    Config("least-cost+k0", ours="least-cost", settings={"stalled_request_weight": 0.0}, default=False),
-    Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
-    Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),
-    Config("least-cost+V8000", ours="least-cost", absent=RATE_FIELDS, default=False),
     Config("exact", rules.ExactCost, default=False),
     Config(
         "calibration",
@@ -86,16 +78,8 @@ def is_ours(name: str) -> bool:
 
 def policy_of_config(config: Config) -> Policy:
     assert config.ours is not None
-    spec = DEFAULT_POLICY.spec
-    of_adapters = {name: value for name, value in config.settings.items() if name in Lora.__struct_fields__}
-    of_cost = {name: value for name, value in config.settings.items() if name not in of_adapters}
-    changed = msgspec.structs.replace(
-        spec,
-        rule=config.ours,
-        cost=msgspec.structs.replace(spec.cost, **of_cost),
-        lora=msgspec.structs.replace(spec.lora, **of_adapters),
-    )
-    return msgspec.structs.replace(DEFAULT_POLICY, spec=changed)
+    spec = msgspec.structs.replace(DEFAULT_POLICY.spec, rule=config.ours)
+    return msgspec.structs.replace(DEFAULT_POLICY, spec=spec)
 
 
 def router_of(
@@ -118,7 +102,6 @@ def router_of(
             replicas=replicas,
             share_delay_s=share_delay_s,
             adapters=adapters,
-            absent=config.absent,
         )
     assert config.rule is not None
 

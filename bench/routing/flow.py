@@ -3,7 +3,6 @@ Prints a table. See `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
-    python -m bench.routing.flow --burst --workloads conversation
     python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
     python -m bench.routing.flow --mix greedy --workloads b2b --loads 1.3,2.4 --settings off,queue
 
@@ -20,7 +19,7 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,15 +28,18 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from bench.routing.bench import GRACE_S, Setting, calibrate, plan_of, spec_of
-from bench.routing.flow_router import FlowRouter
-from bench.routing.more_workloads import burst, greedy_tenant, two_priorities
+from bench.routing.more_workloads import greedy_tenant, two_priorities
+from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import GOOD_TTFT_S, is_good
 from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
+from epp.base.errors import PickError
 from epp.config.flow import Flow
-from epp.config.policy import DEFAULT_POLICY
+from epp.config.policy import DEFAULT_POLICY, Policy
+from epp.picker.events import Pick
+from epp.picker.gate import FlowClaim, Gate
 from epp.tools.replay.trace import WARM_UP_SHARE, quantile, tpot_s, ttft_s
-from model_server.sim.fleet import Fleet, Outcome
-from model_server.sim.request import Record
+from model_server.sim.fleet import WAITS, Fleet, Outcome
+from model_server.sim.request import Record, SimRequest
 
 _HOLD = Flow(mode="Hold", ttl_seconds=3600, objectives={str(n): n for n in range(-10, 11)})
 SETTINGS = {
@@ -61,7 +63,6 @@ class Place:
     setting: Setting
     capacity: tuple[float, float]
     mix: str = ""
-    burst: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +81,47 @@ class Row:
     """The tokens that each tenant got, divided by its max-min fair share, if there are several tenants."""
 
 
+class FlowRouter(PickerRouter):
+    """A picker with flow control as the router of a simulated fleet: requests wait in the picker."""
+
+    def __init__(self, policy: Policy, *, seed: int, adapters: frozenset[str] = frozenset()) -> None:
+        """Make the picker. The policy's flow.objectives name each priority by its number."""
+        super().__init__(policy, seed=seed, adapters=adapters)
+        self._decided: list[tuple[int, str | None]] = []
+        self._gate = Gate(self.pickers[0])
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        gate, picker, asked = self._gate, self.pickers[0], self._pick_request(request)
+        if not gate.on:
+            return self._send(request, asked, picker, now=now)
+
+        def decided(fate: Pick | PickError, at: float) -> None:
+            sent = None if isinstance(fate, PickError) else self._begun(request, fate, picker, now=at)
+            self._decided.append((request.request_id, sent))
+
+        claim = FlowClaim(objective=str(request.priority), tenant=request.tenant)
+        try:
+            fate = gate.offer(
+                asked, claim, decided, size_bytes=asked.body_bytes, longest_s=float("inf"), now=now
+            )
+        except PickError:
+            return None
+        return self._begun(request, fate, picker, now=now) if isinstance(fate, Pick) else WAITS
+
+    def decided(self, *, now: float) -> Iterator[tuple[int, str | None]]:
+        self._gate.pump(now=now)
+        decided, self._decided = self._decided, []
+        yield from decided
+
+    @property
+    def due_s(self) -> float:
+        return self._gate.due_at
+
+
 def main() -> int:
     args = _parser().parse_args()
     names = [*filter(None, args.workloads.split(",")), *map(str, args.trace)]
-    setting = Setting(num_servers=args.servers, scale=args.scale, unlike=args.unlike)
+    setting = Setting(num_servers=args.servers, scale=args.scale)
     print(
         "| workload | load | flow | good | TTFT mean, s | p90 | max | TPOT p90, ms | hits | refused | by length | classes |"
     )
@@ -103,7 +141,6 @@ def main() -> int:
                             setting=setting,
                             capacity=capacity,
                             mix=args.mix,
-                            burst=args.burst,
                         )
                     ]
                 ]
@@ -115,13 +152,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    _add_runs(parser)
-    _add_fleet_and_traffic(parser)
-    return parser
-
-
-def _add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which runs there are, and how the result is shown."""
     add = parser.add_argument
     add(
         "--workloads",
@@ -157,25 +187,9 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="send X times the usual number of requests (default %(default)s)",
     )
-
-
-def _add_fleet_and_traffic(parser: argparse.ArgumentParser) -> None:
-    """Add the options about the servers, the pickers and the requests."""
-    add = parser.add_argument
     add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
-    add(
-        "--unlike",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of servers with half the speed and half the cache (default %(default)s)",
-    )
     add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
-    add(
-        "--burst",
-        action="store_true",
-        help="send ten times the load for 30 s, a quarter of the way through the run",
-    )
+    return parser
 
 
 _MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] = {
@@ -195,8 +209,6 @@ def outcome_of(place: Place, flow: Flow) -> Outcome:
         timed = spec.make(rng, count)
         if place.mix:
             timed = _MIXES[place.mix](timed, rng)
-        if place.burst:
-            timed = burst(timed, rate_per_s=rate_per_s)
         workload = OpenLoop(timed, rate_per_s=rate_per_s)
         arrivals_s = workload.last_arrival_s
     else:
@@ -261,9 +273,9 @@ def _by_length(records: Sequence[Record], parts: int = 4) -> tuple[float, ...]:
 
 def _line(workload: str, load: float, arm: str, rows: Sequence[Row]) -> str:
     def mean(name: str) -> float:
-        return _mean(rows, name)
+        return fmean(getattr(row, name) for row in rows)
 
-    lengths = _lengths(rows)
+    lengths = " ".join(f"{fmean(of):.2f}" for of in zip(*(row.by_length for row in rows), strict=True))
     classes = "; ".join(_class(name, rows) for name in rows[0].by_class)
     return (
         f"| {workload} | {load:g} | {arm} | {mean('good'):.3f} | {mean('ttft_mean_s'):.2f} | {mean('ttft_p90_s'):.2f}"
@@ -277,14 +289,6 @@ def _class(name: str, rows: Sequence[Row]) -> str:
     p90_s = fmean(row.by_class[name][1] for row in rows)
     fair = [row.of_max_min[name] for row in rows if name in row.of_max_min]
     return f"{name} {good:.2f}, {p90_s:.1f} s" + (f", {fmean(fair):.2f} of max-min" if fair else "")
-
-
-def _mean(rows: Sequence[Row], name: str) -> float:
-    return fmean(getattr(row, name) for row in rows)
-
-
-def _lengths(rows: Sequence[Row]) -> str:
-    return " ".join(f"{fmean(shares):.2f}" for shares in zip(*(row.by_length for row in rows), strict=True))
 
 
 _LAST = 0.1

@@ -9,23 +9,18 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
-from typing import Any
 
-from epp.base.types import ApiKind, EndpointName, InferenceRequest
+from epp.base.types import ApiKind, InferenceRequest
 from epp.config.policy import Policy
 from epp.config.sharing import Sharing
 from epp.picker.picker import Picker
 from epp.sources.sharing.exchange import Exchange
 from epp.tools.replay import picker_router
-from epp.tools.replay.picker_router import BASE_MODEL, metrics_of
+from epp.tools.replay.picker_router import BASE_MODEL
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
-
-RATE_FIELDS = ("ttft_sum_s", "cached_prompt_tokens")
-"""The fields from which a server's rate is learned."""
 
 
 class PickerRouter(picker_router.PickerRouter):
@@ -38,11 +33,7 @@ class PickerRouter(picker_router.PickerRouter):
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
         bytes_per_token: float = 4.0,
-        absent: Sequence[str] = (),
     ) -> None:
-        """Take the pickers' settings. `absent` names fields of `EndpointMetrics` that these servers' pages
-        leave out.
-        """
         pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         super().__init__(pickers, adapters=adapters)
         self._rng = random.Random(seed)
@@ -50,7 +41,6 @@ class PickerRouter(picker_router.PickerRouter):
         if share_delay_s is not None:
             self.shared = Shared(self.pickers, delay_s=share_delay_s)
         self._bytes_per_token = bytes_per_token
-        self._absent: dict[str, Any] = dict.fromkeys(absent)
 
     def advance(self, now: float) -> None:
         if self.shared is not None:
@@ -79,8 +69,7 @@ class PickerRouter(picker_router.PickerRouter):
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
         self.advance(now)
-        metrics = replace(metrics_of(page, read_at_s=now), **self._absent)
-        self.pickers[scraper].observe(EndpointName(server), metrics, now=now)
+        super().scraped(scraper, server, page, now=now)
 
 
 _SETTINGS = Sharing()

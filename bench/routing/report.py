@@ -213,23 +213,3 @@ def _over_all(ratios: Sequence[Sequence[Ratio]], lacking: Sequence[float]) -> tu
         f"Goodput is under the best other's by {_LACKS} or more at {sum(each >= _LACKS for each in lacking)}."
     )
     return over_all, reached
-
-
-def ablation(cells: Cells) -> str:
-    """Return settings of our own rule side by side: mean TTFT in s and TPOT p90 in ms at each place."""
-    rules = [
-        rule
-        for rule in dict.fromkeys(cell.rule for row in cells.values() for cell in row)
-        if is_ours(rule) and rule != REFERENCE
-    ]
-    if not rules:
-        return ""
-    header = " | ".join(f"{workload} {load:g}" for workload, load in cells)
-    lines = [f"| setting | {header} |", "| --- |" + " --- |" * len(cells)]
-    for rule in (REFERENCE, *sorted(rules)):
-        fields = []
-        for row in cells.values():
-            mine = next((cell.mean for cell in row if cell.rule == rule), None)
-            fields.append(f"{mine.ttft_mean_s:.2f}, {mine.tpot_p90_s * 1000:.0f}" if mine else "")
-        lines.append(f"| {rule} | {' | '.join(fields)} |")
-    return "\n".join(lines)

@@ -10,10 +10,7 @@ import pytest
 
 from bench.routing.bench import Run, Setting, simulate
 from bench.routing.flow import SETTINGS, Place, Row, max_min, outcome_of, row_of
-from bench.routing.more_workloads import (
-    MORE,
-)
-from bench.routing.untuned_workloads import UNTUNED
+from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.workloads import Timed
 from model_server.sim.fleet import Outcome
 from model_server.sim.request import SimRequest

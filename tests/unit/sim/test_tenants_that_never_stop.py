@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from bench.routing.flow_router import FlowRouter
+from bench.routing.flow import FlowRouter
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY
 from model_server.sim.engine import EngineShape
