@@ -57,7 +57,7 @@ with files of your own:
                      - {name: b, address: "10.0.0.2:8000"}
   epp check --config config.yaml
   epp serve --config config.yaml &
-  epp envoy-config --config config.yaml > envoy.yaml && envoy -c envoy.yaml
+  epp envoy-config --config config.yaml > envoy.yaml && envoy -c envoy.yaml --disable-hot-restart
 """
 
 

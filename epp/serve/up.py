@@ -206,7 +206,9 @@ async def _announce(options: UpOptions, config: Config) -> None:
             await asyncio.sleep(_PAUSE_S)
     print(f"gateway    {url}  (OpenAI API)\nlive page  http://{_reached(options.page)}/")
     if options.write is not None:
-        print(f"files      {options.write}: for epp serve --config config.yaml and envoy -c envoy.yaml")
+        print(
+            f"files      {options.write}: for epp serve --config config.yaml and envoy -c envoy.yaml --disable-hot-restart"
+        )
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     told = f"curl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     print(f"\n{told}\n", flush=True)
