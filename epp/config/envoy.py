@@ -80,8 +80,6 @@ class Envoy(Strict, frozen=True):
     """How often Envoy tries the next endpoint of the answer when an endpoint cannot be reached, breaks the
     connection or answers 503. A request that ends the servers that read it can end one more than this. If
     this is 1, the picker allows two while some server fails."""
-    http2_cleartext: bool = True
-    """Accept HTTP/2 without TLS (prior knowledge), besides HTTP/1.1."""
     tls: Tls | None = None
     access_log: bool = True
     """Write a line for each request to standard output, as JSON."""

@@ -97,7 +97,6 @@ def command_line() -> WordsParser:
         "--json", action="store_true", help="print the configuration with all defaults, as JSON"
     )
     envoy = add_configured("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
-    envoy.add_argument("--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
     envoy.add_argument(
         "--output",
         type=Path,
@@ -268,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
             return _replay(args)
         config = load_config(args.config)
         if args.command == "envoy-config":
-            return _hand_out(bootstrap(config, output=args.format), args.output)
+            return _hand_out(bootstrap(config), args.output)
         if args.command == "check":
             return _check(config, verbose=args.verbose, as_json=args.json)
         return _serve(config, args.config, worker=args.worker, hub=args.hub)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from epp.base.types import SERVER_HEADERS
 from epp.config.policy import load_policy
@@ -216,7 +217,7 @@ def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tm
 @pytest.mark.envoy
 def test_envoy_starts_with_the_bootstrap_that_the_init_container_makes(helm: Helm, tmp_path: Path) -> None:
     config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)
-    document = json.loads(bootstrap(config, output="json"))
+    document = yaml.safe_load(bootstrap(config))
     ports = [
         each["address"]["socket_address"]["port_value"] for each in document["static_resources"]["listeners"]
     ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import yaml
 
 from epp.base.types import Address
 from epp.config.settings import Config
@@ -112,8 +113,8 @@ async def running_envoy(
     `wait_healthy_pickers` is the number of the picker's workers that must pass their health check first.
     None means all.
     """
-    path = directory / "envoy.json"
-    path.write_text(json.dumps(document) if document is not None else bootstrap(config, output="json"))
+    path = directory / "envoy.yaml"
+    path.write_text(json.dumps(document) if document is not None else bootstrap(config))
     args: list[str | Path] = [ENVOY, "--config-path", path, "--disable-hot-restart"]
     args += ["--concurrency", str(concurrency), "--log-level", "warning", "--file-flush-interval-msec", "50"]
     workers = config.workers if wait_healthy_pickers is None else wait_healthy_pickers
@@ -138,7 +139,7 @@ async def running_envoy(
 
 def bootstrap_document(config: Config) -> dict[str, Any]:
     """Return the bootstrap as a dictionary, for tests that need a slightly different Envoy."""
-    document: dict[str, Any] = json.loads(bootstrap(config, output="json"))
+    document: dict[str, Any] = yaml.load(bootstrap(config), Loader=yaml.CSafeLoader)
     return document
 
 

@@ -8,7 +8,6 @@ parse every kind of bootstrap strictly, by Envoy's protobuf definitions, and sta
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -51,7 +50,7 @@ _OVERFLOW: Final = "header_mutation_result_exceeds_limit"
 """Details of the 503 that a request gets if it has no room for the header fields that the gateway adds."""
 
 
-def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
+def bootstrap(config: Config) -> str:
     """Return the bootstrap as text for `envoy --config-path`. Raise ConfigError if the configuration lacks
     something.
     """
@@ -61,8 +60,6 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
             "picker may write"
         )
     message = _filled(yaml.load(_TEMPLATE.read_bytes(), Loader=yaml.CSafeLoader), _values(config))
-    if output == "json":
-        return json.dumps(message, indent=2, sort_keys=True) + "\n"
     return yaml.safe_dump(message, sort_keys=True, width=110)
 
 
@@ -86,7 +83,6 @@ def _values(config: Config) -> dict[str, Any]:
             for path in config.closed_paths
         ],
         "client_trust": secrets.get(files.CLIENT_TRUST),
-        "codec": "AUTO" if envoy.http2_cleartext or envoy.tls else "HTTP1",
         "collector": _socket_address(*traced.address) if traced else None,
         "eds_file": eds_file,
         "eds_folder": files.directory_of(eds_file),

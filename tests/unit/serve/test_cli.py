@@ -82,12 +82,6 @@ def test_the_error_for_an_unwritable_output_file_names_the_flag(
     assert "--output" in capsys.readouterr().err
 
 
-def test_the_bootstrap_can_be_printed_as_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["envoy-config", "--config", str(config), "--format", "json"]) == 0
-    as_json = msgspec.json.decode(capsys.readouterr().out)
-    assert as_json == msgspec.yaml.decode(bootstrap(load_config(config)))
-
-
 @pytest.mark.parametrize("rate", ["0", "-1", "1000", "nan", "fast"])
 def test_a_rate_that_replay_cannot_run_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -16,7 +16,6 @@ from epp.base.errors import DETAILS, BlockedPathError, BodyTooLargeError
 from epp.base.types import SERVER_HEADERS
 from epp.config.envoy import EnvoyTracing
 from epp.config.settings import Config
-from epp.config.tls import Tls
 from tests.harness.envoy import bootstrap_document, cluster, connection_manager
 from tests.unit.serve.envoy.configs import a_config
 
@@ -84,18 +83,6 @@ def test_every_upgrade_but_that_to_a_websocket_is_ignored(offered: tuple[str, ..
     (matcher,) = manager(a_config())["http_protocol_options"]["ignore_http_11_upgrade"]
     for each in offered:
         assert bool(re.fullmatch(matcher["safe_regex"]["regex"], each)) is ignored, each
-
-
-@pytest.mark.parametrize(
-    ("settings", "codec"),
-    [
-        ({}, "AUTO"),
-        ({"http2_cleartext": False}, "HTTP1"),
-        ({"http2_cleartext": False, "tls": Tls(cert_file="c", key_file="k")}, "AUTO"),
-    ],
-)
-def test_http2_without_tls_can_be_turned_off(settings: dict[str, Any], codec: str) -> None:
-    assert manager(a_config(**settings))["codec_type"] == codec
 
 
 @pytest.mark.parametrize("fail_open", [True, False])
