@@ -283,23 +283,14 @@ def _up(args: argparse.Namespace) -> int:
         if up.taken(address):
             raise ConfigError(f"{flag}: something listens on {address} already; name another port")
     process.raise_file_limit()
-    options = up.UpOptions(
-        servers=[up.parsed(text) for text in args.server],
-        listen=args.port,
-        page=args.page,
-        policy=args.policy,
-        tls=args.tls or (),
-        write=args.write,
-    )
-    status: int = uvloop.run(up.up(options))
+    servers = [up.parsed(text) for text in args.server]
+    where = {"listen": args.port, "page": args.page, "policy": args.policy, "write": args.write}
+    status: int = uvloop.run(up.up(servers, tls=args.tls or (), **where))
     return status
 
 
 def _record(args: argparse.Namespace) -> int:
-    options = recording.RecordOptions(
-        admin=args.admin, file=args.file, max_bytes=args.max_bytes, seconds=args.seconds
-    )
-    counts = recording.record(options)
+    counts = recording.record(args.file, admin=args.admin, max_bytes=args.max_bytes, seconds=args.seconds)
     print(recording.counts_text(counts))
     if counts.requests:
         print(f"next: epp replay {args.file}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import shlex
@@ -21,7 +20,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -53,24 +51,24 @@ class ServerName(NamedTuple):
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    servers: Sequence[ServerName]
-    listen: Address
-    page: Address
-    policy: Path | None
-    tls: Sequence[Path]
-    """Certificate and key. Empty: no TLS."""
-    write: Path | None
+async def up(
+    servers: Sequence[ServerName],
+    *,
+    listen: Address,
+    page: Address,
+    policy: Path | None,
+    tls: Sequence[Path],
+    write: Path | None,
+) -> int:
+    """Run until a signal comes, and return 0. Raise ConfigError if something cannot be used or Envoy ends.
 
-
-async def up(options: UpOptions) -> int:
-    """Run until a signal comes, and return 0. Raise ConfigError if something cannot be used or Envoy ends."""
+    tls: certificate and key, or nothing.
+    """
     binary = _envoy_binary()
-    with _folder(options.write) as folder:
-        found = await _look_up(options.servers)
+    with _folder(write) as folder:
+        found = await _look_up(servers)
         _write_endpoints(folder, found)
-        config = _write_config(folder, options)
+        config = _write_config(folder, listen=listen, page=page, policy=policy, tls=tls)
         picker = asyncio.create_task(App(config).run(), name="picker")
         # Envoy has a session of its own: Ctrl-C must not end it before the requests in flight have ended.
         envoy = await asyncio.create_subprocess_exec(
@@ -88,7 +86,7 @@ async def up(options: UpOptions) -> int:
         ended = asyncio.create_task(envoy.wait(), name="envoy")
         others = [
             asyncio.create_task(_follow(folder, found)),
-            asyncio.create_task(_announce(options, config)),
+            asyncio.create_task(_announce(config, page=page, write=write)),
         ]
         try:
             await asyncio.wait((picker, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -124,20 +122,22 @@ def _envoy_binary() -> str:
     return found
 
 
-def _write_config(folder: Path, options: UpOptions) -> Config:
+def _write_config(
+    folder: Path, *, listen: Address, page: Address, policy: Path | None, tls: Sequence[Path]
+) -> Config:
     """Write the configuration and Envoy's bootstrap. Return the configuration as it was read back."""
-    tls = dict(zip(("certFile", "keyFile"), (str(each.resolve()) for each in options.tls), strict=False))
+    pair = dict(zip(("certFile", "keyFile"), (str(each.resolve()) for each in tls), strict=False))
     fields: dict[str, Any] = {
         "endpointsFile": "endpoints.yaml",
-        "policyFile": str(options.policy.resolve()) if options.policy else "",
+        "policyFile": str(policy.resolve()) if policy else "",
         "listen": _local(9002),
-        "admin": str(options.page),
+        "admin": str(page),
         "envoy": {
-            "listen": str(options.listen),
+            "listen": str(listen),
             "admin": _local(9901),
             "edsFile": "eds.json",
             "accessLog": False,
-            "tls": tls or None,
+            "tls": pair or None,
         },
         "drainSeconds": _DRAIN_S,
         "log": {"level": "warning", "format": "text"},
@@ -192,10 +192,10 @@ def _write_endpoints(folder: Path, found: Mapping[ServerName, Sequence[str]]) ->
     write_if_changed(folder / "endpoints.yaml", endpoints_yaml(found.items()).encode())
 
 
-async def _announce(options: UpOptions, config: Config) -> None:
+async def _announce(config: Config, *, page: Address, write: Path | None) -> None:
     """Print where everything is, once Envoy answers, with a request for a model that the servers list."""
     scheme, insecure = ("https", "-k ") if config.envoy.tls else ("http", "")
-    url = f"{scheme}://{_reached(options.listen)}/v1"
+    url = f"{scheme}://{_reached(Address.parse(config.envoy.listen))}/v1"
     model = "NAME"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PAUSE_S * _TRIES)) as session:
         for _ in range(_TRIES):
@@ -204,10 +204,10 @@ async def _announce(options: UpOptions, config: Config) -> None:
                     model = str((await answer.json())["data"][0]["id"])
                     break
             await asyncio.sleep(_PAUSE_S)
-    print(f"gateway    {url}  (OpenAI API)\nlive page  http://{_reached(options.page)}/")
-    if options.write is not None:
+    print(f"gateway    {url}  (OpenAI API)\nlive page  http://{_reached(page)}/")
+    if write is not None:
         print(
-            f"files      {options.write}: for epp serve --config config.yaml and envoy -c envoy.yaml --disable-hot-restart"
+            f"files      {write}: for epp serve --config config.yaml and envoy -c envoy.yaml --disable-hot-restart"
         )
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     told = f"curl {insecure}{url}/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
@@ -277,14 +277,6 @@ def endpoints_yaml(found: Iterable[tuple[ServerName, Iterable[str]]]) -> str:
         for host in hosts:
             address = str(Address(host=host, port=server.port))
             name = address.replace("[", "").replace("]", "")
-            shown = name if _is_address(server.host) else f"{server.host}/{name}"
+            shown = name if server.host == host else f"{server.host}/{name}"
             entries.setdefault(address, {"name": shown, "address": address})
     return yaml.safe_dump({"endpoints": list(entries.values())}, sort_keys=False)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

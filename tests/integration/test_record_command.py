@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from epp.base.errors import ConfigError
 from epp.observe.misses.command import fetch
-from epp.observe.recording.command import RecordOptions, record
+from epp.observe.recording.command import Counts, record
 from epp.observe.recording.tap import Tap
 from epp.picker.picker import Picker
 from epp.tools.replay.reading import read
@@ -33,15 +32,15 @@ async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
         await admin.stop()
 
 
-def options(admin: str, file: Path, *, seconds: float = 0.0) -> RecordOptions:
-    return RecordOptions(admin=admin, file=file, max_bytes=2**20, seconds=seconds)
+async def recorded(admin: str, file: Path, *, seconds: float = 0.0, max_bytes: int = 2**20) -> Counts:
+    return await asyncio.to_thread(record, file, admin=admin, max_bytes=max_bytes, seconds=seconds)
 
 
 async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Path) -> None:
     picker, file = a_picker(), tmp_path / "recording.jsonl"
     tap = Tap(picker)
     async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(asyncio.to_thread(record, options(url, file, seconds=1.5)))
+        recording = asyncio.create_task(recorded(url, file, seconds=1.5))
         await wait_until(lambda: tap.on, what="the command asks")
         for number in range(20):
             serve(picker, ask(text(f"{number % 4}"), stream=True), now=float(number))
@@ -49,7 +48,7 @@ async def test_a_recording_that_the_command_writes_can_be_replayed(tmp_path: Pat
         assert not tap.on, "the command has said that it is done"
         tap.read("somebody", False)
         with pytest.raises(ConfigError, match="another"):
-            await asyncio.to_thread(record, options(url, file))
+            await recorded(url, file)
     assert (counts.requests, counts.left_out) == (20, 0)
     assert file.stat().st_mode & 0o777 == 0o600
     trace = read([file])
@@ -65,8 +64,7 @@ async def test_a_recording_ends_before_its_file_is_too_large(
     picker, file = a_picker(), tmp_path / "recording.jsonl"
     tap = Tap(picker)
     async with admin_of(picker, tap) as url:
-        asked = replace(options(url, file, seconds=1.5), max_bytes=max_bytes)
-        recording = asyncio.create_task(asyncio.to_thread(record, asked))
+        recording = asyncio.create_task(recorded(url, file, seconds=1.5, max_bytes=max_bytes))
         await wait_until(lambda: tap.on, what="the command asks")
         for number in range(9):
             serve(picker, ask(text(f"{number}"), stream=True), now=float(number))
@@ -80,7 +78,7 @@ async def test_a_file_that_exists_is_named_and_left_as_it_is(tmp_path: Path) -> 
     file.write_bytes(b"of yesterday")
     tap = Tap(picker)
     async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(asyncio.to_thread(record, options(url, file, seconds=30.0)))
+        recording = asyncio.create_task(recorded(url, file, seconds=30.0))
         await wait_until(lambda: tap.on, what="the command asks")
         serve(picker, ask(text("a"), stream=True), now=1.0)
         with pytest.raises(ConfigError, match="File exists"):
@@ -93,7 +91,7 @@ async def test_a_file_that_cannot_be_written_is_named_and_the_picker_goes_on() -
     picker, file = a_picker(), Path("/sys/recording.jsonl")
     tap = Tap(picker)
     async with admin_of(picker, tap) as url:
-        recording = asyncio.create_task(asyncio.to_thread(record, options(url, file, seconds=30.0)))
+        recording = asyncio.create_task(recorded(url, file, seconds=30.0))
         await wait_until(lambda: tap.on, what="the command asks")
         serve(picker, ask(text("a"), stream=True), now=1.0)
         with pytest.raises(ConfigError, match=r"/sys/recording\.jsonl: "):
@@ -108,7 +106,7 @@ async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
         ConfigError,
         match=r"--admin http://127.*: \[Errno 111\].*; name the admin.address of a running picker",
     ):
-        await asyncio.to_thread(record, options(url, tmp_path / "r.jsonl"))
+        await recorded(url, tmp_path / "r.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,6 +121,6 @@ async def test_an_address_that_answers_and_is_no_picker_is_named(tmp_path: Path,
     async with TestServer(app) as server:
         admin = str(server.make_url("/"))
         with pytest.raises(ConfigError, match="not a picker of this version"):
-            await asyncio.to_thread(record, options(admin, tmp_path / "r.jsonl"))
+            await recorded(admin, tmp_path / "r.jsonl")
         with pytest.raises(ConfigError, match="--admin"):
             await asyncio.to_thread(fetch, admin, window_s=60)

@@ -31,17 +31,6 @@ _MOST_BYTES: Final = 64 * 2**20
 """Largest size of one answer. The picker keeps 8 MiB of lines at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordOptions:
-    """The command line, as given."""
-
-    admin: str
-    file: Path
-    max_bytes: int
-    seconds: float | None
-    """None: record until interrupted."""
-
-
 @dataclass(slots=True)
 class Counts:
     requests: int = 0
@@ -50,29 +39,29 @@ class Counts:
     """Requests that are missing because the picker had no room for them. It was not asked often enough."""
 
 
-def record(options: RecordOptions) -> Counts:
-    """Record until the end of the time, or until interrupted. ConfigError: the picker cannot be reached, or
-    the file cannot be written.
+def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> Counts:
+    """Record for this time, or until interrupted. ConfigError: the picker cannot be reached, or the file
+    cannot be written.
     """
-    url = f"{options.admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
+    url = f"{admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--admin {options.admin}: must be an address such as http://127.0.0.1:9090")
+        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
     counts, head = Counts(), [b"", b""]
-    until_s = None if options.seconds is None else time.monotonic() + options.seconds
+    until_s = None if seconds is None else time.monotonic() + seconds
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         file: FileIO | None = None
-        for text, left_out in _answers(url, options.admin, until_s=until_s):
-            *new, requests = _parted(text, options.admin)
+        for text, left_out in _answers(url, admin, until_s=until_s):
+            *new, requests = _parted(text, admin)
             counts.left_out = left_out
             lines = b"".join(line for line, old in zip(new, head, strict=True) if line != old) + requests
-            if counts.size_bytes + len(lines) > options.max_bytes:
+            if counts.size_bytes + len(lines) > max_bytes:
                 break
             if requests:
                 try:
-                    file = file or stack.enter_context(_new_file(options.file))
+                    file = file or stack.enter_context(_new_file(path))
                     _write_all(file, lines)
                 except OSError as error:
-                    raise ConfigError(f"{options.file}: {error.strerror}") from error
+                    raise ConfigError(f"{path}: {error.strerror}") from error
                 head = new
                 counts.requests += requests.count(b"\n")
                 counts.size_bytes += len(lines)
