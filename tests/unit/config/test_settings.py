@@ -63,17 +63,21 @@ def test_an_address_may_be_a_text_or_a_mapping(file: Path, shape: str) -> None:
     )
 
 
-def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
-    file.write_text("{endpointsFile: e, listen: {address: 'unix:/run/epp.sock'}}")
-    assert load_config(file).listen.address == "unix:/run/epp.sock"
+def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> None:
+    file.write_text("kubernetes: {pool: p, selector: {app: vllm}, targetPorts: [8000, 8001]}")
+    cluster = load_config(file).kubernetes
+    assert cluster is not None
+    assert (cluster.names, cluster.target_ports, cluster.address_family) == (("p",), (8000, 8001), "Primary")
+    file.write_text("kubernetes: {pools: [b, a]}")
+    cluster = load_config(file).kubernetes
+    assert cluster is not None
+    assert (cluster.names, cluster.namespace, cluster.kubeconfig) == (("b", "a"), "", "")
 
 
 @pytest.mark.parametrize(
     ("text", "field", "why"),
     [
         ("{endpointsFile: e, kubernetes: {pool: p}}", "endpointsFile", "remove one"),
-        ("endpointsFile: 3", "endpointsFile", "a text"),
-        ("{endpointsFile: e, envoy: {status: '9902'}}", "envoy.status", "ip:port"),
         ("{endpointsFile: e, envoy: {status: '127.0.0.1:9901'}}", "envoy.status", "envoy.admin"),
         ("{endpointsFile: e, listen: {tls: {certFile: c}}}", "listen.tls", "keyFile"),
         ("{endpointsFile: e, listen: {address: 'localhost:9002'}}", "listen.address", "ip:port"),
@@ -84,17 +88,34 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
             "no TLS",
         ),
         ("{endpointsFile: e, blockedPaths: [metrics]}", "blockedPaths", "regex"),
-        ("{endpointsFile: e, blockedPaths: [/]}", "blockedPaths", "regex"),
         ("{endpointsFile: e, allowedPaths: [/v1/models]}", "allowedPaths[0]", "not in blockedPaths"),
         ("{endpointsFile: e, blockedPaths: [/sleep], allowedPaths: [/docs]}", "allowedPaths[0]", "/docs"),
         ("{endpointsFile: e, streams: {assumedModes: {}}}", "streams", "`assumedModes` was removed"),
-        ("{endpointsFile: e, listen: {socketMode: rw}}", "listen.socketMode", "regex"),
         ("{endpointsFile: e, listen: {socketMode: 0666}}", "listen.socketMode", "a text"),
-        ("{endpointsFile: e, admin: {address: '9090'}}", "admin.address", "ip:port"),
         ("{endpointsFile: e, envoy: {listen: '0.0.0.0:0'}}", "envoy.listen", "out of range"),
         ("{endpointsFile: e, envoy: {admin: '::1:9901'}}", "envoy.admin", "brackets"),
         ("{endpointsFile: e, envoy: {failOpen: false}}", "holdStreams", "break off"),
         ("endpointsFile: 2023-99-01", "month", "12"),
+        ("{endpointsFile: e, envoy: {tls: {keyFile: k}}}", "envoy.tls", "certFile"),
+        ("{endpointsFile: e, envoy: {http2Cleartext: true}}", "envoy", "`http2Cleartext` was removed"),
+        ("{kubernetes: {namespace: n}}", "kubernetes.pool", "pools"),
+        ("{kubernetes: {pool: p, pools: [q]}}", "kubernetes.pool", "either"),
+        ("{kubernetes: {pools: [p, q, p]}}", "kubernetes.pools", "twice"),
+        ("{kubernetes: {pools: [p, Q]}}", "kubernetes.pools", "regex"),
+        (
+            "{kubernetes: {pools: [p, q], selector: {a: b}, targetPorts: [1]}}",
+            "kubernetes.selector",
+            "kubernetes.pool",
+        ),
+        ("{kubernetes: {pool: p, status: {events: false}}}", "kubernetes", "`status` was removed"),
+        ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
+        ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),
+        ("{kubernetes: {pool: p, selector: {'a,b': c}}}", "kubernetes.selector", "regex"),
+        (
+            "{kubernetes: {pool: p, rewrites: [gateway.networking.k8s.io]}}",
+            "kubernetes.rewrites",
+            "values are",
+        ),
     ],
 )
 def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(
