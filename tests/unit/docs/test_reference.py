@@ -1,16 +1,33 @@
-"""The reference pages in docs, and the files of the chart, are what the code generates."""
+"""The reference pages, the pictures and the files of the chart are what the code generates, and the glossary
+names modules that exist.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from bench.drawing import PICTURES
 from tests.reference.pages import PAGES, PLACES
-
-REPOSITORY = Path(__file__).parents[3]
+from tests.unit.docs.pages import REPOSITORY
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_the_committed_page_equals_the_generated_page(page: str) -> None:
     assert (REPOSITORY / PLACES[page]).read_text() == PAGES[page](), "run `make docs`"
+
+
+@pytest.mark.parametrize("file", PICTURES, ids=lambda file: file.name)
+def test_a_picture_is_as_fresh_as_its_source(file: Path) -> None:
+    assert PICTURES[file]() == file.read_text(), "run `make docs`"
+    ET.fromstring(file.read_text())
+
+
+def test_the_glossary_names_modules_that_exist() -> None:
+    named = set(re.findall(r"`(epp(?:\.\w+)*)`", (REPOSITORY / "docs/glossary.md").read_text())) - {"epp"}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []

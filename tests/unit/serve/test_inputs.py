@@ -83,16 +83,6 @@ def test_a_refused_list_of_endpoints_also_ends_a_picker(listed: Path) -> None:
         load_inputs(Config(endpoints_file=str(listed)), tolerant=True)
 
 
-def test_without_files_the_default_policy_routes(
-    tmp_path: Path,
-) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text("{current-context: c, contexts: [{name: c, context: {namespace: n}}]}")
-    inputs = load_inputs(Config(kubernetes=Kubernetes(pool="p", kubeconfig=str(kubeconfig))))
-    assert (inputs.policy, inputs.policy_text) == (DEFAULT_POLICY, None)
-    assert list(inputs.listed.endpoints) == []
-
-
 async def test_a_changed_file_reaches_the_picker_and_the_metrics(listed: Path, tmp_path: Path) -> None:
     policy = policy_file(tmp_path, f"{{{HEAD}}}")
     config = Config(endpoints_file=str(listed), policy_file=policy)

@@ -15,8 +15,7 @@ from epp.config.sharing import Redis, Sharing
 from epp.picker.prefix_index.secret import derived
 from epp.protocol.http_events import BodyRoom
 from epp.request.parse import API_PATHS
-from epp.serve.parts import exact_mode, hash_secret, listen, stream_settings, write_beside
-from tests.unit.picker.picker_questions import a_picker
+from epp.serve.parts import hash_secret, listen, stream_settings, write_beside
 
 
 def config(**fields: Any) -> Config:
@@ -28,10 +27,6 @@ def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> No
     made = [listen(config(workers=2, listen=shared), worker=n) for n in range(2)]
     assert [each.address for each in made] == ["unix:/run/p.sock.0", "unix:/run/p.sock.1"]
     assert {each.socket_mode for each in made} == {"0600"}
-
-
-def test_parts_that_are_not_configured_are_not_made() -> None:
-    assert exact_mode(config(), a_picker()) is None
 
 
 @pytest.mark.parametrize(
@@ -74,9 +69,8 @@ def test_the_secret_comes_from_the_file_then_from_the_signing_key(tmp_path: Path
     file.write_bytes(b"of the operator, long enough\n")
     key.write_bytes(b"of the pool, long enough\n")
     redis = Sharing(redis=Redis(url="redis://h", signing_key_file=str(key)))
-    assert hash_secret(Config(hash_secret_file=str(file), sharing=redis), hub=None) == derived(
-        file.read_bytes().strip()
-    )
+    secret = hash_secret(Config(hash_secret_file=str(file), sharing=redis), hub=None)
+    assert (secret, secret.made_here) == (derived(file.read_bytes().strip()), False)
     assert hash_secret(Config(sharing=redis), hub=None) == derived(key.read_bytes().strip())
 
 
@@ -104,11 +98,3 @@ def test_workers_that_share_over_redis_do_not_use_secret_of_their_machine(tmp_pa
     config = Config(sharing=Sharing(redis=Redis(url="redis://h")))
     workers = [hash_secret(config, hub=tmp_path / "hub.sock") for _ in range(2)]
     assert workers[0] != workers[1]
-
-
-def test_a_secret_from_a_file_does_not_count_as_made_here(tmp_path: Path) -> None:
-    file = tmp_path / "secret"
-    file.write_bytes(b" sixteen bytes!!! \n")
-    secret = hash_secret(Config(hash_secret_file=str(file)), hub=None)
-    assert secret == derived(b"sixteen bytes!!!")
-    assert not secret.made_here
