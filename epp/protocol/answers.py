@@ -68,13 +68,13 @@ def model_list(event: RequestHeaders, path: str, picker: Picker) -> Refuse | Non
 def reader_of(
     event: ResponseHeaders, pick: Pick, settings: StreamSettings, *, modes: Modes, hold: bool
 ) -> ResponseReader | None:
-    """Return the reader for the body of this answer. None: nobody has to read the body. hold: the stream
-    stays to the end. A data plane that wants the request's body back cannot be asked for that of the answer.
+    """Return the reader for the body of the answer to a sampled pick. None: it cannot be read. hold: the
+    stream stays to the end. A data plane that wants the request's body back cannot be asked for that of the answer.
     """
     comes = modes.response_body is not BodyMode.NONE or (
         hold and settings.mode_override and not modes.request_body.echoed
     )
-    if not pick.sampled or pick.decision.status != 200 or not comes:
+    if pick.decision.status != 200 or not comes:
         return None
     found = collect(event.headers)
     return ResponseReader(

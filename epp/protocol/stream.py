@@ -433,7 +433,7 @@ class HttpStream:
             first = pick.destinations[0]
             served = first if event.served == first.text else read_address(event.served)
             context.picker.on_response_headers(pick, status=status, served=served, lost=event.lost, now=now)
-            if not event.end_of_stream:
+            if pick.sampled and not event.end_of_stream:
                 self._reader = reader_of(event, pick, context.settings, modes=self._modes, hold=self.hold)
         if event.end_of_stream:
             self._enter(Phase.DONE)

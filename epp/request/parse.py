@@ -55,6 +55,7 @@ from epp.request.jsontext import (
     MOST_BYTES,
     MOST_UNITS,
     NO_RAW,
+    SMALL_BYTES,
     first_byte,
     place_of_model,
     text_bytes,
@@ -110,7 +111,7 @@ def plain_chat(body: Body) -> InferenceRequest | None:
         return None
     prompt, start, end = found
     rest = b"".join((body[:start], b"[]", body[end:]))
-    if too_costly(rest):
+    if len(rest) > SMALL_BYTES and too_costly(rest):
         return None
     try:
         return _chat(DECODE_CHAT.decode(rest), [prompt])
