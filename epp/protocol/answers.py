@@ -69,7 +69,8 @@ def reader_of(
     event: ResponseHeaders, pick: Pick, settings: StreamSettings, *, modes: Modes, hold: bool
 ) -> ResponseReader | None:
     """Return the reader for the body of the answer to a sampled pick. None: it cannot be read. hold: the
-    stream stays to the end. A data plane that wants the request's body back cannot be asked for that of the answer.
+    stream stays to the end. A data plane that wants the request's body back cannot be asked for that of the
+    answer.
     """
     comes = modes.response_body is not BodyMode.NONE or (
         hold and settings.mode_override and not modes.request_body.echoed
