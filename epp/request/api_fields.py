@@ -123,7 +123,7 @@ def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
 
 SHAPING_COMPLETIONS: Final = attrgetter("add_special_tokens", "truncate_prompt_tokens")
 """Fields that change how the server renders the prompt, besides changes at its end."""
-SHAPING_CHAT: Final = attrgetter(
+_SHAPING: Final = (
     "chat_template",
     "chat_template_kwargs",
     "documents",
@@ -131,6 +131,8 @@ SHAPING_CHAT: Final = attrgetter(
     "add_special_tokens",
     "truncate_prompt_tokens",
 )
+SHAPING_CHAT: Final = attrgetter(*_SHAPING)
+BESIDE_MESSAGES: Final = attrgetter(*_SHAPING, "tools")
 
 DECODE_CHAT: Final = _decoder(Chat)
 DECODE_COMPLETIONS: Final = _decoder(Completions)

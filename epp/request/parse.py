@@ -24,6 +24,7 @@ from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request import _jsontext, canonical
 from epp.request.api_fields import (
+    BESIDE_MESSAGES,
     DECODE_API_FIELDS,
     DECODE_CHAT,
     DECODE_COMPLETIONS,
@@ -73,6 +74,9 @@ _BOM = b"\xef\xbb\xbf"
 _READ_BY_PYTHON: Final = (b"NaN", b"Infinity", b"\0", b"\\ud", b"\\uD")
 """Only JSON with one of these may be read by Python's decoder and not by ours: UTF-16 has zeros, and half of
 a surrogate pair has no UTF-8."""
+
+_NO_FIELDS: Final = (NO_RAW,) * 7
+"""The fields of `BESIDE_MESSAGES`, if none came."""
 
 Body = bytes | memoryview
 """The body of a request as it came."""
@@ -209,23 +213,18 @@ def _parse_chat(body: Body) -> InferenceRequest:
     return _chat(chat, messages)
 
 
-def _sent(raw: Raw) -> bool:
-    """Return whether a field came, and is not empty."""
-    return raw is not NO_RAW and present(raw)
-
-
 def _chat(chat: Chat, messages: list[Piece]) -> InferenceRequest:
-    sections: list[Piece] = []
-    if _sent(chat.chat_template):
-        sections += (canonical.label(b"template"), canonical.digest(chat.chat_template))
-    for name, raw in ((b"documents", chat.documents), (b"tools", chat.tools)):
-        if raw is not NO_RAW:
-            sections += canonical.raw_section(name, raw)
-    sections += messages
+    sections, shaped = messages, False
+    if BESIDE_MESSAGES(chat) != _NO_FIELDS:
+        shaped = any(map(present, SHAPING_CHAT(chat)))
+        sections = []
+        if present(chat.chat_template):
+            sections += (canonical.label(b"template"), canonical.digest(chat.chat_template))
+        sections += canonical.raw_section(b"documents", chat.documents)
+        sections += canonical.raw_section(b"tools", chat.tools)
+        sections += messages
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    return _request(
-        ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=any(map(_sent, SHAPING_CHAT(chat)))
-    )
+    return _request(ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=shaped)
 
 
 def _parse_messages(body: Body) -> InferenceRequest:
@@ -317,7 +316,8 @@ def _request(
     """Return the request of a body. prompts: or the pieces of its only prompt."""
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
-    salt = name_in(body.cache_salt) if _sent(body.cache_salt) else ""
+    given = body.cache_salt is not NO_RAW and present(body.cache_salt)
+    salt = name_in(body.cache_salt) if given else ""
     if salt is None:
         raise UnfollowedError
     options = body.stream_options
