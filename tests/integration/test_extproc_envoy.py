@@ -158,19 +158,6 @@ async def test_a_body_over_envoys_own_limit_is_refused_and_leaves_nothing_behind
     assert len(rig.seen.picks) == picks
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("mode", READS_BODY)
-async def test_bad_json_gets_400_in_openais_shape(rig: EnvoyRig, mode: str) -> None:
-    async with rig.client.post(rig.url(mode), data=b'{"model": "m", "prompt": ') as response:
-        assert response.status == 400
-        assert response.content_type == "application/json"
-        error = (await response.json())["error"]
-    assert error["code"] == "bad_json"
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] is None
-    assert error["message"]
-
-
 @pytest.mark.parametrize("mode", ["buffered", "buffered_partial", "full_duplex", "streamed", "none"])
 async def test_a_sampled_answer_is_read_and_reaches_the_client_unchanged(rig: EnvoyRig, mode: str) -> None:
     policy = rig.picker.policy

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from tests.harness.http2_frames import (
     data,
     headers,
     hello,
-    ping,
     split,
     window_update,
 )
@@ -71,38 +69,6 @@ async def last_words(reader: asyncio.StreamReader) -> int:
     goaway = [f for f in split(wire) if f.kind == Kind.GOAWAY]
     assert goaway, wire
     return goaway[-1].code
-
-
-@pytest.mark.parametrize(
-    ("wire", "code", "reason"),
-    [
-        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", Code.PROTOCOL_ERROR, "bad_preface"),
-        (hello() + ping() * 5000, Code.ENHANCE_YOUR_CALM, "ping_flood"),
-    ],
-)
-async def test_a_peer_that_breaks_a_rule_gets_the_right_code(wire: bytes, code: Code, reason: str) -> None:
-    async with serving_picker() as rig, connected(rig) as (reader, writer):
-        writer.write(wire)
-        assert await last_words(reader) == code
-        await until_fault(rig, reason)
-        async with grpc.aio.insecure_channel(rig.target) as channel:
-            assert (await Exchange(channel).route()).HasField("request_body"), "others are served"
-
-
-async def test_a_connection_with_half_a_preface_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(http2_server, "_TICK_S", 0.01)
-    async with serving_picker() as rig, connected(rig) as (reader, writer):
-        transport = rig.server.transport
-        server = transport.server  # type: ignore[attr-defined]
-        server.now = lambda: now[0]
-        writer.write(hello()[:10])
-        async with asyncio.timeout(60):
-            while not server.peers:  # noqa: ASYNC110 - the set is in the product
-                await asyncio.sleep(0.01)
-        now[0] = time.monotonic() + 1000.0
-        assert await last_words(reader) == Code.PROTOCOL_ERROR
-        assert rig.seen.faults == ["no_hello"]
 
 
 async def test_tls_without_h2_is_refused(tmp_path: Path) -> None:
