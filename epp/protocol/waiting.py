@@ -14,6 +14,7 @@ picker sends on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from epp.base.errors import PickError
@@ -27,33 +28,23 @@ from epp.protocol.asking import Asked, StreamContext, StreamSettings
 from epp.protocol.http_events import Action, Delay, Modes, Slot
 
 
+@dataclass(slots=True, eq=False)
 class WaitingStream:
     """A request that waits until `gate` decides, or until it leaves."""
 
-    __slots__ = ("_gate", "_held", "after", "asked", "delays", "slot")
-
-    def __init__(
-        self,
-        gate: Gate,
-        held: WaitingRequest | UnservedRequest,
-        asked: Asked,
-        *,
-        slot: Slot,
-        delays: Sequence[Action],
-    ) -> None:
-        self._gate = gate
-        self._held = held
-        self.asked = asked
-        self.slot = slot
-        """The message whose answer carries the pick."""
-        self.delays = delays
-        """Actions that report the wait to the data plane."""
-        self.after: Sequence[Action] = ()
-        """The answers that follow the answer with the pick."""
+    gate: Gate
+    held: WaitingRequest | UnservedRequest
+    asked: Asked
+    slot: Slot
+    """The message whose answer carries the pick."""
+    delays: Sequence[Action]
+    """Actions that report the wait to the data plane."""
+    after: Sequence[Action] = ()
+    """The answers that follow the answer with the pick."""
 
     def leave(self) -> None:
         """Stop waiting, since the stream no longer needs the answer."""
-        self._gate.leave(self._held)
+        self.gate.leave(self.held)
 
 
 def offer(

@@ -168,7 +168,7 @@ def attributes(space: str, key: str, value: str) -> bytes:
 
 around = st.lists(
     st.one_of(
-        st.just(b"\x42\x00"),
+        st.sampled_from([b"\x42\x00", part(8, part(1, part(1, b"envoy.lb.subset_hint")))]),
         st.builds(
             metadata, st.sampled_from(["envoy.lb", "other"]), st.sampled_from([KEY, f"{KEY}-served"]), texts
         ),
