@@ -263,13 +263,6 @@ class EndpointMetrics:
     """Counter: requests finished."""
     ttft_sum_s: float | None = None
     ttft_count: float | None = None
-    prefill_sum_s: float | None = None
-    """Counter: seconds from admission to first token, for requests that have ended. The next two fields are
-    counters for the same requests.
-    """
-    prefill_count: float | None = None
-    prefill_tokens: float | None = None
-    """Prompt tokens computed in these prefills, without cached tokens."""
     max_lora: int | None = None
     active_adapters: frozenset[str] = frozenset()
     """Adapters with running or waiting requests. Loaded adapters that are idle are not listed."""

@@ -14,12 +14,14 @@ import random
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.routing.catalog import Config, policy_of_config
 from bench.routing.live import vllm_fleet
@@ -28,9 +30,7 @@ from bench.routing.live.vllm_fleet import Setting, Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
 from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
-from epp.base.types import EndpointMetrics
 from epp.config.policy import RuleName
-from epp.sources.scraping.metrics_page import parse_page
 from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env import environment
@@ -148,11 +148,16 @@ def simulated(rule: RuleName, *, setting: Setting, seed: int, seconds: float, sp
     return row_of(fleet.run())
 
 
-async def _pages(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> dict[str, EndpointMetrics]:
-    found = {}
+async def _pages(
+    session: aiohttp.ClientSession, servers: Sequence[VllmServer]
+) -> dict[str, defaultdict[str, float]]:
+    """Return the sum of each series of the servers' metrics pages."""
+    found = {server.name: defaultdict[str, float](float) for server in servers}
     for server in servers:
         async with session.get(f"http://{server.address}/metrics") as response:
-            found[server.name] = parse_page(await response.read(), scraped_at=0.0)
+            for family in text_string_to_metric_families(await response.text()):
+                for sample in family.samples:
+                    found[server.name][sample.name] += sample.value
     return found
 
 
@@ -165,21 +170,28 @@ async def _believed(gateway: VllmGateway, name: str) -> Believed:
     )
 
 
-def _grown(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics], name: str) -> list[float]:
-    return [(getattr(after[s], name) or 0.0) - (getattr(before[s], name) or 0.0) for s in before]
+def _grown(
+    before: dict[str, defaultdict[str, float]], after: dict[str, defaultdict[str, float]], name: str
+) -> list[float]:
+    return [after[server][f"vllm:{name}"] - before[server][f"vllm:{name}"] for server in before]
 
 
-def _hit_share(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> float:
-    queried = sum(_grown(before, after, "prefix_queries"))
-    return sum(_grown(before, after, "prefix_hits")) / queried if queried else 0.0
+def _hit_share(
+    before: dict[str, defaultdict[str, float]], after: dict[str, defaultdict[str, float]]
+) -> float:
+    queried = sum(_grown(before, after, "prefix_cache_queries_total"))
+    return sum(_grown(before, after, "prefix_cache_hits_total")) / queried if queried else 0.0
 
 
-def _rate(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> list[float | None]:
+def _rate(
+    before: dict[str, defaultdict[str, float]], after: dict[str, defaultdict[str, float]]
+) -> list[float | None]:
     """Return for each server the prompt tokens that it computed in a second of prefill, by its own counters.
     None means that the server had nothing to compute.
     """
-    pairs = zip(_grown(before, after, "prefill_tokens"), _grown(before, after, "prefill_sum_s"), strict=True)
-    return [tokens / seconds if seconds else None for tokens, seconds in pairs]
+    tokens = _grown(before, after, "request_prefill_kv_computed_tokens_sum")
+    seconds = _grown(before, after, "request_prefill_time_seconds_sum")
+    return [n / s if s else None for n, s in zip(tokens, seconds, strict=True)]
 
 
 def _keep(run: VllmRun, store: Path | None) -> None:

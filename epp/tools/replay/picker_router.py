@@ -143,9 +143,6 @@ def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
         finished=page.finished,
         ttft_sum_s=page.ttft_sum_s,
         ttft_count=page.ttft_count,
-        prefill_sum_s=page.prefill_sum_s,
-        prefill_count=page.finished,
-        prefill_tokens=page.prefill_tokens,
         max_lora=page.max_loras,
         active_adapters=page.active_adapters,
     )

@@ -175,9 +175,6 @@ class RefusalMachine(RuleBasedStateMachine):
             finished=float(served.finished),
             ttft_count=float(served.prompts),
             ttft_sum_s=0.3 * served.prompts,
-            prefill_count=float(served.finished),
-            prefill_sum_s=0.2 * served.finished,
-            prefill_tokens=served.tokens - served.hits,
         )
         for picker in self.pickers:
             picker.observe(name, page, now=self.now)

@@ -26,6 +26,7 @@ _OTHER_HISTOGRAMS = (
     "request_params_n",
     "request_params_max_tokens",
     "request_prefill_kv_computed_tokens",
+    "request_prefill_time_seconds",
     "kv_block_lifetime_seconds",
     "kv_block_idle_before_evict_seconds",
     "kv_block_reuse_gap_seconds",
@@ -50,7 +51,6 @@ class EngineState:
     finished: dict[str, float] = field(default_factory=dict)
     """Requests by finish reason."""
     ttft_s: tuple[float, ...] = ()
-    prefill_s: tuple[float, ...] = ()
     block_size: int = 16
     blocks: int = 1000
     cache_tokens: int | None = None
@@ -91,7 +91,7 @@ def vllm_page(
     queries, hits = counter("prefix_cache_queries"), counter("prefix_cache_hits")
     prompt, cached = counter("prompt_tokens"), counter("prompt_tokens_cached")
     generated, success = counter("generation_tokens"), counter("request_success", ["finished_reason"])
-    ttft, prefill = histogram("time_to_first_token_seconds"), histogram("request_prefill_time_seconds")
+    ttft = histogram("time_to_first_token_seconds")
     others = [histogram(name) for name in _OTHER_HISTOGRAMS]
     cache_names = ["block_size", "engine", "num_gpu_blocks", "prefix_caching_hash_algo"]
     if any(e.cache_tokens is not None for e in engines):
@@ -115,8 +115,6 @@ def vllm_page(
             success.labels(*names, reason).inc(amount)
         for seconds in state.ttft_s:
             ttft.labels(*names).observe(seconds)
-        for seconds in state.prefill_s:
-            prefill.labels(*names).observe(seconds)
         for other in others:
             other.labels(*names).observe(0.5)
         extra = {} if state.cache_tokens is None else {"kv_cache_size_tokens": str(state.cache_tokens)}

@@ -28,7 +28,6 @@ BUSY = EngineState(
     hits=500,
     finished={"stop": 5, "length": 2, "abort": 1},
     ttft_s=(0.5, 1.5),
-    prefill_s=(0.25, 0.5, 0.25),
 )
 
 SGLANG = b"""\
@@ -79,7 +78,6 @@ def test_a_page_of_vllm_gives_every_field() -> None:
     assert (got.prompt_tokens, got.cached_prompt_tokens, got.generated_tokens) == (1000, 400, 77)
     assert (got.prefix_queries, got.prefix_hits, got.finished) == (1200, 500, 8)
     assert (got.ttft_sum_s, got.ttft_count) == (2.0, 2)
-    assert (got.prefill_sum_s, got.prefill_count) == (1.0, 3)
     assert (got.max_lora, got.active_adapters) == (None, frozenset())
 
 
