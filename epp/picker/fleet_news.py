@@ -15,7 +15,7 @@ from epp.config.policy import PolicySpec
 from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.endpoints.growth import restarted
+from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.endpoints.recently_left import RecentlyLeft
 from epp.picker.events import Cut, Hangs, Listener, Listeners, Restarted

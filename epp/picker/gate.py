@@ -90,7 +90,7 @@ class Gate:
 
     def offer(
         self,
-        request: Question,
+        question: Question,
         claim: FlowClaim,
         decided: Answer,
         *,
@@ -107,12 +107,14 @@ class Gate:
             self._follow_policy(now=now)
         spec = policy.spec.flow
         try:
-            considered = picker.consider(request, now=now)
+            considered = picker.consider(question, now=now)
         except NoEndpointError as error:
             wait_s = min(spec.wait_for_server_seconds, longest_s)
             if error.reason != NOT_READY or wait_s <= 0:
                 raise
-            unserved = UnservedRequest(request, decided, size_bytes, now + wait_s, error.with_traceback(None))
+            unserved = UnservedRequest(
+                question, decided, size_bytes, now + wait_s, error.with_traceback(None)
+            )
             self._unserved.hold(unserved, most=spec.in_all)
             return unserved
         if not picker.flow_holds:
@@ -120,11 +122,11 @@ class Gate:
         model = considered.base_model
         queue = self._queues.get(model) or self._queue_of(model)
         left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
-        waiting = WaitingRequest(request, considered.prompt, queue, decided)
+        waiting = WaitingRequest(question, considered.prompt, queue, decided)
         fate = queue.control.offer(
             waiting,
             forecast_of(considered, left_s=left_s),
-            priority=self._priority(spec, claim, request, queue),
+            priority=self._priority(spec, claim, question, queue),
             tenant=claim.tenant,
             size_bytes=size_bytes,
             left_s=left_s,
@@ -209,7 +211,7 @@ class Gate:
         waiting = {model for model, queue in self._queues.items() if len(queue.control)}
         forget_models(self._queues, self._picker.fleet.models | waiting)
 
-    def _priority(self, spec: Flow, claim: FlowClaim, request: Question, queue: ModelQueue) -> int:
+    def _priority(self, spec: Flow, claim: FlowClaim, question: Question, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective
         in the header (by the cluster's list, then by the policy's), the model, the path, the body.
         """
@@ -218,14 +220,14 @@ class Gate:
             if named is not None:
                 return named
             queue.unknown_objectives += 1
-        of_model = spec.models.get(request.inference.model)
+        of_model = spec.models.get(question.inference.model)
         if of_model is not None:
             return of_model
         if spec.paths:
             prefix = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
             if prefix is not None:
                 return spec.paths[prefix]
-        return -request.inference.priority if "BodyPriority" in spec.claims else 0
+        return -question.inference.priority if "BodyPriority" in spec.claims else 0
 
     def _carry_out(self, queue: ModelQueue, decided: Decided[WaitingRequest], *, now: float) -> None:
         item, refusal = decided

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from epp.base.types import ChunkHash
-from epp.picker.endpoints.adapters import expect_adapter, settle_adapter, use_adapter
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, Booking, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
@@ -66,7 +65,7 @@ class Guesses:
         if self._fleet.get(name) is not state:
             chain = []
         if adapter:
-            booking.loads = expect_adapter(state, adapter)
+            booking.loads = state.expect_adapter(adapter)
         entries = guesses.guess(table, name, chain) if chain else None
         return Guess(state, state.process, chain, booking, adapter, table, entries)
 
@@ -85,9 +84,9 @@ class Guesses:
             return NOTHING
         guess.open, guess.proven = False, True
         if guess.adapter and self._same_process(guess):
-            settle_adapter(guess.state, guess.adapter)
-            loads = use_adapter(guess.state, guess.adapter, spec=self._caches.spec, now=now)
-            guess.booking.loads |= loads
+            guess.state.settle_adapter(guess.adapter)
+            slots = self._caches.spec.lora.slots_per_endpoint
+            guess.booking.loads |= guess.state.use_adapter(guess.adapter, most=slots, now=now)
         if not self.holds(guess):
             guesses.drop(guess.table, guess.entries)
             return NOTHING
@@ -99,7 +98,7 @@ class Guesses:
             return
         guess.open = False
         if guess.adapter and self._same_process(guess):
-            settle_adapter(guess.state, guess.adapter)
+            guess.state.settle_adapter(guess.adapter)
         guesses.drop(guess.table, guess.entries)
 
     def used(self, guess: Guess, *, now: float) -> None:

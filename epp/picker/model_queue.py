@@ -32,10 +32,10 @@ _MOST_TENANTS: Final = 32
 class WaitingRequest:
     """A waiting request. The caller passes it to `Gate.leave` if the client leaves."""
 
-    __slots__ = ("decided", "item", "prompt", "queue", "request")
+    __slots__ = ("decided", "item", "prompt", "question", "queue")
 
-    def __init__(self, request: Question, prompt: Prompt, queue: ModelQueue, decided: Answer) -> None:
-        self.request = request
+    def __init__(self, question: Question, prompt: Prompt, queue: ModelQueue, decided: Answer) -> None:
+        self.question = question
         self.prompt = prompt
         self.queue = queue
         self.decided = decided
@@ -60,7 +60,7 @@ class ModelQueue:
 
     def forecast(self, payload: WaitingRequest, *, now: float) -> Forecast:
         try:
-            considered = self._picker.consider(payload.request, prompt=payload.prompt, now=now)
+            considered = self._picker.consider(payload.question, prompt=payload.prompt, now=now)
         except PickError:
             return Forecast(0.0, 0.0, 0.0, 1)
         self._last = (payload, considered)
@@ -95,7 +95,7 @@ class ModelQueue:
         last, self._last = self._last, None
         if last is not None and last[0] is waiting:
             return last[1]
-        return self._picker.consider(waiting.request, prompt=waiting.prompt, now=now)
+        return self._picker.consider(waiting.question, prompt=waiting.prompt, now=now)
 
 
 def _longest(bands: Sequence[Band[WaitingRequest]]) -> Sequence[WaitingTenant]:

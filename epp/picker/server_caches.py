@@ -25,8 +25,7 @@ from xxhash import xxh3_64_intdigest
 from epp.base.types import ApiKind, ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.growth import growth
-from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate
+from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate, growth
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import ReportedCaches

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from epp.base.types import EndpointName
 from epp.observe.telemetry import picker_state as shown
-from epp.picker.endpoints.adapters import loaded_adapters
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.picker import Picker
 from epp.sources.scraping.scraper import ScrapeAge, Scraper
@@ -116,7 +115,7 @@ def _endpoint(
         address=endpoint.address,
         model=state.model,
         pool=endpoint.pool,
-        adapters=tuple(sorted(loaded_adapters(state))),
+        adapters=tuple(sorted(state.loaded_adapters)),
         ready=ready and not left_out,
         failure_share=picker.fleet.failures.share(state, now=now),
         left_out=left_out,

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from epp.base.errors import NoEndpointError, UnknownModelError
 from epp.base.types import Address, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints.adapters import loaded_adapters
 from epp.picker.endpoints.endpoint_state import LATELY_S, Answers, EndpointState
 from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate
@@ -126,7 +125,7 @@ class Columns:
             self._failing.pop(slot, None)
         expected = state.adapters or state.expected_adapters
         if expected or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
-            self._copy_adapters(slot, loaded_adapters(state))
+            self._copy_adapters(slot, state.loaded_adapters)
 
     def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:
         self._pages[slot] = metrics
@@ -248,7 +247,7 @@ class Columns:
             assert self._pages[slot] is state.metrics
             assert (slot in self.asleep) == (state.metrics is not None and state.metrics.asleep)
             assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]
-            assert self._loaded[slot] == loaded_adapters(state)
+            assert self._loaded[slot] == state.loaded_adapters
             for adapter in self._loaded[slot]:
                 holders[adapter].add(slot)
         assert self._holders == holders

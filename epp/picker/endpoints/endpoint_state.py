@@ -327,6 +327,51 @@ class EndpointState:
         self.changed.add(self.slot)
         self.backlog.release(booking, computed=True, now=now, rate=self.tokens_per_s)
 
+    # -- adapters --------------------------------------------------------------------------------------------
+
+    @property
+    def loaded_adapters(self) -> set[str]:
+        """The LoRA adapters that the server holds, as far as the picker knows: those that it served, those
+        that open requests ask for there, and those that its last page names.
+        """
+        known = self.metrics.known_adapters if self.metrics else frozenset()
+        return {*self.adapters, *self.expected_adapters, *known}
+
+    def has_adapter(self, adapter: str) -> bool:
+        page = self.metrics
+        return adapter in self.adapters or (page is not None and adapter in page.known_adapters)
+
+    def expect_adapter(self, adapter: str) -> bool:
+        """Remember that a request for `adapter` was sent to the server. Returns whether the adapter has to be
+        loaded, as far as we know.
+        """
+        self.changed.add(self.slot)
+        loads = adapter not in self.expected_adapters and not self.has_adapter(adapter)
+        self.expected_adapters[adapter] = self.expected_adapters.get(adapter, 0) + 1
+        return loads
+
+    def settle_adapter(self, adapter: str) -> None:
+        """Take in that the answer to such a request began, or that it will not begin."""
+        self.changed.add(self.slot)
+        self.expected_adapters[adapter] -= 1
+        if not self.expected_adapters[adapter]:
+            del self.expected_adapters[adapter]
+
+    def use_adapter(self, adapter: str, *, most: int, now: float) -> bool:
+        """Remember that the server holds `adapter` now. If it has no free slot, it drops the adapter that was
+        unused for longest. most: the slots of a server that does not say. Returns whether the adapter was
+        loaded for this, as far as we know.
+        """
+        self.changed.add(self.slot)
+        loads = not self.has_adapter(adapter)
+        self.adapters[adapter] = now
+        self.adapters.move_to_end(adapter)
+        while len(self.adapters) > ((self.metrics.max_lora if self.metrics else None) or most):
+            self.adapters.popitem(last=False)
+        return loads
+
+    # -- other processes -------------------------------------------------------------------------------------
+
     def restarted(self, *, at: float) -> None:
         """Take in that another process has served since `at`, with a cold cache. If another picker saw the
         restart, the metrics stay until our own next scrape.

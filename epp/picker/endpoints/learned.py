@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from epp.base.types import EndpointMetrics, PromptSize
-from epp.picker.endpoints.growth import growth
 from epp.picker.scheduling.snapshot import Floats
 
 Terms = tuple[float, ...]
@@ -37,6 +36,23 @@ _MOST_TOKENS_PER_BYTE = 2.0
 """A tokenizer makes at most one token of a byte. A chat template adds the rest."""
 _MOST_TOKENS_PER_OPAQUE = 200_000.0
 """The most tokens that a picture or other media may count for, such as a long film."""
+
+
+def growth(before: float | None, after: float | None) -> float:
+    """Return how much a counter grew. 0: one of the values is unknown, or the counter has started again."""
+    return max(0.0, after - before) if before is not None and after is not None else 0.0
+
+
+def computed_growth(before: EndpointMetrics, after: EndpointMetrics) -> float:
+    """Return prompt tokens computed between two scrapes, without those that came from the cache."""
+    prompt = growth(before.prompt_tokens, after.prompt_tokens)
+    return max(0.0, prompt - growth(before.cached_prompt_tokens, after.cached_prompt_tokens))
+
+
+def restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
+    """Return whether a counter went down. Then another process with a cold cache answers now."""
+    pairs = ((before.prompt_tokens, after.prompt_tokens), (before.prefix_queries, after.prefix_queries))
+    return any(b is not None and a is not None and a < b for b, a in pairs)
 
 
 class LeastSquares:

@@ -22,7 +22,7 @@ from typing import Final
 
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Backlog, EndpointState
-from epp.picker.endpoints.growth import computed_growth, growth
+from epp.picker.endpoints.learned import computed_growth, growth
 
 _BUSY_HALF_LIFE_S: Final = 20.0
 

@@ -22,8 +22,7 @@ only these servers teach the line, and what it learned before counts less and le
 from __future__ import annotations
 
 from epp.base.types import EndpointMetrics
-from epp.picker.endpoints.growth import computed_growth
-from epp.picker.endpoints.learned import LeastSquares
+from epp.picker.endpoints.learned import LeastSquares, computed_growth
 
 _PRIOR_TOKENS = 500.0
 """The policy's rate counts as one prefill of this many tokens, so a few real prefills outweigh it."""

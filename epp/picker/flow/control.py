@@ -111,7 +111,7 @@ class FlowControl(Generic[T]):
         self._forecaster = forecaster
         self._queues: Queues[T] = Queues(settings)
         self._numbers = count()
-        self._alarms: Alarms[T] = Alarms()
+        self._alarms: Alarms[QueueItem[T]] = Alarms()
         self._shed: deque[Decided[T]] = deque()
         self._pace = Pace()
         self._shares = Shares()
@@ -252,7 +252,7 @@ class FlowControl(Generic[T]):
 
     def check_integrity(self) -> None:
         self._queues.check_integrity()
-        self._alarms.check_integrity(self._queues)
+        self._alarms.check_integrity(i for i in self._queues if min(i.expires_at, i.deadline) < inf)
 
     # -- the decision ----------------------------------------------------------------------------------------
 

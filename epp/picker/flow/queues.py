@@ -21,7 +21,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from epp.config.flow import Flow, WaitingSettings
 
@@ -294,32 +294,46 @@ class Queues(Generic[T]):
                 assert self._worst_over(flow) is None
 
 
-class Alarms(Generic[T]):
+class _Waits(Protocol):
+    """A request that has to be looked at by a certain time."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def expires_at(self) -> float: ...
+
+
+W = TypeVar("W", bound=_Waits)
+
+
+class Alarms(Generic[W]):
+    """The times at which waiting requests have to be looked at."""
+
     def __init__(self) -> None:
         self._times: list[tuple[float, int]] = []
         """Times and numbers of requests, as a heap."""
-        self._items: dict[int, QueueItem[T]] = {}
+        self._items: dict[int, W] = {}
         """The requests that have an alarm, by number."""
 
     @property
     def due_at(self) -> float:
         return self._times[0][0] if self._times else inf
 
-    def set(self, item: QueueItem[T], at: float) -> None:
+    def set(self, item: W, at: float) -> None:
         """Set the next alarm of a request that has none. The request also gets one when it expires."""
         at = min(at, item.expires_at)
         if at < inf:
             self._items[item.number] = item
             heapq.heappush(self._times, (at, item.number))
 
-    def due(self, *, now: float) -> Iterator[QueueItem[T]]:
+    def due(self, *, now: float) -> Iterator[W]:
         """Take out each request whose alarm is due."""
         while self._times and self._times[0][0] <= now:
             item = self._items.pop(heapq.heappop(self._times)[1], None)
             if item is not None:
                 yield item
 
-    def forget(self, item: QueueItem[T]) -> None:
+    def forget(self, item: W) -> None:
         """Remove the alarm of a request that no longer waits."""
         items = self._items
         items.pop(item.number, None)
@@ -329,8 +343,9 @@ class Alarms(Generic[T]):
             self._times = [time for time in self._times if time[1] in items]
             heapq.heapify(self._times)
 
-    def check_integrity(self, waiting: Iterable[QueueItem[T]]) -> None:
-        due = {item.number for item in waiting if min(item.expires_at, item.deadline) < inf}
+    def check_integrity(self, waiting: Iterable[W]) -> None:
+        """waiting: the requests that should have an alarm."""
+        due = {item.number for item in waiting}
         assert self._items.keys() == due
         assert sorted(number for _, number in self._times if number in due) == sorted(due)
         assert len(self._times) <= 2 * len(due) + 64

@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.base.types import EndpointMetrics
-from epp.config.policy import PolicySpec
-from epp.config.routing import Lora
 from epp.picker.endpoints import pages
-from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
 from epp.picker.endpoints.endpoint_state import Backlog, Booking
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
-
-SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
 
 
 def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
@@ -106,11 +101,11 @@ def test_lost_bookings_go_after_ten_minutes_also_while_scrapes_fail() -> None:
 def test_nothing_is_known_of_a_new_process() -> None:
     state = a_state()
     pages.take_in(state, page(1.0, running=4), now=1.0)
-    use_adapter(state, "x", spec=SPEC, now=1.0)
+    state.use_adapter("x", most=2, now=1.0)
     booking = book(state, 5000, now=1.0)
     state.forget_server(now=2.0)
     assert state.metrics is None
-    assert not loaded_adapters(state)
+    assert not state.loaded_adapters
     assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
     state.release(booking, computed=False, now=3.0)
     assert state.in_flight == 0
@@ -200,3 +195,39 @@ def test_time_that_runs_backwards_changes_nothing() -> None:
     backlog = Backlog(now=10.0)
     booked(backlog, 100, now=10.0)
     assert undone_at(backlog, now=9.0) == 100
+
+
+def test_as_many_adapters_as_server_has_slots_are_remembered_by_last_use() -> None:
+    state = a_state()
+    for now, adapter in enumerate(["x", "y", "x", "z"]):
+        state.use_adapter(adapter, most=2, now=float(now))
+    assert state.loaded_adapters == {"x", "z"}
+    assert not state.has_adapter("y")
+
+
+def test_slots_and_active_adapters_on_the_servers_page_are_believed() -> None:
+    state = a_state()
+    metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))
+    pages.take_in(state, metrics, now=1.0)
+    for now, adapter in enumerate(["x", "y", "z"]):
+        state.use_adapter(adapter, most=2, now=float(now))
+    assert state.loaded_adapters == {"w", "x", "y", "z"}
+    assert state.has_adapter("w")
+
+
+def test_a_request_loads_its_adapter_if_the_server_does_not_hold_it() -> None:
+    state = a_state()
+    state.use_adapter("x", most=2, now=0.0)
+    assert [state.expect_adapter(name) for name in ("x", "y", "y", "z")] == [False, True, False, True]
+
+
+def test_an_adapter_that_is_only_asked_for_takes_no_slot_from_another() -> None:
+    state = a_state()
+    for name in ("x", "y"):
+        state.use_adapter(name, most=2, now=0.0)
+    for _ in range(2):
+        state.expect_adapter("z")
+    state.settle_adapter("z")
+    assert state.loaded_adapters == {"x", "y", "z"}
+    state.settle_adapter("z")
+    assert state.loaded_adapters == {"x", "y"}

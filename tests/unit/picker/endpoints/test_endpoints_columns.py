@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, EndpointMetrics, EndpointName, Role
 from epp.picker.endpoints import pages
-from epp.picker.endpoints.adapters import use_adapter
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
@@ -126,7 +125,7 @@ def test_a_snapshot_of_some_slots_has_their_numbers_in_the_order_asked_for() -> 
 def test_snapshot_shows_which_endpoints_hold_the_adapter_or_have_free_slot() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, _ = fleet.states()
-    use_adapter(a, "x", spec=SPEC, now=0.0)
+    a.use_adapter("x", most=2, now=0.0)
     pages.take_in(b, EndpointMetrics(scraped_at=0.0, max_lora=1, loaded_adapters=frozenset({"y"})), now=0.0)
     seen = fleet.snapshot(range(3), model="x", adapter="x", spec=SPEC, now=0.0)
     assert seen.has_adapter is not None
@@ -190,7 +189,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
         elif event == "fail":
             state.scrape_failed(now=now)
         elif event == "adapter":
-            use_adapter(state, "wxyz"[number], spec=SPEC, now=now)
+            state.use_adapter("wxyz"[number], most=2, now=now)
         elif event == "restart":
             state.forget_server(now=now)
         elif event == "leave" and len(fleet) > 1:

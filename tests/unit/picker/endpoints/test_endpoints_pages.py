@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
 from epp.picker.endpoints import pages
-from epp.picker.endpoints.adapters import loaded_adapters, use_adapter
 from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
 from epp.picker.endpoints.pages import begun, settle
 from epp.picker.endpoints.prefill_rate import ModelRate
@@ -184,19 +182,19 @@ def test_a_good_scrape_resets_the_count_of_failures() -> None:
 def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "z"]):
-        use_adapter(state, adapter, spec=PolicySpec(), now=float(now))
+        state.use_adapter(adapter, most=4, now=float(now))
     pages.take_in(state, EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
-    assert loaded_adapters(state) == {"x", "y", "z"}  # the first page may be older than the picks
+    assert state.loaded_adapters == {"x", "y", "z"}  # the first page may be older than the picks
     later = EndpointMetrics(
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
     pages.take_in(state, later, now=2.5)
     # A request for x waits there, and z was sent there after the previous page. The server dropped y and
     # loaded w for an unknown request.
-    assert loaded_adapters(state) == {"w", "x", "z"}
+    assert state.loaded_adapters == {"w", "x", "z"}
     # another process has started and does not report it
     pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
-    assert loaded_adapters(state) == {"x", "z"}
+    assert state.loaded_adapters == {"x", "z"}
 
 
 def test_computed_tokens_a_second_cover_the_last_minute() -> None:

@@ -10,7 +10,7 @@ from weakref import ref
 import pytest
 
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.queues import OTHERS, Alarms
+from epp.picker.flow.queues import OTHERS, Alarms, QueueItem
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, an_item, gateway, reasons
 
 
@@ -215,7 +215,7 @@ def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(how: str) -> N
 
 
 def test_the_alarms_of_requests_that_left_are_removed() -> None:
-    alarms: Alarms[Ask] = Alarms()
+    alarms: Alarms[QueueItem[Ask]] = Alarms()
     waiting = [an_item(number, expires_at=1000.0 + number) for number in range(300)]
     for item in waiting:
         alarms.set(item, inf)

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from epp.base.errors import FatalRequestError
 from epp.base.types import Address, EndpointName
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints.adapters import loaded_adapters
 from epp.request.response import ResponseFeedback
 from epp.sources.sharing.batches import decode_batch
 from tests.unit.picker.picker_questions import ask, policy_of, text
@@ -164,14 +163,14 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
     other.receive(one.send(now=1.0), now=1.0)
     state = other.picker.fleet.get(pick.decision.chosen)
     assert state is not None
-    assert loaded_adapters(state) == {"sql"}
+    assert state.loaded_adapters == {"sql"}
     one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
     one.picker.end(pick, outcome="ended", now=3.0)
     other.receive(one.send(now=3.0), now=3.0)
     for replica in (one, other):
         there = replica.picker.fleet.get(pick.decision.chosen)
         assert there is not None
-        assert loaded_adapters(there) == {"sql"}
+        assert there.loaded_adapters == {"sql"}
 
 
 def test_a_request_that_ended_servers_is_refused_by_the_other_pickers_too() -> None:
