@@ -59,13 +59,6 @@ async def test_the_error_for_an_unwritable_file_for_envoy_names_its_field(tmp_pa
         App(config_in(tmp_path))
 
 
-async def test_a_bad_policy_does_not_keep_the_picker_from_starting(tmp_path: Path) -> None:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("spec: nonsense")
-    App(config_in(tmp_path, policy_file=str(policy)))
-    assert addresses(tmp_path / "eds.json") == [1]
-
-
 async def test_it_serves_until_the_signal_and_ends_with_status_0(tmp_path: Path) -> None:
     config = config_in(tmp_path, drain_seconds=1)
     running = asyncio.create_task(App(config).run())
