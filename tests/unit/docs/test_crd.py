@@ -37,7 +37,9 @@ def ours(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 def test_the_file_holds_the_object() -> None:
     assert yaml.safe_load(crd_yaml()) == crd()
-    assert crd()["metadata"]["labels"]["gateway.networking.k8s.io/policy"] == "Direct", "for Gateway API's tools"
+    assert crd()["metadata"]["labels"]["gateway.networking.k8s.io/policy"] == "Direct", (
+        "for Gateway API's tools"
+    )
 
 
 def test_every_field_has_a_description(schema: Mapping[str, Any]) -> None:
