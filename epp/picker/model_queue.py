@@ -72,7 +72,6 @@ class ModelQueue:
         waiting = {band.priority: band.load for band in control.waiting()}
         return FlowStatus(
             model=self.model,
-            saturation=control.saturation(now=now),
             oldest_s=control.oldest_s(now=now),
             requests={priority: load.requests for priority, load in waiting.items()},
             tokens={priority: load.tokens for priority, load in waiting.items()},

@@ -195,7 +195,6 @@ async def live_page(count: int) -> AsyncIterator[Scene]:
     flow = FlowStatus(
         tenants=(waiting,),
         model="llama-3-8b",
-        saturation=0.83,
         oldest_s=0.4,
         requests={0: 7, 10: 2},
         tokens={0: 9000, 10: 500},

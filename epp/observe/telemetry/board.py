@@ -160,7 +160,6 @@ def _queue(status: PickerStatus) -> list[dict[str, Any]]:
     return [
         {
             "model": flow.model,
-            "saturation": round(flow.saturation, 3),
             "oldest_s": round(flow.oldest_s, 2),
             "priorities": {str(priority): count for priority, count in flow.requests.items()},
             "tenants": [

@@ -1,5 +1,5 @@
 """What flow control counts of the requests that it lets go and refuses: the tokens in each second, for
-Retry-After and the saturation; the tokens of each tenant, for people; the length of each tenant's answers.
+Retry-After; the tokens of each tenant, for people; the length of each tenant's answers.
 Also defines the state of flow control as people and Prometheus see it, which `ModelQueue.status` fills in.
 """
 
@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, exp, inf
+from math import exp, inf
 from typing import Final
 
 from epp.base.metric import counter, gauge
 from epp.picker.flow.queues import OTHERS
 
 _WINDOW_S = 10.0
-_MOST_S = 3600
-"""The longest Retry-After, and the longest wait in the saturation: a server that computes nothing may seem
-busy for ever, and every request may be refused.
-"""
 _MOMENT_S = 0.05
 """Tokens that are added within this time count as added at its beginning. The error is half a percent of the
 window.
@@ -53,11 +49,6 @@ class Rate:
         self._sum = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S) + tokens
         self._at = max(self._at, now)
 
-    @property
-    def last_at(self) -> float:
-        """Return when tokens were last added, to within `_MOMENT_S`; -inf: never."""
-        return self._at
-
     def per_s(self, *, now: float) -> float:
         """Return the tokens per second; 0 if none were added."""
         if self._began_at is None:
@@ -65,53 +56,6 @@ class Rate:
         age_s = max(0.1, now - self._began_at)
         decayed = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S)
         return decayed / (_WINDOW_S * (1 - exp(-age_s / _WINDOW_S)))
-
-
-class Pace:
-    __slots__ = ("_refused", "let_go")
-
-    def __init__(self) -> None:
-        self.let_go = Rate()
-        """Tokens that this picker let go."""
-        self._refused = Rate()
-
-    def refused(self, tokens: int, *, now: float) -> None:
-        self._refused.add(tokens, now=now)
-
-    def retry_after_s(self, tokens: float, *, now: float) -> int:
-        """Return the time until this many tokens have gone, in whole seconds; 1 if the time is unknown."""
-        drain_s = self._drain_s(tokens, now=now)
-        return max(1, min(_MOST_S, ceil(drain_s))) if drain_s is not None else 1
-
-    def saturation(self, wait_s: float, tokens: float, *, goal_s: float, now: float) -> float:
-        """Return the saturation. 0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too
-        small for its load.
-
-        wait_s: the time until the first server is free. tokens: the tokens that wait.
-        """
-        drain_s = self._drain_s(tokens, now=now) if tokens else 0.0
-        if drain_s is None:
-            drain_s = goal_s
-        waited = (min(wait_s, _MOST_S) + drain_s) / goal_s
-        excess = self._excess(now=now)
-        return min(max(waited, excess), _MOST_S / goal_s) if excess > 1 else waited
-
-    def _drain_s(self, tokens: float, *, now: float) -> float | None:
-        """Return how long it takes until this picker has let this many tokens go. None means that this is
-        unknown, because no request went recently.
-        """
-        rate = self.let_go.per_s(now=now)
-        return tokens / rate if rate > 1e-3 else None
-
-    def _excess(self, *, now: float) -> float:
-        """Return the tokens that came recently, divided by the tokens that could be let go. 1: nothing was
-        refused.
-        """
-        if now - self._refused.last_at > _WINDOW_S:
-            return 1.0  # once no request comes any more, both rates fall alike, and their ratio would stay
-        let_go = self.let_go.per_s(now=now)
-        refused = self._refused.per_s(now=now)
-        return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0
 
 
 class Shares:
@@ -172,11 +116,6 @@ class FlowStatus:
     """The requests that wait for one base model."""
 
     model: str
-    saturation: float = gauge(
-        "epp_flow_saturation",
-        "0: the servers of the base model are idle. 1: a new request waits as long as flow.goalSeconds "
-        "says. Above 1: there are too few servers. Only while flow control is on.",
-    )
     oldest_s: float = gauge(
         "epp_flow_oldest_seconds", "How long the oldest request that flow control holds has waited."
     )

@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import count, islice
-from math import inf
+from math import ceil, inf
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
 from epp.config.flow import Flow
-from epp.picker.flow.accounts import AnswerLengths, Pace, Shares
+from epp.picker.flow.accounts import AnswerLengths, Rate, Shares
 from epp.picker.flow.queues import Alarms, Band, QueueItem, Queues, T, TenantFlow
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -50,6 +50,8 @@ PATIENCE = 20.0
 """With the order `Shortest`, a request goes before every request that comes later than this many times its
 own prefill time.
 """
+_MOST_RETRY_S = 3600
+"""The longest Retry-After."""
 _MOST_FORECASTS = 4
 """The most forecasts that are made to find one request that may go. Further requests are tried after the next
 event."""
@@ -113,7 +115,8 @@ class FlowControl(Generic[T]):
         self._numbers = count()
         self._alarms: Alarms[QueueItem[T]] = Alarms()
         self._shed: deque[Decided[T]] = deque()
-        self._pace = Pace()
+        self._let_go = Rate()
+        """Tokens that went lately, for Retry-After."""
         self._shares = Shares()
         self._answers = AnswerLengths()
         self._draining = False
@@ -243,13 +246,6 @@ class FlowControl(Generic[T]):
         """
         return max((now - item.arrived_at for item in self._queues), default=0.0)
 
-    def saturation(self, *, now: float) -> float:
-        """Return the saturation (`Pace.saturation`)."""
-        wait_s = self._forecaster.least_wait_s(now=now)
-        return self._pace.saturation(
-            wait_s, self._queues.load.tokens, goal_s=self._queues.settings.goal_seconds, now=now
-        )
-
     def check_integrity(self) -> None:
         self._queues.check_integrity()
         self._alarms.check_integrity(i for i in self._queues if min(i.expires_at, i.deadline) < inf)
@@ -312,7 +308,7 @@ class FlowControl(Generic[T]):
         answer = self._answers.expected(flow.tenant, most=forecast.most_answer_tokens)
         cost = tokens + int(_ANSWER_WEIGHT * answer)
         flow.charge(cost)
-        self._pace.let_go.add(tokens, now=now)
+        self._let_go.add(tokens, now=now)
         self._shares.add(flow.tenant, cost)
 
     def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
@@ -324,9 +320,9 @@ class FlowControl(Generic[T]):
 
     def _refusal(self, priority: int, tokens: int, reason: RefusedFor, *, now: float) -> Refusal:
         before = sum(band.load.tokens for band in self._queues.bands() if band.priority >= priority)
-        retry_after_s = self._pace.retry_after_s(before + tokens, now=now)
-        self._pace.refused(tokens, now=now)
-        return Refusal(reason, retry_after_s)
+        rate = self._let_go.per_s(now=now)
+        drain_s = (before + tokens) / rate if rate > 1e-3 else 0.0  # 0: unknown, since nothing went lately
+        return Refusal(reason, max(1, min(_MOST_RETRY_S, ceil(drain_s))))
 
     def _take(self, item: QueueItem[T]) -> None:
         self._queues.take(item)

@@ -129,7 +129,7 @@ function explain(account) {
 }
 
 function queue(found) {
-  const rows = found.queue.map((q) => el("div", {}, el("p", {}, `${q.model || "every model"}: saturation ${percent(q.saturation)}, the oldest waits ${seconds(q.oldest_s)}`),
+  const rows = found.queue.map((q) => el("div", {}, el("p", {}, `${q.model || "every model"}: the oldest waits ${seconds(q.oldest_s)}`),
     el("p", {}, Object.entries(q.priorities).map(([priority, count]) => `priority ${priority}: ${whole(count)}`).join(", ") || "nobody waits"),
     q.tenants.length ? el("ul", {}, ...q.tenants.map((t) => el("li", {}, `${t.tenant || "(no tenant)"}, priority ${t.priority}: `
       + `${whole(t.requests)} requests, ${whole(t.tokens)} tokens`))) : null));

@@ -121,9 +121,7 @@ def test_requests_and_waiting_tenants_are_shown_in_bounded_text() -> None:
         RefusalRecord(request_id="r2", at_unix_s=5.0, status=503, reason="no_endpoint", message="m")
     )
     waiting = [WaitingTenant(tenant="t" * 600, priority=1, requests=2, tokens=300)] * 20
-    flow = FlowStatus(
-        model="m", saturation=0.5, oldest_s=1.25, requests={1: 40}, tokens={1: 6000}, tenants=waiting
-    )
+    flow = FlowStatus(model="m", oldest_s=1.25, requests={1: 40}, tokens={1: 6000}, tenants=waiting)
     page.status = replace(page.status, flow=[flow])
     own = page.board.own()
     refused, routed = own["requests"]

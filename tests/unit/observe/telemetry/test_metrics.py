@@ -247,7 +247,7 @@ def test_the_reference_names_exactly_the_served_metrics(shown: Shown) -> None:
     page = metrics_reference()
     shown.metrics.on_event(began(pick()))
     fast = EndpointStatus(name=EndpointName("a"), address=HERE, prefill_tokens_per_s=9000.0)
-    flow = FlowStatus(model="m", saturation=0.0, oldest_s=0.0, requests={}, tokens={})
+    flow = FlowStatus(model="m", oldest_s=0.0, requests={}, tokens={})
     shown.status = replace(shown.status, endpoints=(fast,), flow=(flow,))
     specs = {spec.name: spec for spec in catalog.METRICS}
     served = {

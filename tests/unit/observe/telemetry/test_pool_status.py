@@ -36,7 +36,7 @@ def server(
 
 
 def flow_status(tokens: int, *, model: str = "m") -> FlowStatus:
-    return FlowStatus(model=model, saturation=0.0, oldest_s=0.0, requests={0: 1}, tokens={0: tokens})
+    return FlowStatus(model=model, oldest_s=0.0, requests={0: 1}, tokens={0: tokens})
 
 
 def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:

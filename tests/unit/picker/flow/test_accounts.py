@@ -1,4 +1,4 @@
-"""What is counted: tokens a second, with Retry-After and the saturation; tokens of each tenant; answers."""
+"""What is counted: tokens a second, with Retry-After; tokens of each tenant; answers."""
 
 from __future__ import annotations
 
@@ -97,37 +97,3 @@ def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
         gate.offer(Ask(500), now=15.0)
     waited_s = 10 * 500 / 1000
     assert gate.refused[-1][1].retry_after_s == pytest.approx(waited_s, rel=0.3)
-
-
-def test_saturation_is_0_if_idle_and_over_1_if_too_much_comes() -> None:
-    gate = gateway(Flow(deadline_seconds=2.0))
-    assert gate.flow.saturation(now=0.0) == 0.0
-    for n in range(100):  # twice as much as the server can do
-        gate.offer(Ask(500), now=0.25 * n)
-        gate.run(now=0.25 * n, until=0.25 * n)
-    assert 1.5 < gate.flow.saturation(now=25.0) < 2.5
-
-
-def test_saturation_is_0_again_once_no_request_comes() -> None:
-    gate = gateway(Flow(deadline_seconds=2.0))
-    for _ in range(10):
-        gate.offer(SECOND, now=0.0)
-    gate.run(now=0.0, until=15.0)
-    assert len(gate.refused) > 5
-    assert gate.flow.saturation(now=15.0) == 0.0
-
-
-def test_saturation_stays_a_number_for_people_if_every_request_is_refused() -> None:
-    gate = gateway(Flow(deadline_seconds=2.0, goal_seconds=2.0))
-    for _ in range(14):
-        gate.offer(Ask(10**6), now=0.0)
-    assert len(gate.refused) == 14
-    assert gate.flow.saturation(now=0.1) == 1800, "an hour, divided by the goal"
-
-
-def test_saturation_is_under_1_if_the_fleet_keeps_up() -> None:
-    gate = gateway(Flow(deadline_seconds=2.0))
-    for n in range(100):
-        gate.offer(Ask(500), now=n + 0.0)
-        gate.run(now=n + 0.0, until=n + 0.0)
-    assert 0 < gate.flow.saturation(now=99.1) < 0.5
