@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -36,60 +36,45 @@ _ROWS: Final[Sequence[tuple[str, Callable[[Figures], str]]]] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """The command line, as given."""
-
-    recordings: Sequence[Path]
-    policies: Sequence[Path]
-    rules: Sequence[RuleName]
-    load: float
-    servers: int
-    limit: int
-    seed: int
-    json_file: Path | None
-
-
-class _Candidate(NamedTuple):
-    """A policy and its name in the table."""
-
-    name: str
-    policy: Policy
-
-
-def replay(options: ReplayOptions) -> None:
+def replay(
+    recordings: Sequence[Path],
+    *,
+    policies: Sequence[Path],
+    rules: Sequence[RuleName],
+    setting: ReplaySetting,
+    limit: int,
+    json_file: Path | None,
+) -> None:
     """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
     began = time.monotonic()
     try:
-        trace = read(options.recordings)
-        if options.limit:
-            trace = replace(trace, calls=trace.calls[: options.limit], recorded=None)
-        _replay(trace, options, began=began)
+        trace = read(recordings)
+        if limit:
+            trace = replace(trace, calls=trace.calls[:limit], recorded=None)
+        columns = _columns(trace, _candidates(trace, policies, rules), setting)
+        print(f"\n{table(columns)}\n")
+        if json_file is not None:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
+        print(f"{time.monotonic() - began:.1f} s", flush=True)
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
 
 
-def _replay(trace: Trace, options: ReplayOptions, *, began: float) -> None:
-    candidates = _candidates(trace, options)
-    setting = ReplaySetting(load=options.load, servers=options.servers, seed=options.seed)
+def _columns(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySetting) -> dict[str, Figures]:
+    """Return the figures by name: the recorded ones, and those of each policy."""
     print(_about(trace, setting), flush=True)
     if setting.load != 1.0 or setting.servers:
         trace = replace(trace, recorded=None)  # the recorded figures are of another load or another fleet
-    for remark in _remarks(trace, candidates):
+    for remark in _remarks(trace, candidates.values()):
         print(f"note: {remark}", flush=True)
     columns = _run_all(trace, candidates, setting)
-    if trace.recorded is not None:
-        columns = {RECORDED: trace.recorded, **columns}
-    print(f"\n{table(columns)}\n")
-    if options.json_file is not None:
-        options.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(columns), indent=2) + b"\n")
-    print(f"{time.monotonic() - began:.1f} s", flush=True)
+    return columns if trace.recorded is None else {RECORDED: trace.recorded, **columns}
 
 
-def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: ReplaySetting) -> dict[str, Figures]:
+def _run_all(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySetting) -> dict[str, Figures]:
     """Return the figures by name. Each run has a process of its own, as many at once as there are cores."""
     with ProcessPoolExecutor() as pool:
-        runs = {name: pool.submit(run, trace, policy, setting) for name, policy in candidates}
+        runs = {name: pool.submit(run, trace, policy, setting) for name, policy in candidates.items()}
         for done, _ in enumerate(as_completed(runs.values()), start=1):
             print(f"{done} of {len(runs)} policies have run", file=sys.stderr, flush=True)
         try:
@@ -98,19 +83,18 @@ def _run_all(trace: Trace, candidates: Sequence[_Candidate], setting: ReplaySett
             raise ReplayError("a run was killed; perhaps the memory is too small: try --limit") from error
 
 
-def _candidates(trace: Trace, options: ReplayOptions) -> list[_Candidate]:
-    """Return the recorded policy first, then the policies of files, then one for each rule."""
-    recorded, base = trace.policy, trace.policy or DEFAULT_POLICY
-    found = [_Candidate(_named("recorded" if recorded is not None else "default", base), base)]
-    for path in options.policies:
-        policy = load_policy(path.read_bytes(), source=str(path))
-        found.append(_Candidate(_named(path.stem, policy), policy))
-    for rule in options.rules:
-        changed = msgspec.structs.replace(base, spec=msgspec.structs.replace(base.spec, rule=rule))
-        found.append(_Candidate(rule, changed))
-    names = [candidate.name for candidate in found]
-    if len(set(names)) < len(names):
-        raise ReplayError(f"two policies have the same name: {', '.join(names)}; rename one of the files")
+def _candidates(trace: Trace, policies: Sequence[Path], rules: Sequence[RuleName]) -> dict[str, Policy]:
+    """Return by name the recorded policy first, then the policies of files, then one for each rule."""
+    base = trace.policy or DEFAULT_POLICY
+    tried = [load_policy(path.read_bytes(), source=str(path)) for path in policies]
+    found = {_named("recorded" if trace.policy is not None else "default", base): base}
+    found |= {_named(path.stem, policy): policy for path, policy in zip(policies, tried, strict=True)}
+    spec = base.spec
+    found |= {
+        rule: msgspec.structs.replace(base, spec=msgspec.structs.replace(spec, rule=rule)) for rule in rules
+    }
+    if len(found) < 1 + len(policies) + len(rules):
+        raise ReplayError(f"two policies have the same name: {', '.join(found)}; rename one of the files")
     return found
 
 
@@ -129,13 +113,13 @@ def _about(trace: Trace, setting: ReplaySetting) -> str:
     )
 
 
-def _remarks(trace: Trace, candidates: Sequence[_Candidate]) -> list[str]:
+def _remarks(trace: Trace, policies: Collection[Policy]) -> list[str]:
     found = [*trace.remarks]
     if not trace.servers:
         found.append("the recording does not name its servers: the simulated servers are made up (--servers)")
-    if any(candidate.policy.spec.flow.mode != "Direct" for candidate in candidates):
+    if any(policy.spec.flow.mode != "Direct" for policy in policies):
         found.append("flow control is not simulated: every request is sent at once")
-    if any(candidate.policy.spec.rule == "session" for candidate in candidates):
+    if any(policy.spec.rule == "session" for policy in policies):
         found.append("sessions are not recorded: the rule `session` sees requests without a session")
     if trace.recorded is not None:
         found.append(

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from epp.base.errors import NoEndpointError, SaturatedError
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, LoadSettings
 from epp.picker.scheduling.rules import RULES
@@ -104,15 +102,6 @@ def test_if_all_are_over_a_threshold_the_pick_is_saturated() -> None:
     assert choice.places == [1, 0]
 
 
-def test_if_all_endpoints_are_over_a_threshold_policy_may_refuse_request() -> None:
-    with pytest.raises(SaturatedError) as refused:
-        choose(
-            [SeenEndpoint("a", waiting=1)],
-            load=LoadSettings(max_waiting=0, when_saturated="Reject", retry_after_seconds=7),
-        )
-    assert refused.value.retry_after_s == 7
-
-
 def test_plain_rules_ignore_the_thresholds() -> None:
     choice = choose([SeenEndpoint("a", waiting=99), SeenEndpoint("b", in_flight=1)], rule="least-load")
     assert (choice.places, choice.reason, choice.left_out) == ([0, 1], "load", {})
@@ -131,16 +120,6 @@ def test_matches_count_only_if_the_best_match_saves_enough(gain: Gain, *, counts
     asked = request([SeenEndpoint("a", cached=64), SeenEndpoint("b", cached=16), SeenEndpoint("c")])
     uncached = uncached_tokens(asked, gain).tolist()
     assert uncached == ([936, 984, 1000] if counts else [1000, 1000, 1000])
-
-
-def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> None:
-    seen = [SeenEndpoint(name) for name in "abc"]
-    scheduler, shown = scheduler_of(PolicySpec()), snapshot(seen)
-    plain = request(seen)
-    choice = scheduler.schedule(replace(plain, prescribed=[2, 0]), shown)
-    assert (choice.places, choice.reason) == ([2, 0], "prescribed")
-    with pytest.raises(NoEndpointError):
-        scheduler.schedule(replace(plain, prescribed=[]), shown)
 
 
 ENDPOINTS = st.lists(
