@@ -15,14 +15,14 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
-    "lines of epp": (30_000, 37_000),
+    "lines of epp": (30_000, 36_850),
     "lines of model_server": (12_500, 13_400),
-    "lines of bench": (13_000, 13_430),
-    "lines of tests": (68_000, 75_070),
-    "lines of docs": (5_500, 5_800),
+    "lines of bench": (13_000, 13_250),
+    "lines of tests": (68_000, 74_760),
+    "lines of docs": (5_500, 5_780),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
-    "constants of scheduling, endpoints, server_caches": (40, 78),
+    "constants of scheduling, endpoints, server_caches": (40, 70),
 }
 """What is counted, with the target and the limit of today."""
 

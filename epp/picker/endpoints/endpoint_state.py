@@ -29,10 +29,9 @@ _TIMES_TYPICAL = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
 _QUICK_S = 0.05
 """A streamed answer that ends this soon after its beginning may hold nothing but an error."""
-_TRUSTED_S = 1.0
-"""After an answer with a token, no answer is read for this long on account of a quick end."""
 LATELY_S = 1.0
-"""For so long after a no, a session that the server refused stays away. Until then probes tell more."""
+"""For so long after a no, a session that the server refused stays away. Until then probes tell more. After an
+answer with a token, no answer is read for this long on account of a quick end."""
 MOST_ENDS = 64
 """The most ends of one server's answers that are remembered at a time."""
 _SERVED_MODELS = 256
@@ -500,7 +499,7 @@ class Answers:
         quick = wait.streams and now - wait.began_at < _QUICK_S
         if not quick:
             self._lasts_s += _TYPICAL_STEP * (now - wait.sent_at - self._lasts_s)
-        doubtful = quick and now - state.read_at >= _TRUSTED_S
+        doubtful = quick and now - state.read_at >= LATELY_S
         state.doubted = state.doubted or doubtful
         return doubtful
 

@@ -30,10 +30,17 @@ import numpy as np
 
 from epp.base.types import EndpointMetrics
 from epp.config.routing import FailureSettings as Settings
-from epp.picker.endpoints.endpoint_state import MOST_ENDS, PAGE_AGE_S, Answers, EndpointState, counts_answers
+from epp.picker.endpoints.endpoint_state import (
+    LATELY_S,
+    MOST_ENDS,
+    PAGE_AGE_S,
+    Answers,
+    EndpointState,
+    counts_answers,
+)
 from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
 from epp.picker.endpoints.symptoms import Stalls, suspects
-from epp.picker.scheduling.snapshot import Snapshot
+from epp.picker.scheduling.snapshot import MOST_KEPT, Snapshot
 
 _NOTHING: Final = 0.06
 """A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
@@ -54,14 +61,11 @@ _SUSPECTED: Final = 2 * _NOTHING
 """The least share of a server that is only suspected."""
 _REFUSING: Final = 0.4
 """The same for a server that may refuse everything."""
-_MOST_MARKS: Final = 4096
 _REFUSALS: Final = 3
 """A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
 _ALL_REFUSE_S: Final = 60.0
 """For this long after two servers have refused about as many requests in a row, refusals count against none.
 """
-_REPORTED_S: Final = 1.0
-"""Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
 
 
 class FailingServers:
@@ -184,7 +188,8 @@ class FailingServers:
         shares that have become very small. Returns the servers that hang from now on.
         """
         for mark in self.marks.values():
-            while mark.ends and mark.ends[0] <= now - _REPORTED_S:
+            # Envoy reports a cut answer within this time, because it sends its log every 0.25 s.
+            while mark.ends and mark.ends[0] <= now - LATELY_S:
                 mark.ends.popleft()
                 self.good(mark.state, proof=Proof.WHOLE, now=now)
         found = []
@@ -201,7 +206,7 @@ class FailingServers:
         mark = self.marks.get((state, about))
         if mark is None:
             mark = self.marks[state, about] = Mark(state)
-            while len(self.marks) > _MOST_MARKS:
+            while len(self.marks) > MOST_KEPT:
                 self.marks.popitem(last=False)
         return mark
 
@@ -393,7 +398,7 @@ class FailingServers:
         return [key for key, mark in self.marks.items() if key[1] and mark.out]
 
     def check_integrity(self) -> None:
-        assert len(self.marks) <= _MOST_MARKS
+        assert len(self.marks) <= MOST_KEPT
         assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
         assert all(mark.state is key[0] for key, mark in self.marks.items())
         assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())

@@ -17,7 +17,8 @@ from epp.picker.scheduling.snapshot import Floats
 
 Terms = tuple[float, ...]
 
-_PRIOR_TOKENS = 500.0
+PRIOR_TOKENS = 500.0
+"""What the policy says counts as much as this many tokens, so a few real requests outweigh it."""
 _OPAQUE_BYTES = 2000
 """The number of tokens in this many bytes of text is about as uncertain as that of one picture."""
 _PRIOR_OPAQUE = 0.00005
@@ -140,8 +141,8 @@ class TokenEstimate:
 
     def __init__(self, *, start: float) -> None:
         self._start = start
-        self._tokens = _PRIOR_TOKENS
-        self._bytes = start * _PRIOR_TOKENS
+        self._tokens = PRIOR_TOKENS
+        self._bytes = start * PRIOR_TOKENS
         self._fit = LeastSquares(3)
         self.terms: Terms = (1 / start, 0.0, 0.0)
         """The factors a, b and c."""
@@ -168,7 +169,7 @@ class TokenEstimate:
             self._bytes *= scale
             self._tokens *= scale
             self._fit.scale(scale)
-        by_bytes = _PRIOR_TOKENS * self._start
+        by_bytes = PRIOR_TOKENS * self._start
         self.terms = self._fit.solve(
             prior=(1 / self._start, 0.0, 0.0), trust=(by_bytes, by_bytes / 100, _PRIOR_OPAQUE)
         )

@@ -22,10 +22,8 @@ only these servers teach the line, and what it learned before counts less and le
 from __future__ import annotations
 
 from epp.base.types import EndpointMetrics
-from epp.picker.endpoints.learned import LeastSquares, computed_growth
+from epp.picker.endpoints.learned import PRIOR_TOKENS, LeastSquares, computed_growth
 
-_PRIOR_TOKENS = 500.0
-"""The policy's rate counts as one prefill of this many tokens, so a few real prefills outweigh it."""
 _PRIOR_REQUESTS = 20.0
 """The prior says that the constant part is 0, with the weight of this many requests. If all prompts have one
 length, the two parts cannot be distinguished, and the rate then explains the whole time.
@@ -128,7 +126,7 @@ class ModelRate:
             self._sum_up()
 
     def _terms(self, trust_requests: float) -> tuple[float, ...]:
-        return self._fit.solve(prior=(0.0, 1 / self._start), trust=(trust_requests, _PRIOR_TOKENS**2))
+        return self._fit.solve(prior=(0.0, 1 / self._start), trust=(trust_requests, PRIOR_TOKENS**2))
 
     def _sum_up(self) -> None:
         """Compute V: what busy servers compute. Until these are known, what first tokens show."""

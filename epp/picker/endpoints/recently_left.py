@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 from epp.base.types import Endpoint, EndpointName
+from epp.picker.scheduling.snapshot import MOST_KEPT
 
 KEPT_S: Final = 60.0
 """How long an endpoint is remembered: longer than a readiness probe needs to decide, and shorter than a cache
 needs to change its content.
 """
-MOST_KEPT: Final = 4_096
-"""The most endpoints that are remembered. Those that leave while there are so many come back cold."""
 
 
 class RecentlyLeft:
@@ -33,7 +32,7 @@ class RecentlyLeft:
         """Remember an endpoint that left. Return False if it cannot come back as the same process, or if too
         many have left.
         """
-        if not endpoint.incarnation or len(self._left) >= MOST_KEPT:
+        if not endpoint.incarnation or len(self._left) >= MOST_KEPT:  # it would come back cold
             return False
         self._left[endpoint.name] = endpoint, now
         return True

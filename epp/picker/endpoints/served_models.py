@@ -12,20 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from epp.base.errors import UnknownModelError
 from epp.base.types import Endpoint, EndpointMetrics, ModelCard, ModelList
+from epp.picker.scheduling.snapshot import MOST_KEPT
 
-_MOST_NAMES: Final = 4096
-"""The most models in the gateway's answer to `GET /v1/models`, of those away from a pool, and of those looked
-up."""
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
-T = TypeVar("T")
 
 
 def of_page(metrics: EndpointMetrics | None) -> ModelList | None:
@@ -46,7 +43,7 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
             cards.setdefault(card.id, card)
     for card in more:
         cards.setdefault(card.id, card)
-    data = [cards[name] for name in sorted(cards)[:_MOST_NAMES]]
+    data = [cards[name] for name in sorted(cards)[:MOST_KEPT]]
     return msgspec.json.encode({"object": "list", "data": data})
 
 
@@ -72,7 +69,7 @@ class AwayModels:
             if model:
                 models.pop(model, None)
                 models[model] = now
-        while len(models) > _MOST_NAMES:
+        while len(models) > MOST_KEPT:
             del models[next(iter(models))]
 
     def keep(self, pools: AbstractSet[str]) -> None:
@@ -86,7 +83,7 @@ class AwayModels:
             self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
 
     def check_integrity(self) -> None:
-        assert all(len(models) <= _MOST_NAMES for models in self._left.values())
+        assert all(len(models) <= MOST_KEPT for models in self._left.values())
         assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
 
 
@@ -146,7 +143,7 @@ class Serving:
         """Return what the lists say about the name, and keep it in `named`."""
         if model in self.named:
             return self.named[model]
-        if len(self.named) >= _MOST_NAMES:
+        if len(self.named) >= MOST_KEPT:
             self.named = {"": self._any}
         adapters = any(one is not None and model in one.adapters for one in self._listed)
         declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
@@ -206,14 +203,14 @@ class Serving:
         )
 
     def check_integrity(self) -> None:
-        assert len(self.named) <= _MOST_NAMES
+        assert len(self.named) <= MOST_KEPT
         assert self.named[""] is self._any
         for model, named in self.named.items():
             assert not model or named.slots == self._able(model)
             assert named.slots is None or named.answering == self.answering(named.slots)
 
 
-def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:
+def forget_models(by_model: dict[str, Any], present: AbstractSet[str]) -> None:
     """Forget base models that no server has any more, once there are many. Servers choose their own names, so
     there may be any number.
     """

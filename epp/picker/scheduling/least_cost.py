@@ -22,14 +22,12 @@ from msgspec import Struct
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import Floats, SentPick
+from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SentPick
 
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
 _LOOKING_AT_ONE = 2.0
 """Expected number of picks that consider the same server before their pickers know of each other's picks."""
-MOST_KEYS = 4096
-"""The most prefixes, or sessions, that a rule remembers."""
 _MOST_REQUESTS = 32
 """The most requests that count for one prefix. If this many more are expected, the price of a copy is nearly
 nothing.
@@ -216,15 +214,15 @@ class Demand:
 
     def served(self, prefix: int) -> None:
         """Called when a server has computed a request."""
-        if len(self._times) > 8 * MOST_KEYS:
-            del self._times[: 4 * MOST_KEYS]
+        if len(self._times) > 8 * MOST_KEPT:
+            del self._times[: 4 * MOST_KEPT]
         last = self._by_prefix.get(prefix)
         if last is None:
             return
         last.open = max(0, last.open - 1)  # it may have been forgotten meanwhile, and asked for again
         del last.times[: max(0, len(last.times) - last.open - _MOST_REQUESTS)]
         self._by_prefix.move_to_end(prefix)
-        if len(self._by_prefix) > MOST_KEYS:
+        if len(self._by_prefix) > MOST_KEPT:
             self._by_prefix.popitem(last=False)
 
     def refused(self, prefix: int, *, at: float) -> None:

@@ -20,9 +20,9 @@ from xxhash import xxh3_64_intdigest
 
 from epp.base.types import EndpointName
 from epp.config.policy import PolicySpec, RuleName
-from epp.picker.scheduling.least_cost import MOST_KEYS, LeastCost
+from epp.picker.scheduling.least_cost import LeastCost
 from epp.picker.scheduling.schedule import MOST, Choice, Rule, Weighed, equals_apart, fewest
-from epp.picker.scheduling.snapshot import Floats, SentPick, Snapshot
+from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, SentPick, Snapshot
 
 _BUSY_TOKENS = 2_048
 """A server with more tokens to compute is left for the next match: about the tokens of one step."""
@@ -129,7 +129,7 @@ class Session(Rule):
         if sent.session and not computed:
             self._refused[sent.session] = sent.server
             self._refused.move_to_end(sent.session)
-            if len(self._refused) > MOST_KEYS:
+            if len(self._refused) > MOST_KEPT:
                 self._refused.popitem(last=False)
 
     def rank(self, weighed: Weighed) -> Choice:

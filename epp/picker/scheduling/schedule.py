@@ -39,9 +39,6 @@ from epp.picker.scheduling.snapshot import (
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
 record."""
-_DISPLACING = 2.0
-"""Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
-displaces."""
 
 
 class Weighed(Struct, frozen=True, eq=False, gc=False):
@@ -162,7 +159,7 @@ def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
     """
     if seen.has_adapter is None or seen.free_slot is None:
         return None
-    return np.where(seen.has_adapter, 0.0, np.where(seen.free_slot, load_s, _DISPLACING * load_s))
+    return np.where(seen.has_adapter, 0.0, np.where(seen.free_slot, load_s, 2 * load_s))
 
 
 def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:

@@ -25,6 +25,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 
+MOST_KEPT = 4096
+"""The most entries of anything that clients or sources name: prefixes, sessions, models, servers."""
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
 

@@ -10,9 +10,10 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Chunks
 from epp.picker.decision import Question
-from epp.picker.endpoints.recently_left import KEPT_S, MOST_KEPT, RecentlyLeft
+from epp.picker.endpoints.recently_left import KEPT_S, RecentlyLeft
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
+from epp.picker.scheduling.snapshot import MOST_KEPT
 
 A = EndpointName("a:8000")
 
