@@ -15,8 +15,8 @@ import msgspec
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.kube.api import Query
+from epp.sources.kube.claims import all_rewrites, merged, objectives_in, rewrites_in
 from epp.sources.kube.discovery import Discovery, pool_ports, united
-from epp.sources.kube.objectives import merged, objectives_of
 from epp.sources.kube.objects import (
     ModelRewrite,
     Objective,
@@ -30,7 +30,6 @@ from epp.sources.kube.objects import (
 from epp.sources.kube.policies import PolicySet
 from epp.sources.kube.policy_status import desired
 from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.rewrites import all_rewrites, model_rewrites
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.sources.kube.objects import pod, policy, pool
@@ -70,8 +69,8 @@ class ClusterObjects:
         self.seeds: Sequence[bytes] = [each.encode() for each in (*lines, *pages, gone)]
         self._discovery = Discovery(pool="vllm", family="Primary", ports=(8000,))
         self._policies = PolicySet(pools=["vllm"])
-        self._rewrites = model_rewrites(pools=["vllm"], group="llm-d.ai")
-        self._objectives = objectives_of(pools=["vllm"], group="llm-d.ai")
+        (self._rewrites,) = rewrites_in(["llm-d.ai"], pools=["vllm"])
+        (self._objectives,) = objectives_in(["llm-d.ai"], pools=["vllm"])
         self._picker = small_picker()
         self._now = itertools.count(1.0)
 

@@ -23,17 +23,11 @@ from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
 from epp.sources.kube import claims, policy_status
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.objectives import PATHS as OBJECTIVE_PATHS
-from epp.sources.kube.objectives import judge as judge_objectives
-from epp.sources.kube.objectives import merged, objectives_of
 from epp.sources.kube.objects import PATH, ModelRewrite, Objective, PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools
-from epp.sources.kube.reflector import ListSource, Reflector, Sink, T
-from epp.sources.kube.rewrites import PATHS as REWRITE_PATHS
-from epp.sources.kube.rewrites import all_rewrites, model_rewrites
-from epp.sources.kube.rewrites import judge as judge_rewrites
+from epp.sources.kube.reflector import ListSource, Reflector
 from epp.sources.kube.writing import StatusWriter
 
 _GATHER_S: Final = 0.05
@@ -76,16 +70,8 @@ class Cluster:
         self._policies = PolicySet(pools=settings.names, service=settings.service)
         self._outcome = ResolvedPolicies(acting=default, tried=None, verdicts={})
         self._dirty = asyncio.Event()
-        self._rewrites = [
-            model_rewrites(pools=settings.names, group=group)
-            for group in REWRITE_PATHS
-            if group in settings.rewrites
-        ]
-        self._objectives = [
-            objectives_of(pools=settings.names, group=group)
-            for group in OBJECTIVE_PATHS
-            if group in settings.objectives
-        ]
+        self._rewrites = claims.rewrites_in(settings.rewrites, pools=settings.names)
+        self._objectives = claims.objectives_in(settings.objectives, pools=settings.names)
         self._rewrites_version = 0
 
     def set_default(self, default: Policy) -> None:
@@ -135,43 +121,33 @@ class Cluster:
         """Yield a reflector for the policies, and one for each API group of objectives and rewrites that the
         settings name. A cluster may have none of these groups.
         """
-        yield self._reflector(
-            api, "policies", PolicyObject, path=PATH, sink=self._policies, on_change=self._dirty.set
-        )
-        for objectives in self._objectives:
-            yield self._reflector(
-                api,
-                f"objectives of {objectives.group}",
-                Objective,
-                path=objectives.path,
-                sink=objectives,
-                on_change=lambda: self._hooks.objectives(merged(self._objectives)),
-            )
-        for rewrites in self._rewrites:
-            yield self._reflector(
-                api,
-                f"rewrites of {rewrites.group}",
-                ModelRewrite,
-                path=rewrites.path,
-                sink=rewrites,
-                on_change=self._use_rewrites,
+        followed: Any = [
+            ("policies", PolicyObject, PATH, self._policies, self._dirty.set),
+            *(
+                (f"objectives of {s.group}", Objective, s.path, s, self._use_objectives)
+                for s in self._objectives
+            ),
+            *(
+                (f"rewrites of {s.group}", ModelRewrite, s.path, s, self._use_rewrites)
+                for s in self._rewrites
+            ),
+        ]
+        for what, kind, path, sink, on_change in followed:
+            there = path.format(namespace=self._namespace)
+            source = ListSource(what, kind, there, free_form=kind is PolicyObject)
+            yield Reflector(
+                api, source, sink=sink, on_change=on_change, on_state=self._hooks.followed, rng=self._rng
             )
 
-    def _reflector(
-        self, api: Api, what: str, kind: type[T], *, path: str, sink: Sink[T], on_change: Callable[[], None]
-    ) -> Reflector[T]:
-        path = path.format(namespace=self._namespace)
-        source = ListSource(what=what, kind=kind, path=path, free_form=kind is PolicyObject)
-        return Reflector(
-            api, source, sink=sink, on_change=on_change, on_state=self._hooks.followed, rng=self._rng
-        )
+    def _use_objectives(self) -> None:
+        self._hooks.objectives(claims.merged(self._objectives))
 
     def _use_rewrites(self) -> None:
         """Apply the rewrites if a spec has changed. A status, which we write ourselves, does not count."""
         version = sum(rewrites.version for rewrites in self._rewrites)
         if version != self._rewrites_version:
             self._rewrites_version = version
-            self._hooks.rewrites(all_rewrites(self._rewrites))
+            self._hooks.rewrites(claims.all_rewrites(self._rewrites))
 
     async def _judge(self, pools: Pools) -> None:
         """Judge the policies whenever a spec has changed. A change of status has no effect."""
@@ -202,8 +178,8 @@ class Cluster:
                 continue  # nothing is written before everything is known
             now, namespace, time_text = time.monotonic(), self._namespace, _time()
             judged = itertools.chain(
-                judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served()),
-                judge_objectives(self._objectives, existing=pools.existing),
+                claims.judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served()),
+                claims.judge_objectives(self._objectives, existing=pools.existing),
             )
             due = itertools.chain(
                 policy_status.due(

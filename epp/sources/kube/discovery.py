@@ -12,8 +12,7 @@ incarnation means a cold cache.
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
@@ -169,11 +168,6 @@ def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
     by_age = sorted(by_name.values(), key=lambda found: found.created)
     by_address = {found.endpoint.address: found.endpoint for found in by_age}
     return sorted(by_address.values(), key=lambda endpoint: endpoint.name)
-
-
-def in_several(pools: Sequence[Sequence[Found]]) -> Collection[EndpointName]:
-    times = Counter(found.endpoint.name for found in chain.from_iterable(pools))
-    return [name for name, count in times.items() if count > 1]
 
 
 def _endpoint(name: str, server: _FoundServer, port: int, *, rank: int, pool: str) -> Endpoint:

@@ -20,10 +20,10 @@ from random import Random
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.base.types import Endpoint, EndpointName
+from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
 from epp.sources.keep import Keep
-from epp.sources.kube.discovery import Discovery, Found, in_several, label_selector, pool_ports, united
+from epp.sources.kube.discovery import Discovery, Found, label_selector, pool_ports, united
 from epp.sources.kube.objects import Pod, Pool
 from epp.sources.kube.reflector import ListSource, Reader, Reflector, Sink, T
 
@@ -32,7 +32,6 @@ _log = logging.getLogger(__name__)
 _POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
 _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 _GATHER_S: Final = 0.1
-_NAMED: Final = 5
 
 
 class PoolWatch:
@@ -205,8 +204,6 @@ class Pools:
         self._changed = asyncio.Event()
         self._states: dict[tuple[str, str], bool] = {}
         """For each kind of object and pool, whether the API server lets us follow it."""
-        self._shared: frozenset[EndpointName] = frozenset()
-        """The endpoints of several pools that were logged last."""
         self._watches = [
             PoolWatch(
                 reader,
@@ -253,7 +250,7 @@ class Pools:
             self._changed.clear()
             heard_of_all = self.settled or all(watch.known for watch in self._watches)
             if heard_of_all and (handed_on is None or any(watch.changed for watch in self._watches)):
-                news = self._endpoints(), self.existing
+                news = united([watch.found() for watch in self._watches]), self.existing
                 if news != handed_on:
                     try:
                         self._on_endpoints(*news)
@@ -261,16 +258,3 @@ class Pools:
                         raise ConfigError(f"the new endpoints cannot be used yet: {error}") from error
                     handed_on, self.settled = news, True
             await asyncio.sleep(_GATHER_S)
-
-    def _endpoints(self) -> list[Endpoint]:
-        found = [watch.found() for watch in self._watches]
-        shared = frozenset(in_several(found))
-        if shared - self._shared:
-            names = ", ".join(sorted(shared)[:_NAMED])
-            _log.warning(
-                "%d endpoints belong to several InferencePools and count for the first of them: %s",
-                len(shared),
-                names,
-            )
-        self._shared = shared
-        return united(found)

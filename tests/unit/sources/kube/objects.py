@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from epp.config.kubernetes import LlmdGroup
 from epp.config.policy import API_VERSION, KIND
+from epp.sources.kube.claims import ModelRewrites, rewrites_in
 from epp.sources.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
-from epp.sources.kube.rewrites import ModelRewrites, model_rewrites
 
 
 def pod(
@@ -143,9 +144,9 @@ def rewrite(
     return msgspec.convert(document, type=ModelRewrite)
 
 
-def rewrites_of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
+def rewrites_of(*objects: ModelRewrite, group: LlmdGroup = "llm-d.ai") -> ModelRewrites:
     """Return the rewrites of one pool from these objects."""
-    found = model_rewrites(pools=["vllm"], group=group)
+    (found,) = rewrites_in([group], pools=["vllm"])
     found.replace(objects)
     found.check_integrity()
     return found

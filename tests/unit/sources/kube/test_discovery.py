@@ -12,7 +12,6 @@ from epp.base.types import Address, Endpoint, Role
 from epp.sources.kube.discovery import (
     AddressFamily,
     Discovery,
-    in_several,
     label_selector,
     pool_ports,
     united,
@@ -253,7 +252,6 @@ def test_a_pod_that_two_pools_select_is_one_endpoint_of_the_first_of_them() -> N
     a, b = discovery(both, pool="a"), discovery(both, other, pool="b")
     assert [(e.name, e.pool) for e in endpoints(a, b)] == [("x:8000", "a"), ("y:8000", "b")]
     assert [(e.name, e.pool) for e in endpoints(b, a)] == [("x:8000", "b"), ("y:8000", "b")]
-    assert in_several([a.found(), b.found()]) == ["x:8000"]
 
 
 def test_of_pods_in_two_pools_the_younger_keeps_their_address_or_name() -> None:

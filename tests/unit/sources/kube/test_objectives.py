@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from epp.sources.kube.claims import due
-from epp.sources.kube.objectives import PATHS, Objectives, judge, merged, objectives_of
+from epp.config.kubernetes import LlmdGroup
+from epp.sources.kube.claims import GROUPS, Objectives, due, judge_objectives, merged, objectives_in
 from epp.sources.kube.objects import Objective
 from tests.harness.role import rules
 
-NEWER, OLDER = "llm-d.ai", "inference.networking.x-k8s.io"
+NEWER: LlmdGroup = "llm-d.ai"
+OLDER: LlmdGroup = "inference.networking.x-k8s.io"
 
 
 def objective(name: str, priority: object, *, pool: str = "vllm", generation: int = 1) -> Objective:
@@ -21,8 +22,8 @@ def objective(name: str, priority: object, *, pool: str = "vllm", generation: in
     return msgspec.convert({"metadata": metadata, "spec": spec}, type=Objective)
 
 
-def objectives(*found: Objective, group: str = NEWER) -> Objectives:
-    made = objectives_of(pools=["vllm"], group=group)
+def objectives(*found: Objective, group: LlmdGroup = NEWER) -> Objectives:
+    (made,) = objectives_in([group], pools=["vllm"])
     made.replace(found)
     made.check_integrity()
     return made
@@ -50,7 +51,8 @@ def test_the_newer_group_wins_if_both_have_a_name() -> None:
     older = objectives(objective("both", 2), objective("old", 3), group=OLDER)
     assert merged([newer, older]) == {"both": 1, "old": 3}
     results = {
-        (claim.group, claim.name): result for _, claim, result in judge([newer, older], existing=["vllm"])
+        (claim.group, claim.name): result
+        for _, claim, result in judge_objectives([newer, older], existing=["vllm"])
     }
     assert results[OLDER, "both"].reason == "Conflicted"
     assert results[NEWER, "both"].so
@@ -61,7 +63,7 @@ def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None
     found = objectives(objective("high", 7), objective("strange", 5, pool="other"))
 
     def said(*existing: str) -> dict[str, str]:
-        writes = due(judge([found], existing=existing), namespace="ns", time_text="T")
+        writes = due(judge_objectives([found], existing=existing), namespace="ns", time_text="T")
         words = {each.path.rpartition("/")[2]: each.patch["status"]["conditions"][0] for each in writes}
         return {name: f"{word['status']} {word['reason']}: {word['message']}" for name, word in words.items()}
 
@@ -77,4 +79,4 @@ def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     verbs = {"inferenceobjectives": ["list", "watch"], "inferenceobjectives/status": ["patch"]}
     for resource, allowed in verbs.items():
         granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if resource in r["resources"]}
-        assert granted == dict.fromkeys(PATHS, allowed)
+        assert granted == dict.fromkeys(GROUPS, allowed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -183,18 +182,6 @@ async def test_old_pods_stay_until_those_of_a_new_selector_are_listed() -> None:
         assert await found.next() == ["x:8001 a", "y:9000 b"]
         server.refused.clear()
         assert await found.next() == ["x:8001 a", "z:9001 b"]
-
-
-async def test_a_pod_of_two_pools_counts_once_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    server = two_pools()
-    server.pools["b"] = pool(8000, name="b", labels=SELECTORS["b"])
-    server.pods["model=b"].append(server.pods["model=a"][0])
-    with caplog.at_level(logging.WARNING):
-        async with following_pools(server, "a", "b") as found:
-            assert await found.next() == ["x:8000 a", "y:8000 b"]
-    assert (
-        "1 endpoints belong to several InferencePools and count for the first of them: x:8000" in caplog.text
-    )
 
 
 async def test_endpoints_that_cannot_be_used_are_passed_on_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from epp.base.types import ApiKind, InferenceRequest
+from epp.config.kubernetes import LlmdGroup
 from epp.request.rewriting import Rewrites
+from epp.sources.kube.claims import GROUPS, ModelRewrites, all_rewrites, judge_rewrites, rewrites_in, rules_of
 from epp.sources.kube.objects import Condition, ModelRewrite
-from epp.sources.kube.rewrites import PATHS, ModelRewrites, all_rewrites, judge, model_rewrites, rules_of
 from tests.harness.role import rules
 from tests.unit.sources.kube.objects import rewrite, rewrites_of, rule
 
-OLDER = "inference.networking.x-k8s.io"
+OLDER: LlmdGroup = "inference.networking.x-k8s.io"
 
 
 def exact(value: str) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def test_the_oldest_object_counts_and_an_exact_name_goes_first() -> None:
 
 
 def test_with_several_pools_a_rule_for_all_other_names_does_not_count() -> None:
-    found = model_rewrites(pools=["vllm", "other"], group="llm-d.ai")
+    (found,) = rewrites_in(["llm-d.ai"], pools=["vllm", "other"])
     found.replace(
         [
             dated_rewrite("a", weighted_rule(fallback=None), weighted_rule("gpt", llama=None)),
@@ -113,11 +114,11 @@ def test_the_newer_group_counts_first() -> None:
 
 def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
     granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites" in r["resources"]}
-    assert granted == {group: ["list", "watch"] for group in PATHS}
+    assert granted == {group: ["list", "watch"] for group in GROUPS}
     written = {
         r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites/status" in r["resources"]
     }
-    assert written == {group: ["patch"] for group in PATHS}
+    assert written == {group: ["patch"] for group in GROUPS}
 
 
 def test_names_that_no_request_can_have_are_left_out() -> None:
@@ -144,7 +145,7 @@ def statuses(
     *sets: ModelRewrites, existing: Sequence[str] = ("vllm",), served: frozenset[str] | None = None
 ) -> dict[str, str]:
     """Return reason and message by name."""
-    judged = [*judge(sets, existing=existing, served=served)]
+    judged = [*judge_rewrites(sets, existing=existing, served=served)]
     assert all(word.so == (word.reason == "Accepted") for _, _, word in judged)
     return {claim.name: f"{word.reason}: {word.message}" for _, claim, word in judged}
 
@@ -164,7 +165,7 @@ def test_a_rewrite_to_a_model_that_nobody_serves_is_not_in_use() -> None:
 
 
 def test_with_several_pools_a_status_is_about_its_own_pool() -> None:
-    found = model_rewrites(pools=["vllm", "b"], group="llm-d.ai")
+    (found,) = rewrites_in(["llm-d.ai"], pools=["vllm", "b"])
     found.replace(
         [rewrite("a", rule("gpt")), rewrite("x", rule("old"), pool="b"), rewrite("all", rule(), pool="b")]
     )

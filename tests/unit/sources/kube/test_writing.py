@@ -9,10 +9,10 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube import claims, policy_status
 from epp.sources.kube.api import Api, ApiError, Query
+from epp.sources.kube.claims import ModelRewrites, judge_rewrites
 from epp.sources.kube.objects import Condition
 from epp.sources.kube.policies import PolicySet
 from epp.sources.kube.policy_status import Unclaimed
-from epp.sources.kube.rewrites import ModelRewrites, judge
 from epp.sources.kube.writing import StatusWrite, StatusWriter
 from tests.unit.sources.kube.objects import policy, rewrite, rewrites_of, rule
 
@@ -45,7 +45,7 @@ class Replica:
     def due(self, now: float) -> list[StatusWrite]:
         outcome = self.policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
         words: Any = {"namespace": "ns", "time_text": "T"}
-        judged = judge(self._rewrites, existing=["vllm"], served=None)
+        judged = judge_rewrites(self._rewrites, existing=["vllm"], served=None)
         return [
             *policy_status.due(outcome, self.policies, unclaimed=self._unclaimed, now=now, **words),
             *claims.due(judged, **words),
