@@ -12,7 +12,7 @@ import pytest
 
 from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance.__main__ import CheckResult, run
-from epp.tools.conformance.target import PickerUnderTest
+from epp.tools.conformance.checks import PickerUnderTest
 from tests.conformance.picker import ALIAS, own_picker, picker_of_models
 
 OWN_ENVOY_AWAY = {"edsFile": ""}

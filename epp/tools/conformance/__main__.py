@@ -20,8 +20,7 @@ import grpc
 
 from epp.base.types import Address
 from epp.config.dialects import DIALECTS, DialectName
-from epp.tools.conformance.checks import CHECKS, Check, NotAskedError
-from epp.tools.conformance.target import PickerUnderTest
+from epp.tools.conformance.checks import CHECKS, Check, NotAskedError, PickerUnderTest
 
 _LONGEST_CHECK_S: Final = 60.0
 CheckOutcome = Literal["pass", "fail", "not asked"]
@@ -127,11 +126,8 @@ def _addresses(parser: argparse.ArgumentParser, flag: str, text: str) -> list[st
 async def _run(
     args: argparse.Namespace, names: Sequence[DialectName], target_of: Callable[..., PickerUnderTest]
 ) -> list[CheckResult]:
-    results = []
     async with _channel(args) as channel:
-        for name in names:
-            results += await run(target_of(channel=channel, dialect=name))
-    return results
+        return [result for name in names for result in await run(target_of(channel=channel, dialect=name))]
 
 
 async def run(target: PickerUnderTest) -> list[CheckResult]:
@@ -140,20 +136,21 @@ async def run(target: PickerUnderTest) -> list[CheckResult]:
 
 
 async def _checked(check: Check, target: PickerUnderTest) -> CheckResult:
-    detail, failed = "", True
+    outcome: CheckOutcome = "fail"
+    detail = ""
     try:
         async with asyncio.timeout(_LONGEST_CHECK_S):
             await check.run(target)
-        failed = False
+        outcome = "pass"
     except NotAskedError as error:
-        return CheckResult(target.dialect, check.row, check.claim, "not asked", str(error))
+        outcome, detail = "not asked", str(error)
     except AssertionError as error:
         detail = str(error)
     except grpc.aio.AioRpcError as error:
         detail = f"the stream ended with {error.code().name}: {error.details()}"
     except TimeoutError:
         detail = "no answer in time"
-    return CheckResult(target.dialect, check.row, check.claim, "fail" if failed else "pass", detail)
+    return CheckResult(target.dialect, check.row, check.claim, outcome, detail)
 
 
 def table(results: Sequence[CheckResult]) -> str:

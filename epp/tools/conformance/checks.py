@@ -12,20 +12,74 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
-from grpc_health.v1 import health_pb2
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.base.types import Address
+from epp.config.dialects import DIALECTS, DialectName
 from epp.tools.conformance import dataplane
-from epp.tools.conformance.dataplane import DESTINATION, MAX_PIECE_BYTES, Immediate
-from epp.tools.conformance.target import SENDS_SUBSETS, PickerUnderTest
+from epp.tools.conformance.dataplane import (
+    DESTINATION,
+    MAX_PIECE_BYTES,
+    MODES,
+    PATIENCE_S,
+    SENDS_SUBSETS,
+    Immediate,
+    Mode,
+    StreamExchange,
+)
 
 NOWHERE: Final = "203.0.113.7:8000"
 _CHAT: Final = "/v1/chat/completions"
 _NOBODYS: Final = "conformance/nobody-has-this-model"
 _OBEYED: Final = ("x-prefiller-host-port", "x-prefiller-url", "x-data-parallel-host-port")
 """Headers from which a server learns which address to call."""
+
+
+@dataclass(slots=True)
+class PickerUnderTest:
+    """The picker under test. `endpoints` are the `ip:port` of all endpoints that the picker may choose from,
+    ready and idle.
+    """
+
+    channel: grpc.aio.Channel
+    dialect: DialectName
+    endpoints: Sequence[str]
+    model: str = "m"
+    """The model that the requests name."""
+    knows_models: bool = False
+    """True if the picker knows the models of every endpoint, with `model` among them."""
+    alias: tuple[str, str] | None = None
+    """A name that the picker replaces, and the new name."""
+    prefillers: Sequence[str] = ()
+    """The `ip:port` of endpoints that compute prompts for others."""
+
+    @property
+    def mode(self) -> Mode:
+        return MODES[self.dialect]
+
+    @property
+    def reads_list(self) -> bool:
+        return DIALECTS[self.dialect].reads_list
+
+    async def route(self, body: Any, *, answered: bool = True, **request: Any) -> StreamExchange:
+        """Send one request from start to end. The picked endpoint answers it with 200. Raise AssertionError
+        if no gateway could use the pick.
+        """
+        async with dataplane.exchange(self.channel, mode=self.mode) as exchange:
+            await exchange.send(body, **request)
+            if exchange.immediate is None and answered and not self.mode.bare:
+                await exchange.respond(b'{"choices": []}' if self.mode.response else None)
+                status = await exchange.finish()
+                assert status is grpc.StatusCode.OK, f"the stream ended with {status}"
+            return exchange
+
+    async def health(self, service: str) -> int:
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=PATIENCE_S)
+        return int(answer.status)
 
 
 class NotAskedError(Exception):

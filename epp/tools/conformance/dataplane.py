@@ -1,5 +1,5 @@
 """Plays the data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and carries
-out the picker's answers. This module follows only the protocol, so it works with any picker. A
+out the picker's answers. It follows only the protocol, so it works with any picker. A
 `StreamExchange` is one HTTP request on one gRPC stream. An exchange fails (AssertionError) if no data plane
 could use the answer. Values of headers are text with one character for each byte.
 """
@@ -7,7 +7,7 @@ could use the answer. Values of headers are text with one character for each byt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,12 +17,14 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 from google.protobuf import json_format
 
+from epp.config.dialects import DialectName
+
 METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 LB: Final = "envoy.lb"
 SUBSET_HINT: Final = "envoy.lb.subset_hint"
 MAX_PIECE_BYTES: Final = 62_000
-_PATIENCE_S: Final = 15.0
+PATIENCE_S: Final = 15.0
 
 _BODY: Final = processing_mode_pb2.ProcessingMode.BodySendMode
 Headers = Sequence[tuple[str, str]]
@@ -49,6 +51,19 @@ class Mode:
 BUFFERED: Final = Mode(_BODY.BUFFERED)
 DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED)
 BARE: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, silent=True, bare=True)
+
+MODES: Final[Mapping[DialectName, Mode]] = {
+    "envoy": BUFFERED,
+    "envoy-gateway": BUFFERED,
+    "istio": DUPLEX,
+    "ai-gateway": DUPLEX,
+    "agentgateway": DUPLEX,
+    "nginx": BARE,
+    "gke": DUPLEX,
+}
+"""The body modes of each gateway."""
+
+SENDS_SUBSETS: Final[frozenset[DialectName]] = frozenset(("envoy", "envoy-gateway", "gke"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +109,6 @@ class StreamExchange:
         self.immediate: Immediate | None = None
         self.metadata: dict[str, Any] = {}
         """The picker's dynamic metadata, by namespace."""
-        self.carriers = 0
-        """Number of answers that named a destination both in a header and in the metadata."""
         self._told_modes = mode.silent
         self.call: Any = channel.stream_stream(
             METHOD,
@@ -140,7 +153,6 @@ class StreamExchange:
         headers: Headers = (),
         subset: Any = None,
         trailers: bool = False,
-        plain_values: bool = False,
     ) -> StreamExchange:
         """Send the whole request by the rules of the mode, and receive every answer to it. `body` is None if
         there is no body, and a sequence if the body comes in pieces. `subset` is the value of the hint, a
@@ -153,7 +165,7 @@ class StreamExchange:
         if self.mode.bare:
             await self._ask_only(sent, pieces)
             return self
-        message = _with_headers("request_headers", sent, end=body is None, plain_values=plain_values)
+        message = _with_headers("request_headers", sent, end=body is None)
         if subset is not None:
             hint = message.metadata_context.filter_metadata[SUBSET_HINT]
             hint.update({f"{DESTINATION}-subset": subset})
@@ -181,9 +193,10 @@ class StreamExchange:
                 mutation = answer.request_headers.response.header_mutation
                 self.request.headers = _mutated(self.request.headers, mutation)
 
-    async def begin(self, *, path: str = "/v1/completions") -> None:
+    async def begin(self) -> None:
         """Send only the headers of a request whose body follows, without waiting for an answer."""
-        await self._write(_with_headers("request_headers", [(":method", "POST"), (":path", path)], end=False))
+        headers = [(":method", "POST"), (":path", "/v1/completions")]
+        await self._write(_with_headers("request_headers", headers, end=False))
 
     async def _send_in_turn(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
         """Send each message after the answer to the previous message."""
@@ -201,15 +214,12 @@ class StreamExchange:
             messages.append(wire.ProcessingRequest(request_trailers={}))
         writing = asyncio.create_task(self._write_all(messages))
         try:
-            while self.immediate is None and not self._whole(self.request, trailers=trailers):
-                await self._read(self.request)
+            half = self.request
+            while self.immediate is None and not ("trailers" in half.order if trailers else any(half.ends)):
+                await self._read(half)
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-
-    def _whole(self, half: Half, *, trailers: bool) -> bool:
-        """Return whether every answer that the mode requires has come."""
-        return "trailers" in half.order if trailers else any(half.ends)
 
     # -- the response ----------------------------------------------------------------------------------------
 
@@ -217,39 +227,24 @@ class StreamExchange:
         self,
         body: bytes | Sequence[bytes] | None = None,
         *,
-        status: int = 200,
         headers: Headers = (),
-        trailers: bool = False,
-        served: str = "",
-        attribute: bool = False,
-    ) -> StreamExchange:
-        """Send the server's answer. `served` names the server, in the metadata or in `attribute`
-        (Envoy's).
-        """
+    ) -> None:
+        """Send the server's answer."""
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
-        sent = [(":status", str(status)), *headers]
+        sent = [(":status", "200"), *headers]
         self.response.headers = [(name.lower(), value) for name, value in sent]
-        shown = body is not None and self.mode.response != _BODY.NONE
-        message = _with_headers("response_headers", sent, end=body is None)
-        if served and attribute:
-            message.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": served})
-        elif served:
-            message.metadata_context.filter_metadata[LB].update({f"{DESTINATION}-served": served})
-        await self._ask(message, self.response)
-        if not shown:
-            return self
+        await self._ask(_with_headers("response_headers", sent, end=body is None), self.response)
+        if body is None or self.mode.response == _BODY.NONE:
+            return
         duplex = self.mode.response == _BODY.FULL_DUPLEX_STREAMED
-        for part in _bodies("response_body", pieces, trailers=trailers):
+        for part in _bodies("response_body", pieces, trailers=False):
             if duplex:
                 await self.call.write(part)
             else:
                 await self._ask(part, self.response)
-        if trailers:
-            await self.call.write(wire.ProcessingRequest(response_trailers={}))
-        while duplex and not ("trailers" in self.response.order if trailers else any(self.response.ends)):
+        while duplex and not any(self.response.ends):
             await self._read(self.response)
-        return self
 
     async def finish(self) -> Any:
         """End the HTTP request: close our side, and return the stream's gRPC status."""
@@ -292,10 +287,7 @@ class StreamExchange:
         assert half is (self.request if direction == "request" else self.response), f"{kind} out of turn"
         half.order.append(part)
         if part != "trailers":
-            common = getattr(answer, kind).response
-            self._apply(common, part, half)
-            named = {option.header.key.lower() for option in common.header_mutation.set_headers}
-            self.carriers += DESTINATION in named and answer.HasField("dynamic_metadata")
+            self._apply(getattr(answer, kind).response, part, half)
 
     def _apply(self, common: Any, part: str, half: Half) -> None:
         """Apply an answer to headers or to a body, as a data plane does."""
@@ -360,7 +352,7 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 
 @asynccontextmanager
 async def exchange(
-    channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = _PATIENCE_S
+    channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = PATIENCE_S
 ) -> AsyncIterator[StreamExchange]:
     """Open one HTTP request. If a test leaves the request open, the request is cancelled at the end, as when
     a client goes away. `patience_s`: how long to wait for an answer of the picker.
