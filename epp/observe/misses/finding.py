@@ -18,8 +18,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
-from epp.observe.misses.heat import Heat
-from epp.observe.misses.seen import Seen, SentPrompt
+from epp.observe.misses.seen import Heat, Seen, SentPrompt
 from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
