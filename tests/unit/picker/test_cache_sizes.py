@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from epp.base.types import EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
-from epp.config.routing import Table
 from tests.unit.picker.picker_questions import a_picker, ask, check, endpoints, serve, text
 
 A = EndpointName("a")
@@ -34,10 +32,3 @@ def test_a_server_that_falls_asleep_has_lost_its_cache() -> None:
     for at, asleep in ((2.0, True), (3.0, False)):
         picker.observe(A, EndpointMetrics(scraped_at=at, asleep=asleep), now=at)
     assert serve(picker, ask(text("p")), now=4.0).decision.matched_tokens == 0
-
-
-def test_a_mirror_has_the_size_that_the_server_states_or_the_policys() -> None:
-    picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=60_000)), on=endpoints("a"))
-    assert picker.table.mirrors[A].capacity_bytes == 240_000
-    picker.observe(A, EndpointMetrics(scraped_at=1.0, capacity_tokens=30_000), now=1.0)
-    assert picker.table.mirrors[A].capacity_bytes == 120_000

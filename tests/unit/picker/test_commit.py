@@ -52,18 +52,15 @@ def test_request_is_in_flight_until_its_end_however_often_end_is_reported(outcom
     assert undone(picker, pick.decision.chosen, now=2.0) == 0
 
 
-def test_a_request_that_got_no_answer_leaves_no_prefix_behind() -> None:
+@pytest.mark.parametrize("status", [503, None])
+def test_a_request_without_a_good_answer_leaves_no_prefix_behind(status: int | None) -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)
     assert picker.table.guessed_entries == 31  # of 8,000 bytes
+    if status is not None:
+        picker.on_response_headers(pick, status=status, served=None, now=1.1)
     picker.end(pick, outcome="failed", now=2.0)
     assert picker.table.guessed_entries == picker.table.entries == 0
-
-
-def test_a_refused_request_leaves_no_prefix_behind() -> None:
-    picker = a_picker()
-    serve(picker, ask(text("p")), now=1.0, status=503)
-    assert picker.table.entries == 0
 
 
 @pytest.mark.parametrize("told", [500, 400])

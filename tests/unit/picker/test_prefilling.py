@@ -19,7 +19,6 @@ from epp.base.types import (
     Role,
 )
 from epp.config.policy import PolicySpec
-from epp.config.routing import Disaggregation
 from epp.picker.decision import Question
 from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
 from epp.picker.picker import Picker
@@ -85,17 +84,6 @@ def test_a_short_prompt_is_computed_where_it_is_answered() -> None:
     pick = picker.pick(ask(text("p", SHORT)), now=1.0)
     assert pick.decision.prefill is None
     assert pick.set_headers == ()
-
-
-def test_an_idle_endpoint_computes_a_long_prompt_itself() -> None:
-    pick = split().pick(ask(text("p", LONG)), now=1.0)
-    assert pick.decision.prefill is None
-
-
-def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
-    # the prompt takes 26 s
-    slow = PolicySpec(disaggregation=Disaggregation(transfer_bytes_per_second=1e8))
-    assert long_pick(split(slow)).decision.prefill is None
 
 
 def test_prompt_that_answering_endpoint_holds_is_not_computed_elsewhere() -> None:

@@ -80,10 +80,6 @@ def test_token_ids_are_measured_by_their_bytes_alone() -> None:
     assert prompt_size(request(b"\x80\x00\x00\x00" * 5, token_ids=True)) == PromptSize(20)
 
 
-def test_a_body_that_could_not_be_read_counts_by_its_size() -> None:
-    assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=900) == PromptSize(900)
-
-
 def test_a_large_unread_body_counts_at_most_as_a_long_prompt() -> None:
     assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=32_000_000) == PromptSize(256 * 1024)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import Backlog, Booking
-from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
+from tests.unit.picker.endpoints.bookings import a_state, book, booked, page, undone_at
 
 
 def test_without_metrics_the_load_is_the_number_of_our_open_requests() -> None:
@@ -147,48 +147,6 @@ def test_work_drains_at_the_servers_rate() -> None:
     assert undone_at(backlog, now=1.0) == 1300
     assert undone_at(backlog, now=13.5) == 50
     assert undone_at(backlog, now=99.0) == 0
-
-
-def test_idle_time_does_not_drain_later_work() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 100, now=0.0)
-    booked(backlog, 300, now=50.0)
-    assert undone_at(backlog, now=50.0) == 300
-
-
-def test_a_released_request_removes_its_own_work_and_no_more() -> None:
-    backlog = Backlog(now=0.0)
-    first = booked(backlog, 100, now=0.0)
-    booked(backlog, 300, now=0.0)
-    backlog.release(first, computed=True, now=0.5, rate=RATE)
-    assert undone_at(backlog, now=0.5) == 300  # the server worked on the first request in this half second
-
-
-def test_an_abort_of_the_last_request_leaves_the_estimate_for_the_first() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 300, now=0.0)
-    last = booked(backlog, 500, now=0.0)
-    backlog.release(last, computed=False, now=1.0, rate=RATE)
-    assert undone_at(backlog, now=1.0) == 200
-
-
-def test_release_is_idempotent() -> None:
-    backlog = Backlog(now=0.0)
-    first = booked(backlog, 100, now=0.0)
-    booked(backlog, 100, now=0.0)
-    for _ in range(3):
-        backlog.release(first, computed=True, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 100
-    assert len(backlog.bookings) == 1
-
-
-def test_prompt_known_to_be_done_is_removed_with_its_part_of_the_estimate() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 100, now=0.0)
-    booked(backlog, 400, now=0.5)
-    # the estimate had 80 tokens of the first done, and none of the second
-    backlog.clear_before(0.5, now=0.8, rate=RATE)
-    assert undone_at(backlog, now=0.8) == 400
 
 
 def test_time_that_runs_backwards_changes_nothing() -> None:

@@ -14,7 +14,7 @@ from epp.base.types import Address, EndpointMetrics, EndpointName, Role
 from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
+from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes
 from tests.unit.picker.endpoints.lettered import endpoint
 
 
@@ -28,30 +28,6 @@ def holds(fleet: Fleet, name: str, adapter: str) -> None:
     pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
 
 
-def test_an_endpoint_leaves_and_returns_with_its_scrapes() -> None:
-    fleet = a_fleet(endpoint("a"), endpoint("b"))
-    fail_scrapes(fleet, "a", times=2)
-    assert ready(fleet) == ["a", "b"]
-    fail_scrapes(fleet, "a", times=1)
-    assert ready(fleet) == ["b"]
-    state = fleet.get(EndpointName("a"))
-    assert state is not None
-    pages.take_in(state, EndpointMetrics(scraped_at=2.0), now=2.0)
-    assert ready(fleet) == ["a", "b"]
-
-
-def test_when_every_scrape_fails_the_scrapes_are_doubted_and_all_stay() -> None:
-    fleet = a_fleet(endpoint("a"), endpoint("b"))
-    fail_scrapes(fleet, "a", "b")
-    assert ready(fleet) == ["a", "b"]
-
-
-def test_a_models_only_server_that_is_down_is_not_replaced() -> None:
-    fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="n"))
-    fail_scrapes(fleet, "a")
-    assert fleet.healthy(fleet.serving("m")) == []
-
-
 def test_a_model_is_served_by_the_endpoints_that_declare_it() -> None:
     fleet = a_fleet(
         endpoint("a", model="m"), endpoint("b", model="m", adapters=["x"]), endpoint("c", model="n")
@@ -63,13 +39,6 @@ def test_a_model_is_served_by_the_endpoints_that_declare_it() -> None:
 
 def test_a_model_that_no_endpoint_declares_may_go_to_any_endpoint() -> None:
     assert names_serving(a_fleet(endpoint("a"), endpoint("b", model="m")), "unknown") == ["a", "b"]
-
-
-def test_adapter_seen_on_a_page_may_go_to_any_server_of_same_base_model() -> None:
-    fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="m"), endpoint("c", model="n"))
-    holds(fleet, "a", "x")
-    assert fleet.adapter("x") == "x"
-    assert names_serving(fleet, "x") == ["a", "b"]
 
 
 def test_a_declared_adapter_is_also_served_where_it_was_loaded_at_run_time() -> None:

@@ -13,18 +13,6 @@ from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, read
 from tests.unit.picker.endpoints.lettered import endpoint
 
 
-def test_a_new_list_reports_the_endpoints_that_came_left_or_restarted() -> None:
-    fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"), endpoint("d"))
-    change = fleet.set_endpoints(
-        [endpoint("a"), endpoint("b", host="10.9.9.9"), endpoint("c", incarnation="2"), endpoint("e")],
-        now=1.0,
-    )
-    assert change.added == ("e",)
-    assert change.removed == ("d",)
-    assert change.restarted == ("b", "c")
-    fleet.check_integrity()
-
-
 def test_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> None:
     fleet = a_fleet(endpoint("a", model="m"))
     before = fleet.get(EndpointName("a"))
@@ -44,20 +32,6 @@ def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     assert change.restarted == ("a",)
     assert state.process == before + 1
     fleet.check_integrity()
-
-
-def test_an_address_leads_to_the_endpoint_that_has_it_now() -> None:
-    a, b = endpoint("a"), endpoint("b")
-    fleet = a_fleet(a, b)
-    swapped = [endpoint("a", host=b.address.host), endpoint("b", host=a.address.host)]
-    fleet.set_endpoints(swapped, now=1.0)
-    fleet.check_integrity()
-    state = fleet.at(a.address)
-    assert state is not None
-    assert state.endpoint.name == "b"
-    fleet.set_endpoints([], now=2.0)
-    assert fleet.at(a.address) is None
-    assert len(fleet) == 0
 
 
 def test_a_restarted_server_starts_without_failures() -> None:

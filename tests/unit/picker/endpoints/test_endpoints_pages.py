@@ -12,18 +12,6 @@ from epp.picker.endpoints.prefill_rate import ModelRate
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
 
-def test_only_the_oldest_prompt_drains_without_being_counted() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 400, now=0.0)
-    booked(backlog, 1000, now=0.0)
-    begun(backlog, 0, now=99.0, rate=RATE)
-    assert undone_at(backlog, now=99.0) == 1000
-    begun(backlog, 1, now=99.0, rate=RATE)
-    assert undone_at(backlog, now=99.0) == 1000
-    begun(backlog, 0, now=199.0, rate=RATE)
-    assert undone_at(backlog, now=199.0) == 0
-
-
 def test_requests_of_unknown_size_do_not_pile_up() -> None:
     backlog = Backlog(now=0.0)
     for n in range(1_000):
@@ -31,51 +19,6 @@ def test_requests_of_unknown_size_do_not_pile_up() -> None:
         settle(backlog, now=n * 0.1, rate=RATE)
     backlog.check_integrity()
     assert len(backlog.bookings) == 0
-
-
-def test_each_first_token_ends_the_oldest_booking_whatever_its_size() -> None:
-    backlog = Backlog(now=0.0)
-    for tokens in (5000, 10, 300):
-        booked(backlog, tokens, now=0.0)
-    begun(backlog, 2, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 300
-
-
-def test_after_first_tokens_only_the_next_prompt_can_be_partly_done() -> None:
-    backlog = Backlog(now=0.0)
-    for tokens in (100, 200, 400):
-        booked(backlog, tokens, now=0.0)
-    # The estimate says that 500 tokens are done, and the server began one answer. Of the rest only the next
-    # 200 tokens can be under way.
-    begun(backlog, 1, now=5.0, rate=RATE)
-    assert undone_at(backlog, now=5.0) == 400
-
-
-def test_a_first_token_between_scrapes_ends_no_other_booking() -> None:
-    backlog = Backlog(now=0.0)
-    short = booked(backlog, 100, now=0.0)
-    booked(backlog, 5000, now=0.0)
-    backlog.release(short, computed=True, now=0.0, rate=RATE)
-    begun(backlog, 1, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 5000
-
-
-def test_a_first_token_after_the_page_counts_for_the_next_page() -> None:
-    backlog = Backlog(now=0.0)
-    short = booked(backlog, 100, now=0.0)
-    booked(backlog, 5000, now=0.0)
-    backlog.release(short, computed=True, now=0.0, rate=RATE)
-    begun(backlog, 0, now=0.0, rate=RATE)
-    begun(backlog, 1, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 5000
-
-
-def test_first_tokens_of_unknown_requests_do_not_end_later_bookings() -> None:
-    backlog = Backlog(now=0.0)
-    begun(backlog, 7, now=0.0, rate=RATE)
-    booked(backlog, 300, now=0.0)
-    begun(backlog, 0, now=0.0, rate=RATE)
-    assert undone_at(backlog, now=0.0) == 300
 
 
 def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:

@@ -93,18 +93,6 @@ def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> 
     check_integrity(picker.table)
 
 
-def test_an_endpoint_that_left_is_remembered_for_its_time() -> None:
-    absent = RecentlyLeft()
-    assert absent.leave(process_of_a(), now=0.0)
-    assert absent.come_back(process_of_a()) is True
-    assert absent.come_back(process_of_a()) is None
-    absent.leave(process_of_a(), now=0.0)
-    assert absent.give_up(now=KEPT_S - 1) == []
-    assert absent.give_up(now=KEPT_S) == [A]
-    assert absent.names() == set()
-    absent.check_integrity()
-
-
 def test_no_more_endpoints_than_a_bound_are_remembered() -> None:
     absent = RecentlyLeft()
     for number in range(MOST_KEPT + 1):

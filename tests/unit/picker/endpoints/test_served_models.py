@@ -235,14 +235,6 @@ def test_a_declared_model_goes_only_to_the_endpoints_that_declare_it() -> None:
     assert names_that_serve(fleet, "served-name") == "a"
 
 
-def test_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() -> None:
-    fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
-    state = fleet.get(EndpointName("a"))
-    assert state is not None
-    pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
-    assert names_that_serve(fleet, "fresh") == "ab"
-
-
 def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
     assert picked_from(fleet, "m", "ab") == "a"
