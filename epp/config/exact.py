@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -21,8 +21,6 @@ class ExactModel(Strict, frozen=True):
     """The file that the servers use with `--chat-template`. Empty means that they do not use this option."""
     chat_template_arguments: dict[str, Any] = {}
     """The value that the servers have for `--default-chat-template-kwargs`, if any."""
-    hash_algorithm: Literal["auto", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = "auto"
-    """`--prefix-caching-hash-algo` of the servers. auto: the picker learns it from their events."""
     hash_seed: Annotated[str, Meta(max_length=1024)] = ""
     """PYTHONHASHSEED of the servers. Empty means that they do not set it."""
     adapters: Annotated[dict[str, str], Meta(max_length=4096)] = {}

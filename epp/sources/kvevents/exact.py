@@ -17,7 +17,7 @@ from typing import Final
 
 from epp.base.types import EndpointName
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, KvReport, ModelState
-from epp.sources.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
+from epp.sources.kvevents.block_hashes import ALGORITHMS, BlockHasher, BlockName
 from epp.sources.kvevents.decoding import MalformedEventError, Stored, decode
 from epp.sources.kvevents.knowledge import Knowledge, OverfullError
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
@@ -37,8 +37,6 @@ _LOOK_AGAIN: Final = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     language: Language | None
-    algorithm: Algorithm | None = None
-    """None: the algorithm is learned from the events."""
     seed: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Name -> the path from which servers load the adapter."""
@@ -162,8 +160,7 @@ class Exact:
             return
         if event.parent is not None or event.adapter or event.more_keys:
             return
-        known_as = model.hasher.algorithm if model.hasher else settings.algorithm
-        tried = (known_as,) if known_as else ALGORITHMS
+        tried = (model.hasher.algorithm,) if model.hasher else ALGORITHMS
         for algorithm in tried:
             hasher = BlockHasher(algorithm, seed=settings.seed)
             if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:

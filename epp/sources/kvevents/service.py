@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import zmq
@@ -45,23 +45,14 @@ _MESSAGES_A_TURN: Final = 64
 _PROMPTS_A_TURN: Final = 4
 _FINDINGS_A_TURN: Final = 64
 """Most findings that are applied to the table before requests get their turn. Each takes some 5 us."""
-_STATUS_EVERY_S: Final = 0.5
+_LOOK_EVERY_S: Final = 0.5
+"""How often the thread looks for new servers, tries those again that it could not listen to, and writes the
+status."""
 _MOST_FOUND: Final = 20_000
 """Most findings that wait for the event loop. With more, the thread waits too, and messages wait in the
 sockets."""
 _STOP_S: Final = 10.0
 """The end of the process waits no longer than this for the tokenizer."""
-_TRY_AGAIN_S: Final = 5.0
-"""The pause before the next try, if a server could not be listened to."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Unreachable:
-    """A server whose events cannot be followed."""
-
-    source: EventSource
-    reason: str
-    again_at: float
 
 
 class ExactService:
@@ -92,7 +83,8 @@ class ExactService:
         self._poller: zmq.Poller
         self._followed: dict[EndpointName, Followed] = {}
         """Each thread makes these three, and closes them."""
-        self._unreachable: dict[EndpointName, _Unreachable] = {}
+        self._unreachable: dict[EndpointName, str] = {}
+        """Why the events of a server cannot be followed."""
         self._logged: dict[str, str] = {}
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
@@ -184,12 +176,17 @@ class ExactService:
             self._context.term()
 
     def _follow(self, wake: Callable[[], object], stopping: threading.Event) -> None:
-        status_at = 0.0
+        look_at = self._clock()
         while not stopping.is_set():
             if len(self._found) > _MOST_FOUND:
                 stopping.wait(_POLL_MS / 1000)
                 continue
-            self._reconcile(now=self._clock())
+            now = self._clock()
+            if now >= look_at:
+                look_at = now + _LOOK_EVERY_S
+                self._resubscribe()
+                self._reconcile()
+                self._publish_status()
             readable = {socket for socket, _ in self._poller.poll(_POLL_MS if not len(self._queue) else 0)}
             now = self._clock()
             for one in self._followed.values():
@@ -203,45 +200,33 @@ class ExactService:
             if found:
                 self._found.extend(found)
                 wake()
-            if now >= status_at:
-                status_at = now + _STATUS_EVERY_S
-                self._resubscribe(now=now)
-                self._publish_status()
 
-    def _reconcile(self, *, now: float) -> None:
+    def _reconcile(self) -> None:
         wanted, followed = self._wanted, self._followed
+        self._unreachable = {}
         for one in [one for name, one in followed.items() if wanted.get(name) != one.source]:
             self._drop(one)
-        self._unreachable = {n: one for n, one in self._unreachable.items() if wanted.get(n) == one.source}
         for name, source in wanted.items():
-            unreachable = self._unreachable.get(name)
-            if name in followed or (unreachable is not None and now < unreachable.again_at):
-                continue
-            sub = self._subscribed(name, source, now=now)
-            if sub is None:
-                continue
-            self._unreachable.pop(name, None)
-            followed[name] = Followed(name, source, Messages(replays=bool(source.replay)), sub)
-            self._exact.add(name, model=source.model)
+            sub = self._subscribed(name, source) if name not in followed else None
+            if sub is not None:
+                followed[name] = Followed(name, source, Messages(replays=bool(source.replay)), sub)
+                self._exact.add(name, model=source.model)
 
-    def _subscribed(
-        self, name: EndpointName, source: EventSource, *, now: float
-    ) -> sockets.Subscription | None:
+    def _subscribed(self, name: EndpointName, source: EventSource) -> sockets.Subscription | None:
         """Return a socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
         try:
             sub = sockets.Subscription(self._context, source.events, topic=self._topic)
         except zmq.ZMQError as error:
-            reason = f"{source.events}: {zmq.strerror(error.errno or 0)}"
-            self._unreachable[name] = _Unreachable(source, reason, now + _TRY_AGAIN_S)
+            self._unreachable[name] = f"{source.events}: {zmq.strerror(error.errno or 0)}"
             return None
         self._poller.register(sub.socket, zmq.POLLIN)
         return sub
 
-    def _resubscribe(self, *, now: float) -> None:
+    def _resubscribe(self) -> None:
         """Subscribe again where a connection has ended. Missed messages show as a gap."""
         for one in [one for one in self._followed.values() if one.sub.read_out()]:
             one.unsubscribe(self._poller)
-            sub = self._subscribed(one.name, one.source, now=now)
+            sub = self._subscribed(one.name, one.source)
             if sub is not None:
                 one.sub = sub
             else:
@@ -313,9 +298,9 @@ class ExactService:
         messages = [one.messages for one in self._followed.values()]
         unreachable = {
             name: ExactServerStatus(
-                state="off", reason=f"cannot receive events: {one.reason}", blocks=0, events=0
+                state="off", reason=f"cannot receive events: {reason}", blocks=0, events=0
             )
-            for name, one in self._unreachable.items()
+            for name, reason in self._unreachable.items()
         }
         self.status = ExactStatus(
             models=self._exact.models(),

@@ -84,7 +84,6 @@ def _model(one: ExactModel, n: int) -> ModelSettings:
         raise ConfigError(f"exactMode.models[{n}]: {error}") from error
     return ModelSettings(
         language=language,
-        algorithm=None if one.hash_algorithm == "auto" else one.hash_algorithm,
         seed=one.hash_seed,
         adapters=one.adapters,
     )

@@ -34,7 +34,7 @@ def config_text(tmp_path: Path, exact: str) -> Path:
         ("{}", "models"),
         ("{models: []}", "length >= 1"),
         ("{models: [{}]}", r"models\[0\].*tokenizerFolder"),
-        ("{models: [{tokenizerFolder: x, hashAlgorithm: md5}]}", "hashAlgorithm"),
+        ("{models: [{tokenizerFolder: x, hashAlgorithm: sha256}]}", "hashAlgorithm"),
         (
             "{models: [{tokenizerFolder: x}, {tokenizerFolder: y}]}",
             r"models\[1\].model: models\[0\] is for every other",
