@@ -47,7 +47,7 @@ from epp.sources.scraping.model_lists import ModelLists
 from epp.sources.scraping.probes import Probes
 from epp.sources.scraping.scraper import Scraper
 from epp.sources.scraping.sessions import ApiKey
-from epp.sources.sharing import start as sharing
+from epp.sources.sharing import service as sharing
 from epp.transport.server import ExtProcServer
 
 _log = logging.getLogger("epp")

@@ -23,7 +23,7 @@ from epp.sources.files.certificate import CertificateWatch
 from epp.sources.files.endpoints_file import Listed, load_endpoints
 from epp.sources.files.watch import FileWatcher
 from epp.sources.kube.api import require
-from epp.sources.sharing import start as sharing
+from epp.sources.sharing import service as sharing
 
 _log = logging.getLogger("epp")
 

@@ -28,8 +28,8 @@ from epp.sources.kube.objects import (
     PoolRef,
 )
 from epp.sources.kube.policies import PolicySet
-from epp.sources.kube.policy_status import desired
 from epp.sources.kube.reflector import ListSource, Reflector
+from epp.sources.kube.statuses import desired
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.sources.kube.objects import pod, policy, pool

@@ -1,6 +1,6 @@
 """Reads the objects that name a pool of the picker, by kind and API group: InferenceObjectives, which give a
 priority to each name that a header may have, and InferenceModelRewrites, which give other names to models.
-Pure: a reflector passes the objects in, and `writing` sends the statuses.
+Pure: a reflector passes the objects in, and `statuses` sends the statuses.
 
 The oldest object goes first, and the newer group before the older: the first of two objectives of one name,
 and the first of two rules for one model, counts. Weights should be set for all targets of a rule or for none;
@@ -28,8 +28,7 @@ from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
 from epp.sources.kube.objects import Condition, ModelRewrite, Objective, ObjectMeta, RewriteRule
 from epp.sources.kube.policies import PolicyResult
-from epp.sources.kube.policy_status import condition
-from epp.sources.kube.writing import StatusWrite
+from epp.sources.kube.statuses import StatusWrite, condition, status_patch
 
 _MOST_OBJECTS: Final = 1024
 """Most objects of the picker's pools. Others are left out."""
@@ -150,18 +149,10 @@ def due(judged: Iterable[Judged], *, namespace: str, time_text: str) -> Iterator
         wanted = condition(ACCEPTED, result, generation=generation, before=before, time_text=time_text)
         if wanted not in before:
             path = f"{claims.path.format(namespace=namespace)}/{claim.name}"
-            yield StatusWrite(path, metadata.uid, (generation, result), _patch(claim, wanted))
-
-
-def _patch(claim: Claim[Any], wanted: Condition) -> Mapping[str, Any]:
-    """Return the condition as a merge patch. It replaces the whole list, so it contains the conditions of
-    others and the version at which they were read.
-    """
-    others = [c for c in claim.conditions if c.type != wanted.type]
-    return {
-        "metadata": {"uid": claim.metadata.uid, "resourceVersion": claim.metadata.resource_version},
-        "status": {"conditions": msgspec.to_builtins([*others, wanted])},
-    }
+            # A merge patch replaces the whole list, so it has the conditions of others too.
+            both = [*(c for c in before if c.type != ACCEPTED), wanted]
+            patch = status_patch({"conditions": msgspec.to_builtins(both)}, metadata=metadata)
+            yield StatusWrite(path, (generation, result), patch)
 
 
 def _in_groups(

@@ -21,14 +21,13 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
-from epp.sources.kube import claims, policy_status
+from epp.sources.kube import claims, statuses
 from epp.sources.kube.api import Api, namespace_of
 from epp.sources.kube.objects import PATH, ModelRewrite, Objective, PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
-from epp.sources.kube.policy_status import Unclaimed
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.writing import StatusWriter
+from epp.sources.kube.statuses import StatusWriter, Unclaimed
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0
@@ -182,7 +181,7 @@ class Cluster:
                 claims.judge_objectives(self._objectives, existing=pools.existing),
             )
             due = itertools.chain(
-                policy_status.due(
+                statuses.due(
                     self._outcome,
                     self._policies,
                     unclaimed=unclaimed,

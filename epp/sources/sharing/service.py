@@ -4,6 +4,8 @@ waits for this.
 There are four loops. `keep` starts each again if it fails. Only the ticking loop follows the clock; it
 forgets silent peers, whatever the link does. The other loops wait for the link. After an error they try
 again, with growing pauses of up to a second.
+
+`make` says over which link a picker shares. `serve` calls this module.
 """
 
 from __future__ import annotations
@@ -11,17 +13,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from epp.config.sharing import Sharing
+from epp.base.errors import ConfigError
+from epp.config.named_files import read_file, read_secret
+from epp.config.sharing import SIGNING_KEY, Redis, Sharing
+from epp.picker.picker import Picker
 from epp.sources.keep import Keep
 from epp.sources.sharing.batches import MalformedBatchError
 from epp.sources.sharing.exchange import Exchange
+from epp.sources.sharing.hub import HubLink
 from epp.sources.sharing.link import Link, LinkError
+from epp.sources.sharing.signed import Seal
 from epp.sources.sharing.tables import encode_table, table_portions
 
 _log = logging.getLogger("epp.sources.sharing")
@@ -36,6 +45,7 @@ _CURRENT_S: Final = 1.0
 """A picker that reads batches of this age has read what was kept for it."""
 _LAST_WORDS_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.2
+_SPEAKER_BYTES: Final = 8
 
 
 @dataclass(slots=True)
@@ -272,3 +282,46 @@ async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
         for task in tasks:
             task.cancel()
         _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_S)
+
+
+def require(settings: Sharing) -> None:
+    """Raises ConfigError if the settings need something that is missing: the `redis` package, or a file."""
+    if settings.redis is None:
+        return
+    _redis_link(settings.redis)
+    redis, tls = settings.redis, settings.redis.tls
+    for name, path in (
+        ("passwordFile", redis.password_file),
+        ("sentinelPasswordFile", redis.sentinel_password_file),
+        ("tls.caFile", tls.ca_file),
+        ("tls.certFile", tls.cert_file),
+        ("tls.keyFile", tls.key_file),
+    ):
+        if path:
+            read_file(path, field=f"sharing.redis.{name}")
+
+
+def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> SharingService | None:
+    """Return the sharing of this picker: over Redis if it is configured, so that the workers of all machines
+    share in the same way. Otherwise over this machine's hub, if there is one.
+    """
+    link: Link
+    if settings.redis is not None:
+        link = _redis_link(settings.redis)
+    elif hub is not None:
+        link = HubLink(hub)
+    else:
+        return None
+    exchange = Exchange(picker, me=secrets.token_bytes(_SPEAKER_BYTES))
+    return SharingService(exchange, link, settings=settings, keep=keep)
+
+
+def _redis_link(settings: Redis) -> Link:
+    try:
+        from epp.sources.sharing.redis_link import RedisLink  # noqa: PLC0415 - the package is an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "sharing.redis: the redis package is not installed: pip install 'prefix-gateway[redis]'"
+        ) from error
+    file = settings.signing_key_file
+    return RedisLink(settings, seal=Seal(read_secret(file, field=SIGNING_KEY)) if file else None)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.sources.kube.objects import PolicyObject
@@ -143,20 +144,12 @@ def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> No
     assert after.acting == ("p", 1, "affinity")
 
 
-def test_a_last_accepted_spec_that_is_invalid_is_not_used() -> None:
-    status = {"lastAccepted": {"generation": 1, "spec": {"rule": "fastest"}}}
-    assert (
-        JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting
-        == DEFAULT_POLICY
-    )
-
-
-def test_a_last_accepted_spec_of_a_later_generation_is_not_used() -> None:
-    status = {"lastAccepted": {"generation": 9, "spec": {"targetRef": {"name": "vllm"}}}}
-    assert (
-        JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status)).outcome.acting
-        == DEFAULT_POLICY
-    )
+@pytest.mark.parametrize(("generation", "rule"), [(1, "fastest"), (9, "affinity")])
+def test_a_last_accepted_spec_that_is_invalid_or_later_is_not_used(generation: int, rule: str) -> None:
+    accepted = {"targetRef": {"name": "vllm"}, "rule": rule}
+    status = {"lastAccepted": {"generation": generation, "spec": accepted}}
+    found = JudgedPolicies(policy("p", generation=2, mode="DryRun", status=status))
+    assert found.outcome.acting == DEFAULT_POLICY
 
 
 def test_a_new_policy_with_an_old_name_does_not_inherit_its_spec() -> None:

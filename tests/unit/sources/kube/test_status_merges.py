@@ -12,9 +12,8 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube.api import Api, Query, read
 from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet
-from epp.sources.kube.policy_status import Unclaimed, due
 from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.writing import StatusWriter
+from epp.sources.kube.statuses import StatusWriter, Unclaimed, due
 
 Json = dict[str, Any]
 EMPTY_MAPS: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}, "paths": {}}

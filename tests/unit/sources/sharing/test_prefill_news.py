@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
-from epp.picker.decision import Outcome
 from epp.picker.events import Pick
 from tests.unit.picker.picker_questions import text
 from tests.unit.sources.sharing.pickers import TIMEOUT_S, Replica, meet
@@ -83,20 +82,21 @@ def test_when_the_answer_begins_prefill_server_is_free_and_holds_prompt(
     assert other.in_flight_of_peers() == {}
 
 
-@pytest.mark.parametrize(("status", "outcome"), [(503, "ended"), (None, "aborted"), (None, "failed")])
+@pytest.mark.parametrize("outcome", ["aborted", "silent"])
 def test_a_prompt_without_an_answer_leaves_nothing_behind(
-    two_with_prefill: tuple[Replica, Replica], status: int | None, outcome: Outcome
+    two_with_prefill: tuple[Replica, Replica], outcome: str
 ) -> None:
     one, other = two_with_prefill
     pick = shared_long_pick(one, "p", now=10.0)
     other.receive(one.send(now=10.0), now=10.0)
-    if status is not None:
-        one.picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=11.0)
-    one.picker.end(pick, outcome=outcome, now=11.0)
-    other.receive(one.send(now=11.0), now=11.0)
+    if outcome == "aborted":
+        one.picker.end(pick, outcome="aborted", now=11.0)
+        other.receive(one.send(now=11.0), now=11.0)
+    else:
+        other.exchange.listener.expire(now=10.0 + TIMEOUT_S + 1)
     assert other.in_flight_of_peers() == {}
-    assert undone_of_replica(other, helper(pick), now=11.0) == 0
-    assert EndpointName(helper(pick)) not in other.matched(text("p", LONG), now=11.0)
+    assert undone_of_replica(other, helper(pick), now=17.0) == 0
+    assert EndpointName(helper(pick)) not in other.matched(text("p", LONG), now=17.0)
 
 
 def test_the_other_pickers_also_blame_the_prefill_server_for_an_error(
@@ -121,14 +121,3 @@ def test_work_of_a_request_that_is_let_go_also_drains_at_prefill_server(
     other.receive(one.send(now=10.2), now=10.2)
     assert other.in_flight_of_peers() == {}
     assert undone_of_replica(other, helper(pick), now=10.2) == 20_000
-
-
-def test_the_work_of_a_silent_picker_at_a_prefill_server_is_released(
-    two_with_prefill: tuple[Replica, Replica],
-) -> None:
-    one, other = two_with_prefill
-    pick = shared_long_pick(one, "p", now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    other.exchange.listener.expire(now=10.0 + TIMEOUT_S + 1)
-    assert undone_of_replica(other, helper(pick), now=17.0) == 0
-    assert other.in_flight_of_peers() == {}

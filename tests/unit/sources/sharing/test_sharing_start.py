@@ -12,8 +12,7 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.config.sharing import Redis, RedisTls, Sharing
 from epp.sources.keep import Sources
-from epp.sources.sharing.service import SharingService
-from epp.sources.sharing.start import make, require
+from epp.sources.sharing.service import SharingService, make, require
 from tests.unit.sources.sharing.pickers import Replica
 
 HUB = Path("/run/hub.sock")

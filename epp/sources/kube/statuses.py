@@ -1,22 +1,80 @@
-"""Decides what the status of a policy says. Pure; `writing` sends the patches.
+"""Decides what the statuses of policies say, and writes the statuses of all objects, which people read with
+kubectl.
 
-A status that is already right is not written again, so a restart causes no write. The time of a condition is
-the time when its `status` last changed.
+There is no leader: the first process of each replica compares the statuses with its own results, and writes
+the differences. Each write names the version of the object that was read. So if two replicas write at once,
+the API server refuses the second write, and its picker then sees that nothing is left to write. A status that
+is already right is not written again, so a restart causes no write. The time of a condition is the time when
+its `status` last changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from epp.config.policy import only_set
-from epp.sources.kube.objects import PATH, Condition, LastAccepted, PolicyObject, PolicyStatus
+from epp.sources.kube.api import Api, ApiError
+from epp.sources.kube.objects import PATH, Condition, LastAccepted, ObjectMeta, PolicyObject, PolicyStatus
 from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies, Verdict, target
-from epp.sources.kube.writing import StatusWrite
+
+_log = logging.getLogger(__name__)
 
 _MESSAGE_CHARS: Final = 1024
+_WRITES_AT_ONCE: Final = 20
+"""Most statuses written in one look. The others follow at the next look."""
+_AGAIN_S: Final = 5.0
+"""The same result is not written to an object again before this time has passed. It bounds the writes if one
+fails, if an older CRD drops a field, or if a picker of another release has another result."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWrite:
+    """A status that differs from the result."""
+
+    path: str
+    """The path of the object."""
+    result: object
+    """The result that the status shows, without times."""
+    patch: Mapping[str, Any]
+
+    @property
+    def uid(self) -> str:
+        return str(self.patch["metadata"]["uid"])
+
+
+class StatusWriter:
+    """Call `look` about once a second."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._tried: dict[str, tuple[object, float]] = {}
+        """The last result that was sent, and when, by the uid of the object."""
+        self._complaint = ""
+
+    async def look(self, due: Iterable[StatusWrite], *, now: float) -> None:
+        """due: all statuses to write, the most important first."""
+        self._tried = {uid: tried for uid, tried in self._tried.items() if now - tried[1] < _AGAIN_S}
+        fresh = (each for each in due if self._tried.get(each.uid, ("", now))[0] != each.result)
+        for each in [*islice(fresh, _WRITES_AT_ONCE)]:
+            self._tried[each.uid] = (each.result, now)
+            await self._write(each)
+
+    async def _write(self, each: StatusWrite) -> None:
+        try:
+            await self._api.request("PATCH", f"{each.path}/status", body=each.patch)
+        except ApiError as error:
+            # 409: the object has changed; the watch will report it. 404: it is gone or has no status.
+            if error.status not in (404, 409) and str(error) != self._complaint:
+                self._complaint = str(error)
+                _log.error("cannot write %s/status and will try again: %s", each.path, error)
+            return
+        self._complaint = ""
 
 
 def due(
@@ -34,8 +92,7 @@ def due(
     path = PATH.format(namespace=namespace)
 
     def write(found: PolicyObject, wanted: PolicyStatus, result: object) -> StatusWrite:
-        metadata = found.metadata
-        return StatusWrite(f"{path}/{metadata.name}", metadata.uid, result, patch(wanted, found=found))
+        return StatusWrite(f"{path}/{found.metadata.name}", result, patch(wanted, found=found))
 
     judged = [
         (verdict, found)
@@ -116,15 +173,21 @@ def nobodys(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
 
 
 def patch(status: PolicyStatus, *, found: PolicyObject) -> Mapping[str, Any]:
-    """Return the merge patch that gives the object this status. With the uid the patch cannot change another
-    object of the same name. With the version it cannot overwrite a newer status.
-    """
     # null deletes the field in a merge patch
     body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | _replacing(
         msgspec.to_builtins(found.status), msgspec.to_builtins(status)
     )
-    metadata = {"uid": found.metadata.uid, "resourceVersion": found.metadata.resource_version}
-    return {"metadata": metadata, "status": body}
+    return status_patch(body, metadata=found.metadata)
+
+
+def status_patch(status: Mapping[str, Any], *, metadata: ObjectMeta) -> Mapping[str, Any]:
+    """Return the merge patch that gives the object this status. With the uid the patch cannot change another
+    object of the same name. With the version it cannot overwrite a newer status.
+    """
+    return {
+        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        "status": status,
+    }
 
 
 def _replacing(old: Any, new: Any) -> Any:
