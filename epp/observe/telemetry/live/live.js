@@ -172,8 +172,7 @@ function candidates(decision) {
     svg.setAttribute("aria-label", PARTS.filter((part) => c.parts_s[part] > 0).map((part) => `${part} ${seconds(c.parts_s[part])}`).join(", ") || "no score");
     const name = n === 0 ? el("b", {}, c.name, " ✓") : el("span", {}, c.name);
     return el("div", { class: "cand" }, name, el("span", { class: "n" }, c.excluded ? `out: ${c.excluded}` : seconds(c.score_s)), svg,
-      el("span", { class: "soft" }, ""), el("span", { class: "soft n" }, `${whole(c.matched_tokens)} tok`),
-      el("span", { class: "soft" }, `cached; ${whole(c.backlog_tokens)} to compute before it, ${c.in_flight} in flight`));
+      el("span", { class: "soft" }, `${whole(c.matched_tokens)} tokens cached; ${whole(c.backlog_tokens)} to compute before it, ${c.in_flight} in flight`));
   });
   const legend = el("p", { class: "legend" }, ...PARTS.map((part, p) => el("span", {}, shape("svg", { viewBox: "0 0 8 8" }, shape("rect", { class: `p${p}`, width: 8, height: 8 })), ` ${part.replace("_", " ")}`)));
   return [legend, ...rows];

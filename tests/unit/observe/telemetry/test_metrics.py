@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -261,6 +262,14 @@ def test_the_reference_names_exactly_the_served_metrics(shown: Shown) -> None:
         assert served[name].documentation == spec.help
         assert f"| `{name}` | {spec.kind} | " in page
     assert page.count("\n| `epp_") == len(specs)
+
+
+def test_a_refusal_is_logged_with_its_request_id(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    shown.metrics.on_event(Refused("r-1", BadRequestError("not JSON", reason="bad_json")))
+    shown.metrics.on_event(Refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint")))
+    logged = [(r.levelname, vars(r)["request_id"], vars(r)["status"]) for r in caplog.records]
+    assert logged == [("INFO", "r-1", 400), ("WARNING", "r-2", 503)]
 
 
 def test_prompts_computed_elsewhere_are_counted_by_prefill_endpoint(shown: Shown) -> None:
