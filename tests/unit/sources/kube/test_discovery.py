@@ -218,18 +218,13 @@ def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, 
     assert made == [(8001, 0 if front else None, behind), (8002, 1 if front else None, behind)]
 
 
-def test_a_list_replaces_what_was_known() -> None:
+def test_a_list_replaces_what_was_known_and_an_equal_one_changes_nothing() -> None:
     found = discovery(pod("a", "10.0.0.1"), pod("b", "10.0.0.2"))
     endpoints(found)
     found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
     assert found.changed
     assert shown(found) == ["b:8000 10.0.0.2:8000", "c:8000 10.0.0.3:8000"]
-
-
-def test_an_equal_list_changes_nothing() -> None:
-    found = discovery(pod("a", "10.0.0.1"))
-    endpoints(found)
-    found.replace([pod("a", "10.0.0.1")])
+    found.replace([pod("b", "10.0.0.2"), pod("c", "10.0.0.3")])
     assert not found.changed
 
 
