@@ -43,15 +43,16 @@ def make(picker: Picker, settings: ExactMode) -> ExactService:
     from epp.sources.kvevents.sockets import EventSource  # noqa: PLC0415 - needs ZeroMQ, which is an extra
 
     def source(endpoint: Endpoint) -> EventSource | None:
+        rank = endpoint.rank or 0  # each rank publishes at the ports of rank 0 plus its number
         host = f"[{endpoint.address.host}]" if ":" in endpoint.address.host else endpoint.address.host
         events = endpoint.kv_events or (
-            f"tcp://{host}:{settings.events_port}" if settings.events_port else ""
+            f"tcp://{host}:{settings.events_port + rank}" if settings.events_port else ""
         )
         if not events:
             return None
         replay = endpoint.kv_replay
         if not replay and not endpoint.kv_events and settings.replay_port:
-            replay = f"tcp://{host}:{settings.replay_port}"
+            replay = f"tcp://{host}:{settings.replay_port + rank}"
         return EventSource(endpoint.model, endpoint.incarnation, events, replay)
 
     def exact() -> Exact:

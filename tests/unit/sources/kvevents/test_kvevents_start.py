@@ -87,7 +87,9 @@ def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path:
     assert source(plain) == EventSource("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
     six = Endpoint(EndpointName("a"), Address("fd00::1", 8000))
     assert source(six) == EventSource("", "", "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558")
-    own = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), kv_events="ipc:///run/kv")
+    rank = Endpoint(EndpointName("a"), Address("10.0.0.1", 8002), rank=2)
+    assert source(rank) == EventSource("", "", "tcp://10.0.0.1:5559", "tcp://10.0.0.1:5560")
+    own = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), rank=2, kv_events="ipc:///run/kv")
     assert source(own) == EventSource("", "", "ipc:///run/kv", "")
 
 
