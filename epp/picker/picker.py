@@ -121,7 +121,7 @@ class Picker(FleetNews):
 
     def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        if question.hurried:
+        if question.hurried and not question.prescribed:
             return self._pick_hurriedly(question, now=now)
         return self.commit(self.consider(question, now=now), now=now)
 

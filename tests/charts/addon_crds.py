@@ -5,24 +5,15 @@ into the user's cache, at the versions and hashes below. The fixtures call it.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.cluster_env import environment
-from tests.harness.cached_builds import (
-    BuildFailedError,
-    built_elsewhere,
-    cache_folder,
-    content_key,
-    only_builder,
-)
+from tests.cluster_env.go_modules import downloaded
+from tests.harness.cached_builds import built_elsewhere, cache_folder, content_key, only_builder
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +82,6 @@ def fetch(*, progress: Callable[[str], None]) -> Path:
 
 
 def _copy(module: Module, *, go: Path, folder: Path) -> None:
-    done = subprocess.run(
-        [str(go), "mod", "download", "-json", module.name],
-        check=False,
-        stdout=subprocess.PIPE,
-        cwd=tempfile.gettempdir(),
-        env={**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"},
-    )
-    said = json.loads(done.stdout or b"{}")
-    if done.returncode or said.get("Sum") != module.go_sum:
-        raise BuildFailedError(
-            f"{module.name} could not be fetched as pinned: {said.get('Error') or said.get('Sum')}"
-        )
+    source = downloaded(module.name, module.go_sum, go=go)
     for name in module.files:
-        shutil.copyfile(Path(said["Dir"]) / name, folder / Path(name).name)
+        shutil.copyfile(source / name, folder / Path(name).name)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.cluster_env import environment, envoy_gateway
+from tests.cluster_env import environment, envoy_gateway, gateway_suite
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.build_command import build_and_tell, command_line, sayer
 
@@ -21,6 +21,10 @@ def build() -> None:
     gateway = envoy_gateway.locate()
     build_and_tell(
         gateway.folder, ready=gateway.ready, build=lambda: envoy_gateway.build(progress=_say), say=_say
+    )
+    suite = gateway_suite.locate()
+    build_and_tell(
+        suite.folder, ready=suite.ready, build=lambda: gateway_suite.build(progress=_say), say=_say
     )
 
 

@@ -10,8 +10,6 @@ and the fixtures.
 from __future__ import annotations
 
 import io
-import json
-import os
 import platform
 import re
 import shutil
@@ -25,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.cluster_env.go_modules import BUILD, compiled, downloaded
 from tests.harness.cached_builds import (
     BuildFailedError,
     built_elsewhere,
@@ -163,15 +162,9 @@ def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> 
 
 
 def _compile(go: Path, package: str, target: Path, *, variables: str = "") -> None:
-    """Compile one statically linked binary of the Go module."""
-    flags = f"-s -w {variables}".strip()
-    run(
-        go,
-        "build",
-        *("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", target, f"./{package}"),
-        cwd=GO_MODULE,
-        env={"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"},
-    )
+    """Compile one binary of the Go module."""
+    flags = (*BUILD[:-1], f"{BUILD[-1]} {variables}".strip())
+    compiled(go, *flags, "-o", target, f"./{package}", source=GO_MODULE)
 
 
 def _version_variables() -> str:
@@ -220,19 +213,10 @@ def _unpack(lock: Path, *targets: Path) -> None:
 
 
 def _copy_crds(folder: Path, *, go: Path) -> None:
-    command = [str(go), "mod", "download", "-json", _CRD_MODULE]
-    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
-    finished = subprocess.run(
-        command, check=False, stdout=subprocess.PIPE, cwd=tempfile.gettempdir(), env=environment
-    )
-    module = json.loads(finished.stdout or b"{}")
-    if finished.returncode or module.get("Sum") != _CRD_MODULE_HASH:
-        raise ClusterToolsError(
-            f"{_CRD_MODULE} could not be fetched as pinned: {module.get('Error') or module.get('Sum')}"
-        )
+    source = downloaded(_CRD_MODULE, _CRD_MODULE_HASH, go=go)
     folder.mkdir()
     for name in _CRD_FILES:
-        shutil.copyfile(Path(module["Dir"]) / "config" / "crd" / "bases" / name, folder / name)
+        shutil.copyfile(source / "config" / "crd" / "bases" / name, folder / name)
 
 
 def find_go(progress: Callable[[str], None]) -> Path:

@@ -7,34 +7,27 @@ and the fixtures call this module.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.cluster_env.environment import BUILD_COMMAND, ClusterToolsError, find_go
+from tests.cluster_env.go_modules import BUILD, compiled, downloaded
 from tests.harness.cached_builds import (
     built_elsewhere,
     cache_folder,
     content_key,
     only_builder,
     remove_unfinished,
-    run,
 )
 
 VERSION: Final = "v1.9.1"
 IMAGE: Final = "docker.io/envoyproxy/gateway"
 _MODULE: Final = f"github.com/envoyproxy/gateway@{VERSION}"
 _MODULE_HASH: Final = "h1:vAVp6/AlBXJ1aOhp1mxL7fNEzVEfjADUguUhm2wzxQY="
-"""The hash of the module. The module's go.sum holds the hashes of its dependencies, and the build checks
-them.
-"""
 _RECIPE: Final = b"1"
 """Raise this number when a change to `_fill` changes the files that it writes."""
 
@@ -91,12 +84,10 @@ def build(*, progress: Callable[[str], None]) -> EnvoyGateway:
 
 
 def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) -> None:
-    source = _download(go)
+    source = downloaded(_MODULE, _MODULE_HASH, go=go)
     progress(f"compiling Envoy Gateway {VERSION}: 400 seconds of CPU if Go's cache is empty")
     target.program.parent.mkdir()
-    flags = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", target.program)
-    environment = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
-    run(go, "build", *flags, "./cmd/envoy-gateway", cwd=source, env=environment)
+    compiled(go, *BUILD, "-o", target.program, "./cmd/envoy-gateway", source=source)
     shutil.copytree(source / "charts" / "gateway-helm", target.chart, copy_function=shutil.copyfile)
     for folder in (target.chart, *(path for path in target.chart.rglob("*") if path.is_dir())):
         folder.chmod(0o755)  # a module's folders are read-only
@@ -104,18 +95,3 @@ def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) ->
     template = target.chart / "values.tmpl.yaml"
     values = template.read_text().replace("${GatewayImage}", f"{IMAGE}:{VERSION}")
     (target.chart / "values.yaml").write_text(values.replace("${GatewayImagePullPolicy}", "IfNotPresent"))
-
-
-def _download(go: Path) -> Path:
-    """Return the folder of the module. Raise ClusterToolsError if it is not the pinned module."""
-    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
-    command = [str(go), "mod", "download", "-json", _MODULE]
-    finished = subprocess.run(
-        command, check=False, stdout=subprocess.PIPE, cwd=tempfile.gettempdir(), env=environment
-    )
-    module = json.loads(finished.stdout or b"{}")
-    if finished.returncode or module.get("Sum") != _MODULE_HASH:
-        raise ClusterToolsError(
-            f"{_MODULE} could not be fetched as pinned: {module.get('Error') or module.get('Sum')}"
-        )
-    return Path(module["Dir"])

@@ -20,6 +20,8 @@ from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.envoy_gateway import EnvoyGateway
 from tests.cluster_env.envoy_gateway import require as require_envoy_gateway
+from tests.cluster_env.gateway_suite import GatewaySuite
+from tests.cluster_env.gateway_suite import require as require_gateway_suite
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.prepared import prepared
 
@@ -34,6 +36,11 @@ def cluster_tools() -> environment.ClusterTools:
 @pytest.fixture(scope="session")
 def envoy_gateway() -> EnvoyGateway:
     return prepared(require_envoy_gateway, required_by=REQUIRED)
+
+
+@pytest.fixture(scope="session")
+def gateway_suite() -> GatewaySuite:
+    return prepared(require_gateway_suite, required_by=REQUIRED)
 
 
 @pytest.fixture(scope="session")

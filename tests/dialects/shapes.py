@@ -51,7 +51,7 @@ def _filter(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-_DUPLEX: Final[Mapping[str, str]] = {
+DUPLEX: Final[Mapping[str, str]] = {
     "request_header_mode": "SEND",
     "request_body_mode": "FULL_DUPLEX_STREAMED",
     "request_trailer_mode": "SEND",
@@ -63,7 +63,7 @@ _DUPLEX: Final[Mapping[str, str]] = {
 
 def _full_duplex(document: dict[str, Any]) -> None:
     chosen = _filter(document)
-    chosen["processing_mode"] = dict(_DUPLEX)
+    chosen["processing_mode"] = dict(DUPLEX)
     chosen["failure_mode_allow"] = False
     chosen.pop("response_attributes", None)
 
@@ -116,7 +116,7 @@ def _istio(document: dict[str, Any]) -> None:
         }
     )
     (host,) = connection_manager(document)["route_config"]["virtual_hosts"]
-    overrides = {"failure_mode_allow": False, "grpc_service": caller, "processing_mode": dict(_DUPLEX)}
+    overrides = {"failure_mode_allow": False, "grpc_service": caller, "processing_mode": dict(DUPLEX)}
     host["routes"][-1]["typed_per_filter_config"] = {
         EXT_PROC: {
             "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",

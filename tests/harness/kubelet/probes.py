@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from tests.harness import http2_frames
 from tests.harness.kubelet.api import JsonObject
 from tests.harness.kubelet.namespaces import NetworkNamespace
+
+_SERVING: Final = http2_frames.grpc(b"\x08\x01")
+"""The message of a server that is healthy: field 1 is the status SERVING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ async def act(action: JsonObject, target: Target, *, timeout_s: float) -> bool:
                 return True
             if "httpGet" in action:
                 return await _http(action["httpGet"], target)
+            if "grpc" in action:
+                return await _grpc(action["grpc"], target)
             return await _tcp(action["tcpSocket"], target)
     except (TimeoutError, OSError, EOFError, ValueError, IndexError):
         return False
@@ -62,6 +69,24 @@ async def _http(spec: JsonObject, target: Target) -> bool:
     finally:
         writer.close()
     return 200 <= status < 400
+
+
+async def _grpc(spec: JsonObject, target: Target) -> bool:
+    """Ask gRPC health by hand, because grpcio makes its own sockets, which are not in the node's network."""
+    service = spec.get("service", "").encode()
+    reader, writer = await _connect(target, spec["port"])
+    call = http2_frames.block(replace=[(":path", "/grpc.health.v1.Health/Check")])
+    request = http2_frames.grpc(b"\x0a" + bytes([len(service)]) + service)
+    heard = b""
+    try:
+        writer.write(
+            http2_frames.hello() + http2_frames.headers(1, call) + http2_frames.data(1, request, ends=True)
+        )
+        while _SERVING not in heard and (part := await reader.read(4096)):
+            heard += part
+    finally:
+        writer.close()
+    return _SERVING in heard
 
 
 async def _tcp(spec: JsonObject, target: Target) -> bool:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,11 @@ class RunningNode:
     def socket(self) -> socket.socket:
         """Return a TCP socket in the node's network that does not block."""
         return self._network.socket()
+
+    def inside(self, command: Sequence[str]) -> list[str]:
+        """Return `command` in a form that runs in the node's network and ends when this process ends."""
+        own = f"/proc/{os.getpid()}/fd/{self._network.fd}"
+        return tethered(["nsenter", f"--net={own}", "--", *command])
 
     def usage(self, pod: str, container: str) -> Usage:
         """Return the usage of each container. `pod` is namespace/name. Raise KeyError if the pod does not

@@ -60,6 +60,15 @@ def test_only_servers_of_its_model_are_asked() -> None:
     assert not picker.one_model
 
 
+def test_a_conformance_run_names_the_server_although_there_is_no_time() -> None:
+    picker = a_picker(on=endpoints("abcd"))
+    named = next(each.address for each in picker.endpoints() if each.name == "c")
+    for n in range(20):
+        pick = picker.pick(msgspec.structs.replace(hurried(n), prescribed=(named,)), now=n / 1000)
+        assert (pick.decision.chosen, pick.decision.reason) == ("c", "prescribed")
+        assert len(pick.destinations) == 1
+
+
 def test_an_unread_request_is_refused_if_there_is_no_endpoint() -> None:
     picker = a_picker()
     picker.set_endpoints([], now=0.0)
