@@ -31,7 +31,7 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-FAST = Scrape(interval_seconds=0.05, timeout_seconds=0.2, max_page_bytes=65536)
+FAST = Scrape(interval_seconds=0.05, timeout_seconds=1.0, max_page_bytes=65536)
 PATIENCE_S = 20.0
 
 
