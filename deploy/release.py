@@ -2,8 +2,9 @@
 
 The folder gets the wheel and the source archive, each chart as an archive and as an OCI layout, a bill of
 materials (CycloneDX) of each image, the images if a container engine is there, and the checksums of all
-files. With a GPG key, the checksums are signed. Nothing is uploaded, and nothing that exists is replaced: a
-version is built once.
+files. With a GPG key, the checksums are signed. With an address, the wheel and the charts name it as the home
+of the project: the repository names none, since whoever builds a release decides where it lives. Nothing is
+uploaded, and nothing that exists is replaced: a version is built once.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,8 +53,8 @@ def version() -> str:
     return str(found["pyproject.toml"])
 
 
-def chart_facts(chart: str) -> dict[str, str]:
-    facts: dict[str, str] = yaml.safe_load((ROOT / "deploy/helm" / chart / "Chart.yaml").read_text())
+def chart_facts(chart: str, *, source: Path = ROOT) -> dict[str, str]:
+    facts: dict[str, str] = yaml.safe_load((source / "deploy/helm" / chart / "Chart.yaml").read_text())
     return facts
 
 
@@ -82,12 +85,26 @@ def oci_layout(archive: Path, facts: dict[str, str], folder: Path) -> None:
     (folder / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
 
 
-def package(chart: str, folder: Path) -> Path:
+def with_home(home: str, stage: Path) -> Path:
+    """Return a copy of the committed files in which the wheel and the charts name their home."""
+    subprocess.run(["git", "archive", "-o", stage / "tree.tar", "HEAD"], cwd=ROOT, check=True)
+    source = stage / "tree"
+    with tarfile.open(stage / "tree.tar") as tar:
+        tar.extractall(source, filter="data")
+    with (source / "pyproject.toml").open("a") as project:
+        project.write(f'\n[project.urls]\nHomepage = "{home}"\nChangelog = "{home}/CHANGELOG.md"\n')
+    for chart in CHARTS:
+        with (source / "deploy/helm" / chart / "Chart.yaml").open("a") as facts:
+            facts.write(f'home: "{home}"\nsources: ["{home}"]\n')
+    return source
+
+
+def package(chart: str, folder: Path, *, source: Path = ROOT) -> Path:
     """Write the archive of a chart, in the form of `helm package`: one folder with the chart's name."""
-    facts = chart_facts(chart)
+    facts = chart_facts(chart, source=source)
     archive = folder / f"{chart}-{facts['version']}.tgz"
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(ROOT / "deploy/helm" / chart, arcname=chart)
+        tar.add(source / "deploy/helm" / chart, arcname=chart)
     oci_layout(archive, facts, folder / f"{chart}-{facts['version']}.oci")
     return archive
 
@@ -102,21 +119,25 @@ def checksums(folder: Path) -> Path:
     return written
 
 
-def build(folder: Path, *, engine: Sequence[str], key: str) -> None:
+def build(folder: Path, *, engine: Sequence[str], key: str, home: str = "") -> None:
     """Build all files. Raises ReleaseError.
 
     engine: the command of docker, podman or buildah. Empty: no images. key: GPG's name of the key that signs.
-    Empty: no signature.
+    Empty: no signature. home: the address that wheel and charts name. Empty: none.
     """
     if folder.exists():
         raise ReleaseError(f"{folder} exists: a version is built once; remove it, or raise the version")
+    if home and not re.fullmatch(r"https://[\w./-]+\w", home):
+        raise ReleaseError(f"--home {home!r} is no address; write https://host/path")
     uv = str(Path(sys.executable).with_name("uv"))
     folder.mkdir(parents=True)
-    _say("wheel and source archive")
-    _run(uv, "build", "--quiet", "--no-create-gitignore", "--out-dir", folder, ROOT)
-    for chart in CHARTS:
-        _say(f"chart {chart}")
-        package(chart, folder)
+    with tempfile.TemporaryDirectory() as stage:
+        source = with_home(home, Path(stage)) if home else ROOT
+        _say("wheel and source archive")
+        _run(uv, "build", "--quiet", "--no-create-gitignore", "--out-dir", folder, source)
+        for chart in CHARTS:
+            _say(f"chart {chart}")
+            package(chart, folder, source=source)
     cluster_wide = [path.read_text() for path in sorted((ROOT / "deploy" / "crds").glob("*.yaml"))]
     (folder / f"prefix-gateway-crds-{version()}.yaml").write_text("---\n".join(cluster_wide))
     for image, requirements in IMAGES.items():
@@ -163,10 +184,13 @@ def main() -> int:
     )
     parser.add_argument("--engine", default="", help="docker, podman or buildah; empty: build no images")
     parser.add_argument("--key", default="", help="the GPG key that signs the checksums; empty: no signature")
+    parser.add_argument(
+        "--home", default="", help="https://... of the project, for wheel and charts; empty: none"
+    )
     args = parser.parse_args()
     try:
         folder = args.into / version()
-        build(folder, engine=args.engine.split(), key=args.key)
+        build(folder, engine=args.engine.split(), key=args.key, home=args.home)
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

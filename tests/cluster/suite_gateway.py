@@ -304,7 +304,8 @@ def _listener(address: str, routes: Iterable[JsonObject], pools: Mapping[str, Js
         "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "gateway",
         "http_filters": filters,
-        "route_config": {"name": "routes", "virtual_hosts": virtual},
+        # Envoy may read the listener's file before that of the clusters.
+        "route_config": {"name": "routes", "virtual_hosts": virtual, "validate_clusters": False},
     }
     chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
     return {

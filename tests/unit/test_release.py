@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+import tomllib
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ def test_each_digest_of_a_charts_layout_is_that_of_its_blob(tmp_path: Path, char
     assert json.loads(_blob(layout, manifest["config"]))["name"] == chart
     (layer,) = manifest["layers"]
     assert _blob(layout, layer) == archive.read_bytes()
+
+
+def test_wheel_and_charts_name_the_home_that_the_release_is_given(tmp_path: Path) -> None:
+    home = "https://models.example.com/gateway"
+    source = release.with_home(home, tmp_path)
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    assert project["urls"]["Homepage"] == home
+    for chart in release.CHARTS:
+        facts: dict[str, Any] = dict(release.chart_facts(chart, source=source))
+        assert (facts["home"], facts["sources"]) == (home, [home])
+        assert not {"home", "sources"} & release.chart_facts(chart).keys(), "the repository names none"
 
 
 def test_the_checksums_name_every_file(tmp_path: Path) -> None:
