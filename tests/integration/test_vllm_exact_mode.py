@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointName
+from epp.config.policy import DEFAULT_POLICY
 from epp.picker.decision import Question
 from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.mapping import read_conversation
+from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.service import ExactService
-from tests.harness.following import following_picker
+from epp.sources.kvevents.sockets import EventSource
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
@@ -90,15 +92,34 @@ async def following_vllm(
         language=FolderLanguage(environment.model_folder / tiny_model.MODEL),
         adapters={name: name for name in tiny_model.ADAPTERS},
     )
-    async with following_picker(endpoints, settings, topic="kv-events") as follower:
-        running = FollowedServers(follower.picker, follower.service, follower.exact, named)
+    queue = RoutedPrompts(max_prompts=100, max_bytes=10**7)
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    picker.subscribe(queue.on_event)
+    picker.set_endpoints(endpoints, now=0.0)
+    exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
+    service = ExactService(
+        picker,
+        queue,
+        lambda: exact,
+        topic="kv-events",
+        source=lambda e: EventSource(e.model, e.incarnation, e.kv_events, e.kv_replay),
+        clock=asyncio.get_running_loop().time,
+    )
+    service.set_endpoints(endpoints)
+    task = asyncio.create_task(service.run())
+    try:
+        running = FollowedServers(picker, service, exact, named)
         # Prompts are skipped until an event shows how the servers name blocks.
         first = {"model": MODEL_NAME, "prompt": prose("first event", words=60), "max_tokens": 1}
         servers[0].post(COMPLETIONS, first)
-        await running.until(
-            lambda: [m.state for m in follower.service.status.models.values()] == ["checking"]
-        )
+        await running.until(lambda: [m.state for m in service.status.models.values()] == ["checking"])
         yield running
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        exact.check_integrity()
+        picker.check_integrity()
 
 
 def messages(name: str) -> list[dict[str, Any]]:

@@ -43,7 +43,6 @@ class KubeletConfig(msgspec.Struct, frozen=True):
     node_kubeconfig: str
     proxy_kubeconfig: str
     images: ImageTable
-    labels: dict[str, str] = {}
 
 
 class Kubelet:
@@ -101,7 +100,7 @@ class Kubelet:
 
     async def _register(self) -> None:
         name = self.config.node
-        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **self.config.labels}
+        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         with contextlib.suppress(ApiError):  # an earlier process may have created the node
             await self.api.create("/api/v1/nodes", node)

@@ -1,7 +1,7 @@
 """The table of images. An entry is a program of this machine with the folders that it needs and the image's
 defaults, or the root folder of a built image.
 
-A repository that is not in the table, or a tag that it does not list, cannot be pulled, as in a real cluster.
+A repository that is not in the table cannot be pulled, as in a real cluster.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     variables: Mapping[str, str] = {}
     uid: int = NONROOT
     directory: str = "/"
-    tags: tuple[str, ...] = ()
-    """The tags that can be pulled. Empty: all."""
 
 
 class ImageTable(msgspec.Struct, frozen=True):
@@ -43,9 +41,8 @@ class ImageTable(msgspec.Struct, frozen=True):
         without_digest = name.partition("@")[0]
         repository, colon, tag = without_digest.rpartition(":")
         if not colon or "/" in tag:
-            repository, tag = without_digest, "latest"
-        image = self.images.get(repository)
-        return image if image is not None and (not image.tags or tag in image.tags) else None
+            repository = without_digest
+        return self.images.get(repository)
 
 
 def built_image(root: Path, config: Mapping[str, Any]) -> Image:
@@ -61,7 +58,7 @@ def built_image(root: Path, config: Mapping[str, Any]) -> Image:
     )
 
 
-def python_image(*program: str, tags: tuple[str, ...] = ()) -> Image:
+def python_image(*program: str) -> Image:
     """Return an image that contains this checkout and its virtual environment, and starts a program of the
     checkout.
     """
@@ -70,5 +67,4 @@ def python_image(*program: str, tags: tuple[str, ...] = ()) -> Image:
         entrypoint=program,
         folders=tuple(dict.fromkeys((str(REPOSITORY), sys.prefix, sys.base_prefix))),
         variables={"PATH": f"{binaries}:{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"},
-        tags=tags,
     )

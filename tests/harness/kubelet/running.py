@@ -127,7 +127,6 @@ def running_node(
     images: Mapping[str, Image],
     folder: Path,
     name: str = "node-1",
-    labels: Mapping[str, str] | None = None,
 ) -> Iterator[RunningNode]:
     """Run a node of `plane` until the block ends. `folder` receives logs and the pods' files. Raise NodeError
     if the node cannot be started.
@@ -139,7 +138,6 @@ def running_node(
         "node_kubeconfig": str(plane.kubeconfig_for_node(name)),
         "proxy_kubeconfig": str(plane.kubeconfig_for_proxy()),
         "images": {"images": dict(images)},
-        "labels": dict(labels or {}),
     }
     (folder / "kubelet.json").write_bytes(msgspec.json.encode(config))
     kubelet = [sys.executable, "-m", "tests.harness.kubelet", "--config", str(folder / "kubelet.json")]
