@@ -17,8 +17,8 @@ from bench.demo.demo import Options, run_demo
 from bench.demo.fleet import DemoError
 from bench.demo.serving import made_up, real
 from epp.config.policy import RuleName
+from tests.harness.cached_builds import BuildFailedError
 from tests.harness.envoy import ENVOY
-from tests.vllm_env.environment import VllmEnvironmentError
 
 _ABOUT = """\
 Start a real Envoy, the endpoint picker and some model servers, run the same conversations by one
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         serving = real(args.model) if args.model else made_up()
-    except VllmEnvironmentError as error:
+    except BuildFailedError as error:
         print(f"A real model needs torch: {error}, or use make run MODEL={args.model}", file=sys.stderr)
         return 1
     options = Options(

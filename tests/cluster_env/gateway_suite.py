@@ -15,15 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.cluster_env.environment import BUILD_COMMAND, ClusterToolsError, find_go
+from tests.cluster_env.environment import BUILD_COMMAND, find_go
 from tests.cluster_env.go_modules import BUILD, compiled, downloaded
-from tests.harness.cached_builds import (
-    built_elsewhere,
-    cache_folder,
-    content_key,
-    only_builder,
-    remove_unfinished,
-)
+from tests.harness.cached_builds import CachedBuild, cache_folder, content_key
 
 VERSION: Final = "v1.3.0"
 _MODULE: Final = f"sigs.k8s.io/gateway-api-inference-extension@{VERSION}"
@@ -35,10 +29,8 @@ _RECIPE: Final = b"1"
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySuite:
+class GatewaySuite(CachedBuild):
     """The paths of the suite's files."""
-
-    folder: Path
 
     @property
     def program(self) -> Path:
@@ -54,10 +46,6 @@ class GatewaySuite:
     def crds(self) -> Path:
         return self.folder / "crds"
 
-    @property
-    def ready(self) -> bool:
-        return self.folder.is_dir()
-
 
 def locate() -> GatewaySuite:
     """Return the place of the suite for this checkout, whether it exists or not."""
@@ -66,24 +54,16 @@ def locate() -> GatewaySuite:
 
 
 def require() -> GatewaySuite:
-    """Return the complete suite. Raise ClusterToolsError if it has not been built."""
-    found = locate()
-    if not found.ready:
-        raise ClusterToolsError(f"the conformance suite is not built; build it with `{BUILD_COMMAND}`")
-    return found
+    return locate().required("the conformance suite is", command=BUILD_COMMAND)
 
 
 def build(*, progress: Callable[[str], None]) -> GatewaySuite:
     """Build the suite if it is missing, and tell `progress` each step."""
-    found = locate()
-    if not found.ready:
-        with only_builder("gateway-suite", progress=progress):
-            remove_unfinished(("gateway-suite",), progress=progress)
-            if not found.ready:
-                go = find_go(progress)
-                with built_elsewhere(found.folder) as folder:
-                    _fill(GatewaySuite(folder=folder), go=go, progress=progress)
-    return found
+
+    def fill(folder: Path) -> None:
+        _fill(GatewaySuite(folder), go=find_go(progress), progress=progress)
+
+    return locate().build("gateway-suite", fill, progress=progress)
 
 
 def _fill(target: GatewaySuite, *, go: Path, progress: Callable[[str], None]) -> None:

@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tests.harness.cached_builds import (
-    built_elsewhere,
-    cache_folder,
-    content_key,
-    only_builder,
-    remove_unfinished,
-    run,
-)
+from tests.harness.cached_builds import CachedBuild, cache_folder, content_key, run
 from tests.vllm_env import cuda_standins
 from tests.vllm_env import environment as shared
 
@@ -45,18 +38,12 @@ _SMOKE_TEST = (
 
 
 @dataclass(frozen=True, slots=True)
-class EngineEnvironment:
+class EngineEnvironment(CachedBuild):
     """The paths of a complete environment."""
-
-    folder: Path
 
     @property
     def python(self) -> Path:
         return self.folder / "bin" / "python"
-
-    @property
-    def ready(self) -> bool:
-        return self.folder.is_dir()
 
 
 def locate() -> EngineEnvironment:
@@ -69,27 +56,17 @@ def locate() -> EngineEnvironment:
 
 def build(*, progress: Callable[[str], None]) -> EngineEnvironment:
     """Build the environment if it is missing, and tell `progress` each step."""
-    environment = locate()
-    if environment.ready:
-        return environment
-    with only_builder("engine", progress=progress):
-        remove_unfinished(("engine",), progress=progress)
-        if not environment.ready:
-            shared.check_machine()
-            progress("installing torch and transformers for the CPU: about 600 MB to download")
-            with built_elsewhere(environment.folder) as folder:
-                shared.install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
-    return environment
+
+    def fill(folder: Path) -> None:
+        shared.check_machine()
+        progress("installing torch and transformers for the CPU: about 600 MB to download")
+        shared.install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
+
+    return locate().build("engine", fill, progress=progress)
 
 
 def require() -> EngineEnvironment:
-    """Return the complete environment. Raise VllmEnvironmentError if it has not been built."""
-    environment = locate()
-    if not environment.ready:
-        raise shared.VllmEnvironmentError(
-            f"the engine environment is not built; build it with `{BUILD_COMMAND}`"
-        )
-    return environment
+    return locate().required("the engine environment is", command=BUILD_COMMAND)
 
 
 def become_python(*arguments: str) -> NoReturn:

@@ -17,8 +17,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 UNFINISHED: Final = ".building-"
 """Part of the name of a folder that is still being filled."""
@@ -67,6 +68,33 @@ def built_elsewhere(final: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBuild:
+    """The folder of a build, which is complete if it exists."""
+
+    folder: Path
+
+    @property
+    def ready(self) -> bool:
+        return self.folder.is_dir()
+
+    def required(self, what: str, *, command: str) -> Self:
+        """Raise BuildFailedError, which names the command that builds it, if it has not been built."""
+        if not self.ready:
+            raise BuildFailedError(f"{what} not built; build with `{command}`")
+        return self
+
+    def build(self, kind: str, fill: Callable[[Path], None], *, progress: Callable[[str], None]) -> Self:
+        """Let `fill` fill the folder if it is missing. `kind` is the part of its name before the hash."""
+        if not self.ready:
+            with only_builder(kind, progress=progress):
+                remove_unfinished((kind,), progress=progress)
+                if not self.ready:
+                    with built_elsewhere(self.folder) as folder:
+                        fill(folder)
+        return self
 
 
 def remove_unfinished(kinds: Sequence[str], *, progress: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.harness.cached_builds import built_elsewhere, cache_folder, only_builder, run
+from tests.harness.cached_builds import CachedBuild, cache_folder, run
 
 VERSION: Final = "v2.2.1+incompatible"
 _MODULE: Final = "github.com/summerwind/h2spec/cmd/h2spec"
@@ -27,18 +27,16 @@ def h2spec_program() -> Path:
     """Return the program's path. Build the program first if it is not cached. Skip the test if no Go is
     installed.
     """
-    final = cache_folder() / f"h2spec-{VERSION}"
-    if (final / "h2spec").exists():
-        return final / "h2spec"
-    if shutil.which("go") is None:
+    found = CachedBuild(cache_folder() / f"h2spec-{VERSION}")
+    if not found.ready and shutil.which("go") is None:
         if os.environ.get(_REQUIRE):
             pytest.fail("h2spec is built with Go, which is not installed")
         pytest.skip("h2spec is built with Go, which is not installed")
-    with only_builder("h2spec", progress=print):
-        if not final.exists():
-            with built_elsewhere(final) as folder:
-                run("go", "install", f"{_MODULE}@{VERSION}", env={"GOBIN": str(folder), "CGO_ENABLED": "0"})
-    return final / "h2spec"
+
+    def fill(folder: Path) -> None:
+        run("go", "install", f"{_MODULE}@{VERSION}", env={"GOBIN": str(folder), "CGO_ENABLED": "0"})
+
+    return found.build("h2spec", fill, progress=print).folder / "h2spec"
 
 
 @dataclass(frozen=True, slots=True)

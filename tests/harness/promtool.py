@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from tests.harness.cached_builds import built_elsewhere, cache_folder, only_builder, run
+from tests.harness.cached_builds import CachedBuild, cache_folder, run
 
 _PACKAGE: Final = "prometheus"
 _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
@@ -32,15 +32,15 @@ def _program() -> Path:
     if shutil.which("apt-get") is None:
         said = "promtool is taken from Debian's archive, and this is no Debian"
         pytest.fail(said) if os.environ.get(_REQUIRE) else pytest.skip(said)
-    with only_builder(_PACKAGE, progress=print):
-        final = cache_folder() / f"{_PACKAGE}-{_version()}"
-        if not final.exists():
-            with built_elsewhere(final) as folder:
-                run("apt-get", "download", _PACKAGE, cwd=folder)
-                (archive,) = folder.glob("*.deb")
-                run("dpkg-deb", "--extract", archive, folder)
-                archive.unlink()
-    return final / "usr" / "bin" / "promtool"
+
+    def fill(folder: Path) -> None:
+        run("apt-get", "download", _PACKAGE, cwd=folder)
+        (archive,) = folder.glob("*.deb")
+        run("dpkg-deb", "--extract", archive, folder)
+        archive.unlink()
+
+    found = CachedBuild(cache_folder() / f"{_PACKAGE}-{_version()}")
+    return found.build(_PACKAGE, fill, progress=print).folder / "usr" / "bin" / "promtool"
 
 
 def _version() -> str:

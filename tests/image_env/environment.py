@@ -22,6 +22,7 @@ from typing import Any, Final
 from tests.harness.cached_builds import (
     UNFINISHED,
     BuildFailedError,
+    CachedBuild,
     built_elsewhere,
     cache_folder,
     content_key,
@@ -49,15 +50,10 @@ _KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltImage:
+class BuiltImage(CachedBuild):
     """One image, taken out of the engine."""
 
     name: str
-    folder: Path
-
-    @property
-    def ready(self) -> bool:
-        return self.folder.is_dir()
 
     @property
     def root(self) -> Path:
@@ -205,15 +201,16 @@ def _take_out(engine: Engine, name: str, folder: Path, *, tools: Path) -> None:
 
 def _tools(progress: Callable[[str], None]) -> Path:
     """Return the programs that write bills of materials."""
-    folder = cache_folder() / f"images-tools-{content_key(_TOOLS_LOCK.read_bytes())}"
-    if not folder.is_dir():
+
+    def fill(folder: Path) -> None:
         progress("installing the programs that write bills of materials")
-        with built_elsewhere(folder) as made:
-            run(
-                *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-                *("--no-deps", "--require-hashes", "--target", made, "-r", _TOOLS_LOCK),
-            )
-    return folder
+        run(
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--require-hashes", "--target", folder, "-r", _TOOLS_LOCK),
+        )
+
+    found = CachedBuild(cache_folder() / f"images-tools-{content_key(_TOOLS_LOCK.read_bytes())}")
+    return found.build("images-tools", fill, progress=progress).folder
 
 
 def version() -> str:

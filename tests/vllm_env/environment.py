@@ -18,15 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness.cached_builds import (
-    BuildFailedError,
-    built_elsewhere,
-    cache_folder,
-    content_key,
-    only_builder,
-    remove_unfinished,
-    run,
-)
+from tests.harness.cached_builds import BuildFailedError, CachedBuild, cache_folder, content_key, run
 from tests.vllm_env import cuda_standins, tiny_model
 
 REQUIRED = "PREFIX_GATEWAY_REQUIRE_VLLM"
@@ -43,10 +35,6 @@ _SMOKE_TEST = (
     "import logging; logging.disable(); import torch, vllm; assert not torch.cuda.is_available(); (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
     "print('torch', torch.__version__, 'and vllm', vllm.__version__, 'work')"
 )
-
-
-class VllmEnvironmentError(BuildFailedError):
-    """The environment is missing, or this machine cannot build it. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +68,27 @@ def locate() -> VllmEnvironment:
 
 
 def require() -> VllmEnvironment:
-    """Return the complete environment. Raise VllmEnvironmentError if it has not been built."""
     environment = locate()
     if not environment.ready:
-        raise VllmEnvironmentError(f"the vLLM environment is not built; build it with `{BUILD_COMMAND}`")
+        raise BuildFailedError(f"the vLLM environment is not built; build it with `{BUILD_COMMAND}`")
     return environment
 
 
 def build(*, progress: Callable[[str], None]) -> VllmEnvironment:
-    """Build the missing parts of the environment, and tell `progress` each step. Return at once if nothing is
-    missing.
-    """
+    """Build the missing parts of the environment, and tell `progress` each step."""
     environment = locate()
-    if environment.ready:
-        return environment
-    with only_builder("vllm", progress=progress):
-        remove_unfinished(("vllm", "tiny-model"), progress=progress)
-        if not environment.folder.is_dir():
-            check_machine()
-            progress("installing vLLM for the CPU: about 1 GB to download, some minutes on a slow line")
-            with built_elsewhere(environment.folder) as folder:
-                install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
-        if not environment.model_folder.is_dir():
-            progress("writing the tiny model and its LoRA adapters")
-            with built_elsewhere(environment.model_folder) as folder:
-                run(environment.python, tiny_model.__file__, folder)
+
+    def fill(folder: Path) -> None:
+        check_machine()
+        progress("installing vLLM for the CPU: about 1 GB to download, some minutes on a slow line")
+        install(folder, LOCK_FILE, smoke_test=_SMOKE_TEST, progress=progress)
+
+    def fill_model(folder: Path) -> None:
+        progress("writing the tiny model and its LoRA adapters")
+        run(environment.python, tiny_model.__file__, folder)
+
+    CachedBuild(environment.folder).build("vllm", fill, progress=progress)
+    CachedBuild(environment.model_folder).build("tiny-model", fill_model, progress=progress)
     return environment
 
 
@@ -133,12 +117,10 @@ def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callabl
 
 def check_machine() -> None:
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise VllmEnvironmentError("requirements/vllm.txt is pinned for Linux on x86_64")
+        raise BuildFailedError("requirements/vllm.txt is pinned for Linux on x86_64")
     missing = [tool for tool in ("gcc", "readelf") if shutil.which(tool) is None]
     if missing:
-        raise VllmEnvironmentError(
-            f"{' and '.join(missing)} not found; on Debian: apt-get install gcc binutils"
-        )
+        raise BuildFailedError(f"{' and '.join(missing)} not found; on Debian: apt-get install gcc binutils")
 
 
 def uv() -> tuple[str | Path, ...]:
@@ -147,7 +129,7 @@ def uv() -> tuple[str | Path, ...]:
         return (sys.executable, "-m", "uv")
     if found := shutil.which("uv"):
         return (found,)
-    raise VllmEnvironmentError("uv not found; it is among the packages of requirements/dev.txt")
+    raise BuildFailedError("uv not found; it is among the packages of requirements/dev.txt")
 
 
 def _site_packages(python: Path) -> Path:
