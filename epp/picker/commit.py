@@ -181,7 +181,7 @@ class Commits:
         if not pick.streams:
             # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
             # answer come before it begins.
-            pick.state.computed(pick.booking, now=now)
+            pick.state.answered(pick.booking, computed=status < 400, now=now)
         self._listeners.send(Answered(now, pick, mismatch))
         return mismatch
 

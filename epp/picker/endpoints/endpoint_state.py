@@ -321,10 +321,12 @@ class EndpointState:
         """
         return peers_at is None or self.metrics is None or peers_at > self.metrics.scraped_at
 
-    def computed(self, booking: Booking, *, now: float) -> None:
-        """Release the booking of a request whose prefill is done, as far as we know."""
+    def answered(self, booking: Booking, *, computed: bool, now: float) -> None:
+        """Release the booking of an open request that has its whole answer. computed: the answer is no
+        error.
+        """
         self.changed.add(self.slot)
-        self.backlog.release(booking, computed=True, now=now, rate=self.tokens_per_s)
+        self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
     # -- adapters --------------------------------------------------------------------------------------------
 

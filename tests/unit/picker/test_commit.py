@@ -32,6 +32,7 @@ from tests.unit.picker.picker_questions import (
     held_bytes,
     in_flight,
     serve,
+    state,
     text,
     undone,
 )
@@ -286,3 +287,13 @@ def test_the_guess_of_a_stream_that_was_let_go_ends_with_its_server(fate: str) -
     picker.check_integrity()
     assert not picker.table.match(pick.chain)
     assert not pick.guess.open
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refused_request_is_no_first_token_of_the_next_page(stream: bool) -> None:  # noqa: FBT001
+    picker = a_picker(on=endpoints("a"))
+    refused = picker.pick(ask(text("refused"), stream=stream), now=0.0)
+    picker.on_response_headers(refused, status=400, served=None, now=0.1)
+    picker.end(refused, outcome="ended", now=0.1)
+    assert undone(picker, "a", now=0.1) == 0
+    assert state(picker, "a").backlog.unbegun == 0
