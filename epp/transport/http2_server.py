@@ -30,6 +30,8 @@ from epp.transport.http2.grpc_messages import HeldBytes
 from epp.transport.peer import Peer, Service
 from epp.transport.turns import AddressTurns, Turns
 
+_log = logging.getLogger(__name__)
+
 _MAX_PEERS: Final = 4096
 _RESERVED_FILES: Final = 256
 """File descriptors that are not given to connections. They are for scrapes, pages, the API server and other
@@ -229,9 +231,6 @@ def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
         sock.close()
         raise cannot_listen(f"unix:{path}", error) from error
     return sock
-
-
-_log = logging.getLogger(__name__)
 
 
 class Certificates:

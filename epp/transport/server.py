@@ -197,15 +197,13 @@ class ExtProcServer:
 
 
 def _transport(streams: LiveStreams, health: Health, listen: Listen) -> Transport:
-    """Return the transport that the settings ask for. The other one is not even imported, because gRPC
+    """Return the transport that the settings ask for. gRPC's is imported only if it is asked for, because it
     starts its own threads.
     """
     if listen.transport == "grpcio":
         from epp.transport.over_grpcio import GrpcioTransport  # noqa: PLC0415
 
         return GrpcioTransport(streams, health, listen=listen)
-    from epp.transport.server import Http2Transport  # noqa: PLC0415
-
     return Http2Transport(streams, health, listen=listen)
 
 

@@ -34,6 +34,9 @@ CPU."""
 _MOST_CHUNKS: Final = 4_096
 """Most chunks of one page. Servers send a page in a few chunks."""
 _HEAD_BYTES: Final = 16 * 2**10
+_MOST_LINES: Final = 256
+"""Most lines of a head, or behind the last chunk. Each line takes some 3 us."""
+_CHUNK_LINE_BYTES: Final = 256
 _CHUNKS_A_TURN: Final = 256
 _CHUNKED: Final = -1
 """The size of a page that comes in chunks."""
@@ -122,8 +125,10 @@ async def _lines(stream: AnswerStream, *, left: int, least: int = 0) -> tuple[li
         if not line.endswith(b"\n"):
             raise EOFError
         left -= len(line)
-        if left < 0:
-            raise ValueError(f"the head of the answer has more than {_HEAD_BYTES} bytes")
+        if left < 0 or len(lines) > _MOST_LINES:
+            raise ValueError(
+                f"the head of the answer has more than {_HEAD_BYTES} bytes or {_MOST_LINES} lines"
+            )
         if line in _EMPTY and len(lines) >= least:
             return lines, left
         lines.append(line)
@@ -161,7 +166,7 @@ async def _chunks(stream: AnswerStream, *, most_bytes: int) -> bytearray:
     for number in range(_MOST_CHUNKS + 1):
         line = await stream.line()
         match = _CHUNK_SIZE.match(line)
-        if match is None:
+        if match is None or len(line) > _CHUNK_LINE_BYTES:
             if not line.endswith(b"\n"):
                 raise EOFError
             raise ValueError(f"a chunk has the size {line[:40]!r}")

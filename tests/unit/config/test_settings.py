@@ -98,6 +98,11 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("endpointsFile: 2023-99-01", "month", "12"),
         ("{endpointsFile: e, envoy: {tls: {keyFile: k}}}", "envoy.tls", "certFile"),
         ("{endpointsFile: e, envoy: {http2Cleartext: true}}", "envoy", "`http2Cleartext` was removed"),
+        (
+            "{endpointsFile: e, exactMode: {models: [{hashAlgorithm: auto}]}}",
+            "exactMode.models[0]",
+            "`hashAlgorithm` was removed",
+        ),
         ("{kubernetes: {namespace: n}}", "kubernetes.pool", "pools"),
         ("{kubernetes: {pool: p, pools: [q]}}", "kubernetes.pool", "either"),
         ("{kubernetes: {pools: [p, q, p]}}", "kubernetes.pools", "twice"),

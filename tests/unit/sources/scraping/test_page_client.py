@@ -97,16 +97,21 @@ async def test_bytes_after_an_answer_are_not_taken_for_the_next_one(sent: bytes)
         (b"SSH-2.0-OpenSSH_9.6\r\n", "not HTTP/1"),
         (b"HTTP/1.1 OK\r\n\r\n", "no status"),
         (b"HTTP/1.1 100 Continue\r\n\r\n\r\n\r\n", "no status"),
-        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 4000, "head of the answer has more than 16384 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\n" + b"a: %b\r\n" % (b"b" * 100) * 200,
+            "head of the answer has more than 16384 bytes",
+        ),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 700, "head of the answer has more than 16384 bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a\n" * 300 + b"\n", "or 256 lines"),
         (b"HTTP/1.1 200 OK\r\n" + b"a" * 2**17, "limit"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "has the length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "has the length"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "transfer encoding"),
         (CHUNKS.replace(b"\r\n5\r\n", b"\r\n-5\r\n"), "a chunk has the size"),
         (CHUNKS.replace(b"\r\n5\r\n", b"\r\n" + b"5" * 300), "a chunk has the size"),
+        (CHUNKS.replace(b"\r\n5\r\n", b"\r\n5;%b\r\n" % (b"x" * 300)), "a chunk has the size"),
         (CHUNKS.replace(b"\r\n5\r\n", b"\r\n4\r\n"), "does not end where it should"),
-        (CHUNKS + b"a: b\r\n" * 4000, "has more than 16384 bytes"),
+        (CHUNKS + b"a\n" * 300 + b"\n", "or 256 lines"),
     ],
 )
 async def test_what_is_not_http_is_refused(sent: bytes, reason: str) -> None:
