@@ -4,7 +4,7 @@ bytes to send.
 This module cuts the bytes into frames, checks the order of the frames, and has the steps that every call
 needs: the start of a call, its messages, its windows and its end. `streams` has the open streams and the
 windows of both directions. Other modules do the rest: `data_parts` and `headers` the less usual DATA and
-HEADERS frames, `control` the frames of no call and the time limits, `faults` the ends that a peer causes. A
+HEADERS frames, `control` the frames of no call, the time limits, and the ends that a peer causes. A
 connection knows no socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on the
 events, answers with `send` and `end`, and writes what `data_to_send` returns.
 
