@@ -104,15 +104,6 @@ class SiteGateway:
         await asyncio.to_thread(self.site.plane.kubectl, *command)
         assert message in self.site.plane.kubectl("get", *where, "-o", "yaml")
 
-    async def wait_priority_waiting(self, stack: AsyncExitStack, priority: int) -> None:
-        """Wait until a request that names `people` has this priority, while no server is free."""
-
-        async def waits_at_priority() -> bool:
-            await self._begin(stack, named=True)
-            return await self.site.picker.metric("epp_flow_waiting_requests", priority=str(priority)) > 0
-
-        await wait_until(waits_at_priority, what=f"a request waits at priority {priority}")
-
     async def first_of(self, *, named_first: bool) -> str:
         """Return which of two waiting requests goes first. One of them names `people`. With `named_first`
         this request comes first.

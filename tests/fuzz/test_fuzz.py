@@ -4,7 +4,6 @@ the memory does not grow.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from tests.fuzz.entries import ENTRIES
 from tests.fuzz.hunting import HUNTED, by_cpu, by_lines, hunt
 from tests.fuzz.listening import LISTENING
-from tests.fuzz.mutating import MOST_BYTES, mutants
 from tests.fuzz.run import feed
 
 BYTES = 4_000_000
@@ -54,11 +52,3 @@ async def test_generated_input_on_a_connection_ends_at_most_that_connection(
     print(
         f"{name}: {fed.inputs} inputs, {fed.size_bytes:,} bytes, {fed.refused} refused, {fed.grown_blocks} blocks"
     )
-
-
-def test_a_seed_gives_the_same_inputs_again() -> None:
-    makers = [mutants(random.Random(7), [b"abc", b"defg"], words=[b"x"]) for _ in range(2)]
-    first, second = ([make() for _ in range(500)] for make in makers)
-    assert first == second
-    assert len(set(first)) > 300
-    assert max(map(len, first)) <= MOST_BYTES

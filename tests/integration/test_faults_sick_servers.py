@@ -138,25 +138,6 @@ async def test_requests_for_model_that_one_server_lacks_go_to_those_that_have_it
         await wait_until(comes_back, what="the server gets requests for the adapter again")
 
 
-async def test_where_half_the_servers_answer_503_retries_go_to_the_other_half(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, backends=6, policy=POLICY) as gateway:
-        for backend in gateway.backends[:3]:
-            backend.behaviour.status = 503
-        first = [(await complete_anew(gateway)).status for _ in range(20)]
-        assert first.count(503) <= 2, "before the picker knows which servers fail"
-        names = {"s0", "s1", "s2"}
-
-        async def known() -> bool:
-            return {name for name in names if await left_out(gateway, name)} == names
-
-        while not await known():
-            await asyncio.gather(*(complete_anew(gateway) for _ in range(12)))
-        bypassed = await gateway.envoy.bypassed()
-        statuses = [(await complete_anew(gateway)).status for _ in range(60)]
-        assert await gateway.envoy.bypassed() == bypassed
-        assert set(statuses) == {200}
-
-
 async def test_pickers_over_redis_agree_on_a_failing_server_and_on_its_recovery(tmp_path: Path) -> None:
     policy = {**POLICY, "rule": "round-robin", "failures": {"trialSeconds": 0.5, "probe": False}}
     async with (

@@ -136,25 +136,6 @@ async def test_a_picker_that_drains_sends_all_waiting_requests(tmp_path: Path, d
         assert await gateway.envoy.bypassed() <= (drain_s == 0)
 
 
-async def test_where_envoy_cannot_be_asked_to_wait_no_request_is_held(tmp_path: Path) -> None:
-    async with busy(tmp_path, envoy={"maxMessageTimeoutSeconds": 0}) as gateway:
-        assert (await gateway.client.complete("second " * 40)).status == 200
-        assert await gateway.envoy.bypassed() == 0
-
-
-async def test_bodies_of_many_megabytes_wait_within_their_bound(tmp_path: Path) -> None:
-    async with busy(tmp_path, {"inAll": {"maxBytes": 10 * 2**20}}) as gateway:
-        text = " long" * 2**19
-        tasks = []
-        for n in range(3):
-            tasks.append(asyncio.create_task(gateway.client.complete(f"{n}{text}")))
-            await wait_for(gateway, n + 1)
-        refused = await gateway.client.complete("a fourth" + text)
-        assert (refused.status, refused.json()["error"]["code"]) == (429, "flow_full")
-        free(gateway)
-        assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
-
-
 async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
         tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))

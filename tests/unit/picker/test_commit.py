@@ -110,12 +110,6 @@ def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     check(picker)
 
 
-def test_an_answer_from_the_first_choice_is_no_mismatch() -> None:
-    picker = a_picker()
-    pick = picker.pick(ask(text("p")), now=1.0)
-    assert not picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.1)
-
-
 def test_an_answer_from_an_unknown_server_is_booked_nowhere_else() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)

@@ -5,23 +5,10 @@ from __future__ import annotations
 import pytest
 
 from epp.picker.commit import enter
-from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.picker.phases import OVER, Phase
 from epp.protocol.http_events import RequestBody, ResponseHeaders
 from tests.unit.observe.telemetry.records import pick
 from tests.unit.protocol.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through
-
-
-def test_every_phase_comes_after_the_first_and_leads_to_an_end() -> None:
-    assert FOLLOWS.keys() == set(Phase)
-    assert set().union(*FOLLOWS.values()) == set(Phase) - {Phase.START}
-    assert {phase for phase, after in FOLLOWS.items() if not after} == OVER
-    assert all(Phase.ENDED in after for phase, after in FOLLOWS.items() if phase not in OVER)
-
-
-def test_only_a_request_that_went_to_a_server_can_fail_or_be_let_go() -> None:
-    for last in OVER - {Phase.ENDED}:
-        before = {phase for phase, after in FOLLOWS.items() if last in after}
-        assert before == {Phase.SENT, *BEGUN}
 
 
 @pytest.mark.parametrize("last", [phase for phase in Phase if phase in OVER])

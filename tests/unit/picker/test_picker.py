@@ -24,7 +24,6 @@ from tests.unit.picker.picker_questions import (
     A,
     B,
     C,
-    D,
     a_picker,
     ask,
     endpoints,
@@ -145,22 +144,11 @@ def test_a_subset_is_compared_with_its_port() -> None:
     assert in_flight(picker) == {}
 
 
-def test_an_empty_subset_allows_no_endpoint() -> None:
-    with pytest.raises(NoEndpointError):
-        a_picker().pick(ask(text("p"), subset=frozenset()), now=1.0)
-
-
 def test_an_ipv6_endpoint_is_found_in_a_subset() -> None:
     six = Endpoint(EndpointName("six"), Address.parse("[fd00::6]:8000"))
     picker = a_picker(on=[*endpoints("ab"), six])
     pick = picker.pick(ask(subset=frozenset({Address.parse("[FD00:0::6]:8000")})), now=1.0)
     assert pick.destinations == (six.address,)
-
-
-def test_a_model_goes_only_to_its_servers() -> None:
-    picker = a_picker(on=[*endpoints("ab", model="m"), *endpoints("cd", model="n")])
-    for _ in range(20):
-        assert set(picker.pick(ask(model="n"), now=1.0).destinations) == {C, D}
 
 
 def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
@@ -211,12 +199,6 @@ def test_prescribed_endpoints_that_do_not_exist_are_a_503() -> None:
 def saturate(picker: Picker, *, now: float) -> None:
     for name in "abcd":
         picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, waiting=1000), now=now)
-
-
-def test_saturated_endpoints_are_still_used_by_default() -> None:
-    picker = a_picker()
-    saturate(picker, now=1.0)
-    assert picker.pick(ask(text("p")), now=1.0).decision.reason == "saturated"
 
 
 @pytest.mark.parametrize("rule", get_args(RuleName))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from epp.base.errors import NoEndpointError
 from epp.base.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.picker.decision import Question
 from epp.picker.events import (
@@ -17,7 +16,6 @@ from epp.picker.events import (
     Proved,
     Refused,
     Restarted,
-    StreamEvent,
 )
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import A, B, a_picker, endpoints
@@ -83,26 +81,6 @@ def test_a_request_that_is_let_go_ends_once() -> None:
     picker.detach(pick, now=2.0)
     picker.end(pick, outcome="ended", now=3.0)
     assert [type(event) for event in events] == [Began, Ended]
-
-
-def test_events_of_streams_reach_the_same_listeners() -> None:
-    picker, events = heard_picker()
-    told: list[StreamEvent] = [
-        Refused("r", NoEndpointError("none", reason="no_endpoints")),
-        ProtocolFault("odd"),
-    ]
-    for event in told:
-        picker.report(event)
-    assert events == told
-
-
-def test_every_listener_gets_every_event_after_it_subscribes() -> None:
-    picker, events = heard_picker()
-    pick = picker.pick(a_request(), now=1.0)
-    late: list[PickerEvent] = []
-    picker.subscribe(late.append)
-    picker.end(pick, outcome="aborted", now=2.0)
-    assert late == events[1:]
 
 
 def test_only_a_restart_seen_in_counters_sends_an_event() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from epp.config.flow import WaitingSettings
 from epp.picker.phases import Phase
@@ -236,6 +237,21 @@ def test_unknown_objectives_are_counted() -> None:
     assert status.requests == {1: 1, 0: 2}
 
 
+def test_a_waiting_request_keeps_its_priority_whatever_changes() -> None:
+    held = Held(objectives={"person": 7}, ttl_seconds=900.0)
+    held.gate.set_objectives({"person": 10})
+    held.waits(DUPLEX, PERSON)
+    held.gate.set_objectives({})
+    policy = held.bench.picker.policy
+    flow = replace(policy.spec.flow, order="Deadline", deadline_seconds=800.0, objectives={"person": -3})
+    held.bench.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=flow)), now=1.0)
+    held.gate.pump(now=2.0)
+    assert dict(held.gate.status(now=2.0)[0].requests) == {10: 1}
+    held.gate.pump(now=600.0)
+    assert [pick.decision.priority for pick in held.bench.seen.picks[-1:]] == [10]
+    assert len(routed(held.later)) == 1
+
+
 def test_claims_that_clients_may_not_make_are_not_read() -> None:
     flow = {**BY_ALL, "claims": ()}
     assert priority_of(PERSON, cluster={"person": 9}, flow=flow) == -3
@@ -253,28 +269,11 @@ def test_a_priority_in_the_body_that_is_not_a_small_number_is_ignored(text: byte
     assert dict(held.gate.status(now=1.0)[0].requests) == {0: 1}
 
 
-def test_each_priority_may_have_its_own_longest_wait() -> None:
-    held = Held(objectives={"person": 7}, ttl_seconds=100.0, ttl_by_priority={"7": 5.0})
-    held.waits(DUPLEX, PERSON)
-    held.gate.pump(now=7.0)
-    assert refused(held.later).reason == "flow_ttl"
-
-
 def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     held = Held()
     stream = held.stream()
     stream.receive(head(BUFFERED, ("x-llm-d-slo-ttft-ms", "1500")), now=1.0)
     assert refused([*stream.receive(END, now=1.0)]).reason == "flow_deadline"
-
-
-def test_a_drain_sends_all_waiting_requests_and_holds_no_new_ones() -> None:
-    held = Held()
-    held.waits(BUFFERED)
-    held.gate.drain(now=2.0)
-    assert len(routed(held.later)) == 1
-    stream = held.stream()
-    stream.receive(head(BUFFERED), now=2.0)
-    assert len(routed(stream.receive(END, now=2.0))) == 1
 
 
 def test_a_waiting_request_gets_503_if_no_server_is_left() -> None:

@@ -28,19 +28,6 @@ def holds(fleet: Fleet, name: str, adapter: str) -> None:
     pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
 
 
-def test_a_model_is_served_by_the_endpoints_that_declare_it() -> None:
-    fleet = a_fleet(
-        endpoint("a", model="m"), endpoint("b", model="m", adapters=["x"]), endpoint("c", model="n")
-    )
-    assert names_serving(fleet, "m") == ["a", "b"]
-    assert names_serving(fleet, "x") == ["b"]
-    assert names_serving(fleet, "n") == ["c"]
-
-
-def test_a_model_that_no_endpoint_declares_may_go_to_any_endpoint() -> None:
-    assert names_serving(a_fleet(endpoint("a"), endpoint("b", model="m")), "unknown") == ["a", "b"]
-
-
 def test_a_declared_adapter_is_also_served_where_it_was_loaded_at_run_time() -> None:
     fleet = a_fleet(
         endpoint("a", model="m", adapters=["x"]), endpoint("b", model="m"), endpoint("c", model="m")

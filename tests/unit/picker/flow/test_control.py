@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from math import inf
-from typing import get_args
 
 import pytest
 
-from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.control import FlowControl, Forecast, RefusedFor
+from epp.config.flow import Flow
+from epp.picker.flow.control import FlowControl, Forecast
 from epp.picker.flow.queues import QueueItem, TenantFlow
 from tests.unit.picker.flow.a_fleet import SECOND, Ask, gateway, reasons
 
@@ -75,16 +74,6 @@ def test_waiting_requests_are_reported_by_priority() -> None:
         5: (1, 30, 1000),
     }
     assert gate.flow.oldest_s(now=0.75) == 0.25
-
-
-def test_every_request_goes_once_the_process_ends() -> None:
-    gate = gateway(Flow(deadline_seconds=0.5))
-    gate.offer(Ask(400), now=0.0)
-    gate.offer(Ask(50), now=0.0)
-    gate.flow.drain()
-    late = gate.offer(SECOND, priority=3, tenant="t", now=0.0)
-    assert gate.let_go[-1] is late
-    assert (late.priority, late.tenant) == (3, "t")
 
 
 @pytest.mark.parametrize("ttft_s", [None, 1.5], ids=["the server is busy", "it would be late"])
@@ -169,14 +158,3 @@ def test_a_request_is_an_opaque_object_that_the_decision_returns() -> None:
     assert isinstance(other, QueueItem), "another waits"
     assert [flow.next(now=3.0), flow.next(now=3.0)] == [(item, None), (other, None)]
     assert isinstance(offer(0.0), TenantFlow)
-
-
-def test_requests_are_refused_for_each_of_the_reasons() -> None:
-    gate = gateway(Flow(ttl_seconds=0.5, in_all=WaitingSettings(max_requests=1)))
-    gate.offer(SECOND, now=0.0)
-    gate.offer(SECOND, ttft_s=1.5, now=0.0)
-    gate.offer(SECOND, now=0.0)
-    gate.offer(SECOND, now=0.0)
-    gate.run(now=0.0, until=0.6)
-    assert reasons(gate) == ["deadline", "full", "ttl"]
-    assert {*reasons(gate)} == {*get_args(RefusedFor)}

@@ -96,13 +96,6 @@ def test_a_client_that_leaves_meanwhile_is_not_sent(end: End) -> None:
     assert queue.went == [*queue.waiting][:-1]
 
 
-@ENDS
-def test_a_request_that_comes_meanwhile_does_not_wait(end: End) -> None:
-    queue = WaitingRequests(MANY)
-    end(queue)
-    assert not queue.gate.on
-
-
 def test_flow_control_that_is_on_again_holds_new_requests() -> None:
     queue = WaitingRequests(MANY)
     on = queue.picker.policy

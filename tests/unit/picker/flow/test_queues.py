@@ -152,18 +152,6 @@ def test_a_smaller_bound_sheds_the_requests_beyond_it() -> None:
     assert [item for item, _ in gate.refused] == [waiting[1], waiting[2]]
 
 
-def test_a_client_that_leaves_frees_its_place() -> None:
-    gate = gateway(Flow(in_all=WaitingSettings(max_requests=1)))
-    gate.offer(SECOND, now=0.0)
-    first = gate.offer(SECOND, now=0.0)
-    gate.flow.leave(first)
-    gate.flow.leave(first)
-    gate.offer(SECOND, now=0.0)
-    assert reasons(gate) == []
-    gate.run(now=0.0, until=5.0)
-    assert first not in gate.let_go
-
-
 # -- alarms --------------------------------------------------------------------------------------------------
 
 

@@ -32,11 +32,6 @@ def test_early_chunks_keep_their_size_when_they_do_not_divide_the_boundary() -> 
     assert [schedule.end_bytes(k) for k in range(5)] == [0, 5, 10, 20, 30]
 
 
-def test_later_chunks_may_begin_at_once() -> None:
-    schedule = ChunkSchedule(chunk_bytes=5, later_chunk_bytes=7, later_from_bytes=0)
-    assert [schedule.end_bytes(k) for k in range(3)] == [0, 7, 14]
-
-
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -52,12 +47,6 @@ def test_schedules_that_cut_nothing_are_refused(sizes: dict[str, int]) -> None:
 
 
 class TestRecord:
-    def test_never_evicts(self) -> None:
-        table = new_table(A, capacity_bytes=3, max_entries=2)
-        table.record(A, chain("abcdef"), now=1)
-        assert table.match(chain("abcdef")) == {A: 6}
-        assert table.mirrors[A].used_bytes == 6
-
     def test_a_server_that_left_meanwhile_is_ignored(self) -> None:
         table = new_table(A)
         drop_endpoint(table, A)
@@ -89,19 +78,6 @@ class TestRecord:
         assert runs(table) == 1
         assert table.match(chain("abcdefghij")) == {A: 10}
         check_integrity(table)
-
-    def test_a_split_stays_while_one_server_used_its_parts_at_different_times(self) -> None:
-        table = new_table(A, B)
-        table.record(A, chain("abcdef"), now=1)
-        table.record(B, chain("abcdef"), now=2)
-        table.touch(A, chain("abc"), now=3)
-        table.record(A, chain("xyz"), now=4)
-        table.record(B, chain("abcdef"), now=5)
-        check_integrity(table)
-        resize(table, A, capacity_bytes=6)
-        evict(table, 6)
-        assert table.match(chain("abcdef")) == {A: 3, B: 6}
-        assert table.match(chain("xyz")) == {A: 3}
 
 
 def test_impossible_bounds_are_refused() -> None:

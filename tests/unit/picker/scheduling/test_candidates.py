@@ -63,12 +63,6 @@ def test_unknown_load_is_shown_as_unknown() -> None:
     assert (candidate.waiting, candidate.kv_usage) == (None, None)
 
 
-def test_the_parts_sum_to_the_score() -> None:
-    seen = [SeenEndpoint(n, cached=100, backlog=300, in_flight=3, rate=700.0) for n in "ab"]
-    for candidate in shown(seen, adapter="sql"):
-        assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
-
-
 def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
     holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
     sent = [SentPick(EndpointName("a"), 5.0, prefix=1)] * 4
@@ -77,17 +71,6 @@ def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
     assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (200 + 800 / 2) / 1000)
-
-
-@pytest.mark.parametrize("count", [3, 12])
-def test_candidates_can_be_counted_and_iterated_and_stay_the_same_objects(count: int) -> None:
-    candidates = shown([SeenEndpoint(f"e{n:02}", in_flight=n) for n in range(count)])
-    names = [f"e{n:02}" for n in range(min(count, 10))]
-    assert len(candidates) == len(names)
-    assert [c.name for c in candidates] == names
-    assert [candidates[n].in_flight for n in range(3)] == [0, 1, 2]
-    assert candidates[-1].name == names[-1]
-    assert candidates[0] is next(iter(candidates))
 
 
 def test_only_the_ten_best_of_many_candidates_are_kept() -> None:

@@ -68,23 +68,6 @@ def test_without_an_undone_limit_any_backlog_is_allowed() -> None:
     assert over(SeenEndpoint("a", backlog=1e12), load=LoadSettings()) == []
 
 
-def test_a_full_cache_leaves_no_endpoint_out_unless_a_policy_says_so() -> None:
-    assert over(SeenEndpoint("a", kv_usage=1.0), load=LoadSettings()) == []
-
-
-def test_endpoints_over_a_threshold_come_last_with_the_reason() -> None:
-    choice = choose(
-        [
-            SeenEndpoint("a", waiting=11, kv_usage=1.0),
-            SeenEndpoint("b", kv_usage=1.0),
-            SeenEndpoint("c", in_flight=9),
-        ]
-    )
-    assert choice.places[0] == 2
-    assert sorted(choice.places[1:]) == [0, 1]
-    assert [choice.excluded(place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
-
-
 def test_endpoints_left_out_are_ordered_by_load() -> None:
     choice = choose(
         [
@@ -152,16 +135,6 @@ def test_exactly_those_over_a_threshold_are_left_out(
     shown_light = [place for place in choice.places if place not in heavy]
     assert shown_light == choice.places[: len(shown_light)]
     assert len(shown_light) == min(MOST, len(seen) - len(heavy))
-
-
-@given(
-    keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
-    seed=st.integers(0, 1000),
-)
-def test_the_smallest_scores_are_those_that_a_full_sort_puts_first(keys: list[int], seed: int) -> None:
-    places = fewest(np.array(keys, dtype=float), random.Random(seed))
-    assert len(set(places)) == len(places) == min(len(keys), MOST)
-    assert [keys[place] for place in places] == sorted(keys)[:MOST]
 
 
 @given(

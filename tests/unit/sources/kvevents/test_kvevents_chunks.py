@@ -17,45 +17,6 @@ def mapped(chain: Sequence[int], blocks: Sequence[int], ends: Sequence[int]) -> 
     )
 
 
-def test_each_chunk_has_the_blocks_that_become_complete_in_it() -> None:
-    tree = ChunkTree(max_chunks=100)
-    path = tree.map(mapped([1, 2, 3], [71, 72, 73], [0, 2, 3]))
-    assert [node.blocks for node in path] == [(), (71, 72), (73,)]
-    assert [node.known for node in path] == [False, True, True]
-    assert tree.users(BlockName(72)) == (path[1],)
-    assert path[2].chain() == [1, 2, 3]
-    tree.check_integrity()
-
-
-def test_a_chain_that_is_mapped_again_changes_nothing() -> None:
-    tree = ChunkTree(max_chunks=100)
-    first = tree.map(mapped([1, 2], [71, 72], [1, 2]))
-    first[1].seen = True
-    again = tree.map(mapped([1, 2], [71, 72], [1, 2]))
-    assert again == first
-    assert again[1].seen
-
-
-def test_new_blocks_of_a_known_chunk_replace_the_old_ones() -> None:
-    tree = ChunkTree(max_chunks=100)
-    path = tree.map(mapped([1, 2], [71], [0, 1]))
-    path[1].seen = True
-    assert tree.map(mapped([1, 2], [81, 82], [1, 2])) == path
-    assert [node.blocks for node in path] == [(81,), (82,)]
-    assert not path[1].seen
-    assert tree.users(BlockName(71)) == ()
-    tree.check_integrity()
-
-
-def test_chunks_after_a_chunk_that_becomes_known_become_known_too() -> None:
-    tree = ChunkTree(max_chunks=100)
-    _, after = tree.map(mapped([1, 2], [], [0, 0]))
-    assert not after.known
-    tree.map(mapped([1], [71], [1]))
-    assert after.known
-    tree.check_integrity()
-
-
 def test_chunk_keeps_its_first_prefix_when_another_prefix_has_same_hash() -> None:
     tree = ChunkTree(max_chunks=100)
     first = tree.map(mapped([1, 9], [71, 72], [1, 2]))
