@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -37,6 +38,17 @@ def one_pick(picker: Picker, *, now: float) -> None:
         picker.end(pick, outcome="ended", now=now)
     picker.housekeep(now=now)
     picker.check_integrity()
+
+
+class BeforePicker:
+    """An entry with a small picker behind it, which still picks after every input."""
+
+    def __init__(self) -> None:
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+
+    async def check(self) -> None:
+        one_pick(self._picker, now=next(self._now))
 
 
 class OfBytes:

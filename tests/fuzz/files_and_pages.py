@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from epp.config.policy import Policy, load_policy
 from epp.sources.files.endpoints_file import load_endpoints
 from epp.sources.scraping.metrics_page import MetricsError, PageReader, parse_page
 from epp.sources.scraping.model_lists import MOST_CARDS, ModelPageError, parse_model_page
-from tests.fuzz.behind import SMALL, A, OfBytes, one_pick, small_picker
+from tests.fuzz.behind import SMALL, A, BeforePicker, OfBytes
 from tests.fuzz.trees import as_json, as_yaml
 
 DATA = Path(__file__).parents[1] / "contract" / "data"
@@ -35,7 +34,7 @@ vllm:prompt_tokens_total{engine="0",model_name="m"} 1000.0
 """
 
 
-class MetricsPages(OfBytes):
+class MetricsPages(BeforePicker, OfBytes):
     """A model server's metrics page, as the scraper reads it."""
 
     words: Sequence[bytes] = (
@@ -55,12 +54,11 @@ class MetricsPages(OfBytes):
     )
 
     def __init__(self) -> None:
+        super().__init__()
         pages = [path.read_bytes() for path in sorted(DATA.glob("metrics_*.txt"))]
         self.seeds: Sequence[bytes] = [page[:3_000] for page in pages] + [SHORT_PAGE] * 3
         self.seeds = [*self.seeds, SHORT_PAGE.replace(b"4096", b"9" * 14)]
-        self._picker = small_picker()
         self._reader = PageReader()
-        self._now = itertools.count(1.0)
 
     async def feed(self, data: bytes) -> bool:
         now = next(self._now)
@@ -77,11 +75,8 @@ class MetricsPages(OfBytes):
         assert len(metrics.active_adapters) <= 4_096
         return True
 
-    async def check(self) -> None:
-        one_pick(self._picker, now=next(self._now))
 
-
-class ModelPages:
+class ModelPages(BeforePicker):
     """A model server's list of its models."""
 
     words: Sequence[bytes] = (
@@ -94,6 +89,7 @@ class ModelPages:
     )
 
     def __init__(self) -> None:
+        super().__init__()
         card = {"id": "m", "object": "model", "created": 1, "owned_by": "vllm", "root": "/m", "parent": None}
         adapter = card | {"id": "sql", "parent": "m", "max_model_len": 4096}
         self.documents: Sequence[object] = [
@@ -101,8 +97,6 @@ class ModelPages:
             {"object": "list", "data": [card, adapter, adapter | {"id": "x"}]},
         ]
         self.seeds: Sequence[bytes] = [self.encode(document) for document in self.documents]
-        self._picker = small_picker()
-        self._now = itertools.count(1.0)
 
     def encode(self, document: object, /) -> bytes:
         return as_json(document)
@@ -119,10 +113,10 @@ class ModelPages:
     async def check(self) -> None:
         listed = self._picker.model_list()
         assert listed is None or json.loads(listed)["data"]
-        one_pick(self._picker, now=next(self._now))
+        await super().check()
 
 
-class EndpointsFile:
+class EndpointsFile(BeforePicker):
     """The endpoints file."""
 
     words: Sequence[bytes] = (
@@ -135,6 +129,7 @@ class EndpointsFile:
     )
 
     def __init__(self) -> None:
+        super().__init__()
         entries = [
             {"name": n, "address": f"10.0.0.{i}:8000", "model": "m", "adapters": ["x"]}
             for i, n in enumerate("abc")
@@ -148,8 +143,6 @@ class EndpointsFile:
             b'endpoints: [{name: a, address: "[fd00::1]:80", labels: {zone: b}, kv_events: tcp://10.0.0.1:5557}]\n',
             b"endpoints: []\n",
         ]
-        self._picker = small_picker()
-        self._now = itertools.count(1.0)
 
     def encode(self, document: object, /) -> bytes:
         return as_yaml(document)
@@ -162,11 +155,8 @@ class EndpointsFile:
         self._picker.set_endpoints(endpoints, now=next(self._now))
         return True
 
-    async def check(self) -> None:
-        one_pick(self._picker, now=next(self._now))
 
-
-class PolicyFile:
+class PolicyFile(BeforePicker):
     """The policy file."""
 
     words: Sequence[bytes] = (
@@ -179,6 +169,7 @@ class PolicyFile:
     )
 
     def __init__(self) -> None:
+        super().__init__()
         document = msgspec.yaml.encode(SMALL)
         self.documents: Sequence[object] = [msgspec.yaml.decode(msgspec.yaml.encode(SMALL))]
         self.seeds: Sequence[bytes] = [
@@ -186,8 +177,6 @@ class PolicyFile:
             HEAD + b"spec: {rule: affinity, chunks: {sizeBytes: 512}}\n",
             HEAD,
         ]
-        self._picker = small_picker()
-        self._now = itertools.count(1.0)
 
     def encode(self, document: object, /) -> bytes:
         return as_yaml(document)
@@ -200,6 +189,3 @@ class PolicyFile:
         self._picker.set_policy(policy, now=next(self._now))
         self._picker.set_dry_run(policy)
         return True
-
-    async def check(self) -> None:
-        one_pick(self._picker, now=next(self._now))

@@ -81,8 +81,6 @@ async def serve_upstream(request: web.Request) -> web.StreamResponse:
         "destination": request.headers.get("x-gateway-destination-endpoint", ""),
         "request_id": request.headers.get("x-request-id", ""),
     }
-    if request.path == "/hang":
-        await asyncio.sleep(60)
     if request.path == "/until-told":
         response = web.StreamResponse()
         await response.prepare(request)
@@ -218,8 +216,8 @@ async def running_upstreams(count: int, *, told: asyncio.Event | None = None) ->
         await server.stop()
 
 
-def picker_of_ports(ports: list[int], *, share: float = 0.0, debug_header: str = "x-debug-pick") -> Picker:
-    spec = PolicySpec(debug_header=debug_header, sampling=Sampling(share=share))
+def picker_of_ports(ports: list[int]) -> Picker:
+    spec = PolicySpec(sampling=Sampling(share=0))
     policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
     picker = Picker(policy, rng=random.Random(1))
     endpoints = [

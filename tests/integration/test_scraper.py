@@ -337,14 +337,6 @@ async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
         assert paths == {"/metrics", "/prometheus/metrics", "/stats"}
 
 
-async def test_endpoints_set_before_the_start_are_read() -> None:
-    watched = WatchedScraper()
-    async with BareServer(http(PAGE)).running() as server:
-        watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
-        async with watched.running():
-            await watched.until(lambda: bool(watched.seen["a"]))
-
-
 async def test_a_connection_closed_between_two_pages_is_no_failed_scrape() -> None:
     async def answer_and_leave(head: str, reader: Reader, writer: Writer) -> None:
         """Answer and close the connection without saying so, as a server does that ends idle connections."""
@@ -357,15 +349,6 @@ async def test_a_connection_closed_between_two_pages_is_no_failed_scrape() -> No
         await watched.until(lambda: len(watched.seen["a"]) >= 3)
         assert None not in watched.seen["a"]
         assert server.connections >= 3
-
-
-async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("no_proxy", "")
-    async with BareServer(http(PAGE)).running() as server, WatchedScraper().running() as watched:
-        watched.scraper.set_endpoints([scraped_endpoint("a", server.address)])
-        await watched.until(lambda: bool(watched.seen["a"]))
-        assert None not in watched.seen["a"]
 
 
 async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes() -> None:

@@ -93,23 +93,6 @@ def test_headers_end_the_work_of_a_plain_answer_but_not_of_streamed_answer() -> 
         assert in_flight(picker) == {pick.decision.chosen: 1}
 
 
-def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
-    picker = a_picker()
-    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
-    first, second = pick.decision.chosen, pick.decision.candidates[1].name
-    assert picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
-    assert in_flight(picker) == {second: 1}
-    assert undone(picker, first, now=1.1) == 0
-    assert undone(picker, second, now=1.1) == 2000
-    picker.end(pick, outcome="ended", now=2.0)
-    assert in_flight(picker) == {}
-    assert held_bytes(picker, first) == 0
-    again = picker.pick(ask(text("p")), now=3.0)
-    assert again.decision.chosen == second
-    assert pick.decision.served == pick.destinations[1]
-    check(picker)
-
-
 def test_an_answer_from_an_unknown_server_is_booked_nowhere_else() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)
@@ -196,15 +179,6 @@ def test_answers_also_take_room_in_the_cache() -> None:
         metrics = EndpointMetrics(scraped_at=float(second), generated_tokens=generated)
         picker.observe(EndpointName("a"), metrics, now=float(second))
     assert held_bytes(picker, "a") == 2000  # 500 tokens
-
-
-def test_a_server_whose_counters_fell_has_a_cold_cache() -> None:
-    picker = a_picker(on=endpoints("a"))
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, prompt_tokens=9000.0), now=0.5)
-    serve(picker, ask(text("p")), now=1.0)
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=2.0, prompt_tokens=0.0), now=2.0)
-    assert picker.pick(ask(text("p")), now=3.0).decision.matched_tokens == 0
-    check(picker)
 
 
 def test_the_answer_of_a_restarted_process_changes_no_table() -> None:

@@ -44,15 +44,6 @@ def test_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> Non
     assert state.load(state.metrics) == 8
 
 
-def test_the_load_is_never_below_the_number_of_our_open_requests() -> None:
-    """A page does not count a request that was on its way while the page was written."""
-    state = a_state()
-    for _ in range(3):
-        book(state, 10, now=0.99)
-    pages.take_in(state, page(1.0, running=0), now=1.0)
-    assert state.load(state.metrics) == 3
-
-
 def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
     state = a_state()
     pages.take_in(state, page(0.0), now=0.0)

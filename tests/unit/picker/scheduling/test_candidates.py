@@ -71,10 +71,3 @@ def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
     assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (200 + 800 / 2) / 1000)
-
-
-def test_only_the_ten_best_of_many_candidates_are_kept() -> None:
-    candidates = shown([SeenEndpoint(f"e{n:03}", in_flight=n) for n in range(500)])
-    weighed = candidates.choice.weighed
-    assert len(weighed.asked.cached_tokens) == len(weighed.seen) == len(weighed.seen.rate) == 10
-    assert len(weighed.uncached_tokens) == 10

@@ -122,17 +122,6 @@ def test_affinity_without_a_match_takes_the_least_load() -> None:
 # -- round robin ---------------------------------------------------------------------------------------------
 
 
-def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
-    rule = rule_of("round-robin")
-    seen = [SeenEndpoint(n) for n in "cab"]
-    assert [order(rule, seen) for _ in range(4)] == [
-        ["a", "b", "c"],
-        ["b", "c", "a"],
-        ["c", "a", "b"],
-        ["a", "b", "c"],
-    ]
-
-
 @given(st.lists(st.sampled_from("abcdef"), max_size=40))
 def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) -> None:
     """An endpoint that is there all the time is served exactly once in each round."""

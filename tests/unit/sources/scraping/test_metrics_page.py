@@ -380,19 +380,6 @@ def test_a_change_is_seen_whatever_stands_before_it(head: bytes) -> None:
         assert _said(reader.read, page) == _said(parse_page, page)
 
 
-def test_a_change_before_the_name_in_the_first_line_is_seen() -> None:
-    reader, page = PageReader(), b"vllm:num_requests_running 1\n"
-    for changed in (page, b"x" + page, page):
-        assert _said(reader.read, changed) == _said(parse_page, changed)
-
-
-def test_a_page_that_is_refused_is_not_remembered() -> None:
-    reader = PageReader()
-    good, bad = vllm_page([BUSY]), b"vllm:num_requests_running NaN\n"
-    for page in (good, bad, bad, good, bad):
-        assert _said(reader.read, page) == _said(parse_page, page)
-
-
 def _said(read: Callable[..., EndpointMetrics], page: bytes) -> EndpointMetrics | str:
     try:
         return read(page, scraped_at=1.0)
