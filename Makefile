@@ -85,7 +85,7 @@ push: ## push the images that `make images` built: make images push REGISTRY=reg
 	@set -e; for image in $(IMAGES); do $(ENGINE) push $(PUSH_FLAGS) $(IMAGE_NAME)/$$image:$(VERSION); done
 
 release: $(VENV)/.dev ## build wheel, charts, bills of materials and checksums into dist/VERSION; ENGINE=docker adds images; KEY=... signs; HOME_URL=https://... is named as home
-	@$(BIN)/python deploy/release.py --engine "$(if $(filter-out undefined file,$(origin ENGINE)),$(ENGINE))" --key "$(KEY)" --home "$(HOME_URL)" $(ARGS)
+	@$(BIN)/python deploy/release.py --engine "$(if $(filter-out undefined file,$(origin ENGINE)),$(ENGINE))" --build-flags="$(bases) $(BUILD_FLAGS)" --key "$(KEY)" --home "$(HOME_URL)" $(ARGS)
 
 image-env: $(VENV)/.dev ## build the tests' images with buildah from Debian's packages, outside the checkout (needs root)
 	@$(BIN)/python -m tests.image_env build

@@ -119,11 +119,14 @@ def checksums(folder: Path) -> Path:
     return written
 
 
-def build(folder: Path, *, engine: Sequence[str], key: str, home: str = "") -> None:
+def build(
+    folder: Path, *, engine: Sequence[str], key: str, home: str = "", flags: Sequence[str] = ()
+) -> None:
     """Build all files. Raises ReleaseError.
 
     engine: the command of docker, podman or buildah. Empty: no images. key: GPG's name of the key that signs.
     Empty: no signature. home: the address that wheel and charts name. Empty: none.
+    flags: the engine's options for each build of an image.
     """
     if folder.exists():
         raise ReleaseError(f"{folder} exists: a version is built once; remove it, or raise the version")
@@ -149,16 +152,17 @@ def build(folder: Path, *, engine: Sequence[str], key: str, home: str = "") -> N
         )
         if engine:
             _say(f"image {image} (some minutes the first time)")
-            _image(engine, image, folder)
+            _image(engine, image, folder, flags=flags)
     sums = checksums(folder)
     if key:
         _say("signature")
         _run("gpg", "--batch", "--local-user", key, "--detach-sign", "--armor", sums)
 
 
-def _image(engine: Sequence[str], image: str, folder: Path) -> None:
+def _image(engine: Sequence[str], image: str, folder: Path, *, flags: Sequence[str]) -> None:
     tag, saved = f"prefix-gateway-{image}:{version()}", folder / f"image-{image}-{version()}.tar"
-    _run(*engine, "build", "-q", "-f", ROOT / f"deploy/docker/{image}.Dockerfile", "-t", tag, ROOT)
+    file = ROOT / f"deploy/docker/{image}.Dockerfile"
+    _run(*engine, "build", "-q", *flags, "-f", file, "-t", tag, ROOT)
     if Path(engine[0]).name == "buildah":
         _run(*engine, "push", "-q", tag, f"docker-archive:{saved}:{tag}")
     else:
@@ -183,6 +187,7 @@ def main() -> int:
         "--into", type=Path, default=ROOT / "dist", help="the folder above that of the version"
     )
     parser.add_argument("--engine", default="", help="docker, podman or buildah; empty: build no images")
+    parser.add_argument("--build-flags", default="", help="the engine's options for each build")
     parser.add_argument("--key", default="", help="the GPG key that signs the checksums; empty: no signature")
     parser.add_argument(
         "--home", default="", help="https://... of the project, for wheel and charts; empty: none"
@@ -190,7 +195,13 @@ def main() -> int:
     args = parser.parse_args()
     try:
         folder = args.into / version()
-        build(folder, engine=args.engine.split(), key=args.key, home=args.home)
+        build(
+            folder,
+            engine=args.engine.split(),
+            key=args.key,
+            home=args.home,
+            flags=args.build_flags.split(),
+        )
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
