@@ -1,4 +1,6 @@
-"""Checks docs/kubernetes.md: its commands run, and commands that cannot run here name things that exist."""
+"""Checks docs/kubernetes.md and docs/upgrade.md: their commands run, and commands that cannot run here name
+things that exist.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.cluster_env.control_plane import ControlPlane
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
 
-PAGE: Final = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+PAGE: Final = "".join((REPOSITORY / "docs" / name).read_text() for name in ("kubernetes.md", "upgrade.md"))
 BLOCKS: Final = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 NEEDS_PODS: Final = {"logs", "port-forward", "rollout"}
 

@@ -161,7 +161,7 @@ def test_replicas_share_one_table_unless_the_values_forbid_it(helm: Helm) -> Non
 def test_each_rendering_makes_secrets_except_where_they_are_named(
     helm: Helm,
 ) -> None:
-    """docs/kubernetes.md says this to people whose tools only render."""
+    """docs/upgrade.md says this to people whose tools only render."""
 
     def made(values: Mapping[str, Any]) -> list[Any]:
         return [o for o in helm.render(GATEWAY, values) if o["kind"] == "Secret"]

@@ -1,4 +1,4 @@
-"""From the last release to this one and back, under load, as docs/kubernetes.md says: charts, pickers, the
+"""From the last release to this one and back, under load, as docs/upgrade.md says: charts, pickers, the
 table in Valkey and a stored policy are those of both releases. The last release's files come from the
 history of this repository.
 """

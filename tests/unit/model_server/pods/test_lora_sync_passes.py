@@ -146,7 +146,7 @@ def test_once_faults_end_the_wanted_adapters_are_served(
 
 
 def test_the_adapter_file_in_the_docs_can_be_read(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "vllm-pods.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "lora.md").read_text()
     file = tmp_path / "adapters.yaml"
     file.write_text(page.rpartition("```yaml\n")[2].partition("```")[0])
     assert list(read_adapters(file)) == ["sql", "legal"]
