@@ -93,6 +93,29 @@ def test_headers_end_the_work_of_a_plain_answer_but_not_of_streamed_answer() -> 
         assert in_flight(picker) == {pick.decision.chosen: 1}
 
 
+def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p"), stream=True), now=1.0)
+    first, second = pick.decision.chosen, pick.decision.candidates[1].name
+    assert picker.on_response_headers(pick, status=200, served=pick.destinations[1], now=1.1)
+    assert in_flight(picker) == {second: 1}
+    assert undone(picker, first, now=1.1) == 0
+    assert undone(picker, second, now=1.1) == 2000
+    picker.end(pick, outcome="ended", now=2.0)
+    assert in_flight(picker) == {}
+    assert held_bytes(picker, first) == 0
+    again = picker.pick(ask(text("p")), now=3.0)
+    assert again.decision.chosen == second
+    assert pick.decision.served == pick.destinations[1]
+    check(picker)
+
+
+def test_an_answer_from_the_first_choice_is_no_mismatch() -> None:
+    picker = a_picker()
+    pick = picker.pick(ask(text("p")), now=1.0)
+    assert not picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.1)
+
+
 def test_an_answer_from_an_unknown_server_is_booked_nowhere_else() -> None:
     picker = a_picker()
     pick = picker.pick(ask(text("p")), now=1.0)

@@ -115,6 +115,13 @@ def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
     assert (caught.value.status, caught.value.reason) == (503, "no_ready_endpoint")
 
 
+def test_the_choice_and_the_fallback_come_only_from_the_subset() -> None:
+    picker = a_picker()
+    for _ in range(30):
+        pick = picker.pick(ask(text("p"), subset=frozenset({B, C})), now=1.0)
+        assert set(pick.destinations) == {B, C}
+
+
 def test_a_subset_is_compared_with_its_port() -> None:
     picker = a_picker()
     other_port = frozenset({Address(A.host, 9000)})
