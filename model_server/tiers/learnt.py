@@ -1,9 +1,9 @@
 """Keeps what requests have shown about the nodes of a store: the importance of each node's tokens, and which
 nodes are due to be reordered.
 
-When a node is split, both parts keep the means of their tokens. A node that came back with other blocks
-starts without importance. A node is due after 2 requests that used it. Later it is due each time the number
-of its requests has doubled since it was reordered, because means change more and more slowly.
+A node that came back with other blocks starts without importance. A node is due after 2 requests that used
+it. Later it is due each time the number of its requests has doubled since it was reordered, because means
+change more and more slowly.
 
 Invariants (`check_integrity`): a node's importance covers exactly the tokens of its blocks; nodes that are
 due or reordered have importance. This module does no I/O. Caller: the tiered reader, in its own
@@ -63,19 +63,6 @@ class NodeImportance:
     def means(self, layer: int) -> Sequence[float]:
         return self._means[layer]
 
-    def split(self, num_tokens: int) -> tuple[NodeImportance, NodeImportance]:
-        """Return the importance of the first `num_tokens` tokens, and of the other tokens, because the node
-        was split between them.
-        """
-        assert 0 < num_tokens < self.num_tokens
-        return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
-
-    def _part(self, tokens: slice) -> NodeImportance:
-        part = NodeImportance(num_layers=self.num_layers, num_tokens=tokens.stop - tokens.start)
-        part._uses = self._uses[tokens]
-        part._means = [means[tokens] for means in self._means]
-        return part
-
     def check_integrity(self) -> None:
         assert len(self._uses) == self.num_tokens
         assert list(self._uses) == sorted(self._uses, reverse=True)
@@ -96,14 +83,7 @@ class Learnt:
     def known(self, blocks: Blocks) -> NodeImportance | None:
         """Return the importance of a node with exactly these blocks, or None before its first request."""
         found = self._importance.get(blocks[0])
-        if found is None or found[0][: len(blocks)] != blocks:
-            return None
-        if len(found[0]) > len(blocks):
-            head, tail = found[1].split(len(blocks) * self._block_tokens)
-            rest = found[0][len(blocks) :]
-            self._importance[rest[0]] = rest, tail
-            self._importance[blocks[0]] = blocks, head
-        return self._importance[blocks[0]][1]
+        return found[1] if found is not None and found[0] == blocks else None
 
     def record(self, blocks: Blocks, weights: Sequence[Sequence[float]]) -> None:
         """Add the attention weights of one request to the node's importance. `weights` (layer, token) are for

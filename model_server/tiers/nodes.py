@@ -1,12 +1,12 @@
-"""The radix tree of stored prefixes. Each node is a run of blocks, and the block hashes of the engine and
-vLLM name the blocks.
+"""The tree of stored prefixes. Each node is a run of blocks, and the block hashes of the engine and vLLM name
+the blocks.
 
-A block hash names its whole prefix, so a node is found by its first block's hash alone, and two nodes never
-hold the same block. If a new prefix leaves a node in its middle, the node is split, and the head keeps the
-node's name.
+A block hash names its whole prefix, so two nodes never hold the same block. A node follows any block of its
+parent: a new prefix that leaves a node in its middle gets a node behind the last common block, and the node
+that it left stays whole.
 
-Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes; nodes
-are not empty. This module does no I/O. Caller: the prefix store, which makes the same changes on
+Invariants (`check_integrity`): a block is in the tree only if all blocks before it are; no block is in two
+nodes; nodes are not empty. This module does no I/O. Caller: the prefix store, which makes the same changes on
 disk.
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
 from model_server.core.hashing import BlockHash
 
@@ -25,15 +26,18 @@ class Node:
     first_block: int
     """The number of blocks before the node's own."""
     parent: Node | None
-    children: dict[BlockHash, Node]
+    children: dict[BlockHash, Node] = field(default_factory=dict)
 
     @property
     def name(self) -> BlockHash:
         return self.hashes[0]
 
     @property
-    def end_block(self) -> int:
-        return self.first_block + len(self.hashes)
+    def parent_hash(self) -> BlockHash | None:
+        """Return the hash of the block before the node's own."""
+        if self.parent is None:
+            return None
+        return self.parent.hashes[self.first_block - self.parent.first_block - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,6 @@ class Match:
 
 class PrefixTree:
     def __init__(self) -> None:
-        self._roots: dict[BlockHash, Node] = {}
         self._nodes: dict[BlockHash, Node] = {}
         self._node_of: dict[BlockHash, Node] = {}
         """The node that holds each block."""
@@ -62,16 +65,8 @@ class PrefixTree:
 
     def match(self, hashes: Sequence[BlockHash]) -> list[Match]:
         """Return the part of a prefix that the tree has, from its beginning on."""
-        found: list[Match] = []
-        children, at = self._roots, 0
-        while at < len(hashes) and (node := children.get(hashes[at])):
-            common = _common(node.hashes, hashes, at)
-            found.append(Match(node, common))
-            at += common
-            if common < len(node.hashes):
-                break
-            children = node.children
-        return found
+        held = hashes[: self.num_held(hashes)]
+        return [Match(node, sum(1 for _ in own)) for node, own in groupby(held, self._node_of.__getitem__)]
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many of a prefix's first blocks are in the tree. A block is in the tree only if all
@@ -79,48 +74,34 @@ class PrefixTree:
         """
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
-    def split(self, head: Node, num_blocks: int) -> Node:
-        """Split a node, whose head keeps its name. Return its new tail."""
-        assert 0 < num_blocks < len(head.hashes)
-        tail = Node(head.hashes[num_blocks:], head.first_block + num_blocks, head, head.children)
-        for child in tail.children.values():
-            child.parent = tail
-        head.hashes = head.hashes[:num_blocks]
-        head.children = {tail.name: tail}
-        self._nodes[tail.name] = tail
-        self._node_of.update(dict.fromkeys(tail.hashes, tail))
-        return tail
-
     def attach(
         self, hashes: Sequence[BlockHash], *, first_block: int, parent_hash: BlockHash | None
     ) -> Node | None:
-        """Add a node below the node that ends with `parent_hash`. Return None if its blocks are in the tree
-        already, or if no node ends there.
+        """Add a node behind the block `parent_hash`. Return None if its blocks are in the tree already, or if
+        the block before them is not, or has another place.
         """
-        if not self._node_of.keys().isdisjoint(hashes):
-            return None
         parent = self._node_of.get(parent_hash) if parent_hash is not None else None
-        if parent_hash is not None and (parent is None or parent.hashes[-1] != parent_hash):
+        before = 0
+        if parent is not None and parent_hash is not None:
+            before = parent.first_block + parent.hashes.index(parent_hash) + 1
+        known = parent is not None or parent_hash is None
+        if not known or first_block != before or not self._node_of.keys().isdisjoint(hashes):
             return None
-        if first_block != (parent.end_block if parent else 0):
-            return None
-        return self._add(tuple(hashes), first_block, parent)
+        node = Node(tuple(hashes), first_block, parent)
+        if parent is not None:
+            parent.children[node.name] = node
+        self._nodes[node.name] = node
+        self._node_of.update(dict.fromkeys(node.hashes, node))
+        return node
 
     def remove(self, node: Node) -> None:
         """Remove a leaf. Removing a node with children would leave a hole in their prefixes."""
         assert not node.children, "only leaves are removed"
-        siblings = node.parent.children if node.parent else self._roots
-        del siblings[node.name]
+        if node.parent is not None:
+            del node.parent.children[node.name]
         del self._nodes[node.name]
         for block in node.hashes:
             del self._node_of[block]
-
-    def _add(self, hashes: tuple[BlockHash, ...], first_block: int, parent: Node | None) -> Node:
-        node = Node(hashes, first_block, parent, {})
-        (parent.children if parent else self._roots)[node.name] = node
-        self._nodes[node.name] = node
-        self._node_of.update(dict.fromkeys(hashes, node))
-        return node
 
     def check_integrity(self) -> None:
         seen: set[BlockHash] = set()
@@ -129,20 +110,12 @@ class PrefixTree:
             assert node.name == name
             assert seen.isdisjoint(node.hashes), "a block is in one node"
             seen.update(node.hashes)
-            siblings = node.parent.children if node.parent else self._roots
-            assert siblings[name] is node
-            assert node.first_block == (node.parent.end_block if node.parent else 0)
             assert all(self._node_of[block] is node for block in node.hashes)
+            assert all(child.parent is node for child in node.children.values())
+            if (parent := node.parent) is None:
+                assert node.first_block == 0
+                continue
+            assert self._nodes[parent.name] is parent, "the parent is in the tree"
+            assert parent.children[name] is node
+            assert 0 < node.first_block - parent.first_block <= len(parent.hashes)
         assert self._node_of.keys() == seen
-        linked = list(self._roots.values())
-        for node in linked:
-            linked.extend(node.children.values())
-        assert len(linked) == len(self._nodes), "the tree reaches every node from a root"
-
-
-def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash], at: int) -> int:
-    """Return the number of leading blocks of `own` that equal the blocks of `wanted` from `at` on."""
-    count, most = 0, min(len(own), len(wanted) - at)
-    while count < most and own[count] == wanted[at + count]:
-        count += 1
-    return count

@@ -201,7 +201,7 @@ class TieredReader:
         return None if orders == old.orders else orders
 
     def _forget_replaced(self) -> None:
-        """Forget the chunks of segments that were reordered, split or removed."""
+        """Forget the chunks of segments that were reordered or removed."""
         there = set(self.store.segments())
         gone = self._known - there
         layout = self.store.layout

@@ -6,8 +6,7 @@ folder has a size limit.
 
 No file holds the tree of prefixes, because each segment names its place in the tree. So after a crash no
 index can disagree with the files. When the folder is opened, damaged segments are dropped. So are segments
-whose parent is gone, or whose blocks another segment already has (a split that was cut off between its two
-writes).
+whose parent is gone, or whose blocks another segment already has.
 
 One process at a time has the folder (flock). Its threads may read, put and reorder together. Writers wait for
 each other, and lookups never wait for a file to be written. A reader keeps its segment, even if the segment
@@ -131,8 +130,6 @@ class PrefixStore:
                 self._make_room(
                     self._size_bytes(len(hashes) - covered), keep=[match.node.name for match in found]
                 )
-            if found and found[-1].num_blocks < len(found[-1].node.hashes):
-                self._split(found[-1].node, found[-1].num_blocks)
             parent = hashes[covered - 1] if covered else None
             place = Place(tuple(hashes[covered:]), covered, parent)
             start, end = ((at - first_block) * self.layout.block_tokens for at in (covered, len(hashes)))
@@ -140,7 +137,7 @@ class PrefixStore:
             written = self._write(place, own, None)
             with self._lock:
                 added = self._tree.attach(place.hashes, first_block=covered, parent_hash=parent)
-                assert added is not None, "the blocks before it end a node"
+                assert added is not None, "the blocks before it are in the tree"
                 self._hold(added.name, written)
                 self._touch(added)
             return len(hashes) - covered
@@ -247,38 +244,6 @@ class PrefixStore:
         if num_tokens > segment.MAX_TOKENS:
             raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
-    def _split(self, node: Node, num_blocks: int) -> None:
-        """Split a node, and write the tail first. If the head were shortened first and the process died, the
-        tail's blocks would be lost.
-        """
-        old = self._segments[node.name]
-        cut = num_blocks * self.layout.block_tokens
-        layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
-        at, hashes = node.first_block, node.hashes
-        parts = (
-            (
-                Place(hashes[num_blocks:], at + num_blocks, hashes[num_blocks - 1]),
-                cut,
-                old.num_tokens,
-            ),
-            (Place(hashes[:num_blocks], at, old.place.parent), 0, cut),
-        )
-        written = []
-        try:
-            for place, start, end in parts:
-                orders = [_order_of_part(order, start, end) for order in old.orders]
-                own = [records.part(self.layout, start, end) for records in layers]
-                written.append(self._write(place, own, orders))
-        except BaseException:
-            with suppress(OSError):  # on failure the next opening of the store removes the tail
-                self._path(hashes[num_blocks]).unlink(missing_ok=True)
-            raise
-        with self._lock:
-            tail = self._tree.split(node, num_blocks)
-            self._hold(tail.name, written[0])
-            self._hold(node.name, written[1])
-            self._last_use[tail.name] = self._last_use[node.name]
-
     def _write(
         self, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder] | None
     ) -> Segment:
@@ -307,12 +272,9 @@ class PrefixStore:
             self._oldest.file(name, self._age(name))
 
     def _size_bytes(self, num_blocks: int) -> int:
-        """Return an upper bound for the bytes of a segment of this many blocks, and of the second
-        description that a split adds.
-        """
+        """Return an upper bound for the bytes of a segment of this many blocks."""
         layout = self.layout
-        described = layout.described_bytes(num_blocks) + 4096 + 8 * layout.num_layers
-        return layout.data_bytes(num_blocks * layout.block_tokens) + described
+        return layout.data_bytes(num_blocks * layout.block_tokens) + layout.described_bytes(num_blocks)
 
     def _make_room(self, num_bytes: int, *, keep: Collection[BlockHash]) -> None:
         """Remove old nodes until there is room. Nodes in `keep` were just used and stay. Raise StoreError,
@@ -376,9 +338,4 @@ def _file_name(name: BlockHash) -> str:
 
 
 def _place(node: Node) -> Place:
-    return Place(node.hashes, node.first_block, node.parent.hashes[-1] if node.parent else None)
-
-
-def _order_of_part(order: TokenOrder, start: int, end: int) -> TokenOrder:
-    """Return the tokens [start, end) in the order in which they were stored."""
-    return TokenOrder.of_stored([token - start for token in order.stored() if start <= token < end])
+    return Place(node.hashes, node.first_block, node.parent_hash)

@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from model_server.core.hashing import BlockHash
-from model_server.tiers.errors import DamagedSegmentError, StoreError
+from model_server.tiers.errors import StoreError
 from model_server.tiers.health import Health
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
 
 NODE_TOKENS = 4096
-"""Longer prefixes become several nodes, so that one write, split or reordering stays bounded."""
+"""Longer prefixes become several nodes, so that one write or reordering stays bounded."""
 
 _log = logging.getLogger(__name__)
 
@@ -156,10 +156,6 @@ class BackgroundWriter:
             self._health.worked()
         except StoreError as error:
             _log.warning("a prefix of %d blocks could not be stored: %s", len(pending.hashes), error)
-            if isinstance(error, DamagedSegmentError):
-                # The damaged segment belongs to the node that had to be split.
-                found = self._store.match(pending.hashes)
-                self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:
             self.counts.failures += 1
             pause_s = self._health.failed(now=self.clock())

@@ -124,9 +124,7 @@ async def test_answers_are_stored_too_and_prompts_share_their_common_beginning(s
         assert server.tiers.writer.counts.stored_blocks == (tokens + 33) // 16
         half = FIRST[: len(FIRST) // 2] + SECOND[: len(SECOND) // 10]
         answer, _ = await server.ask(half)
-        assert len(server.tiers.store.segments()) >= 3, (
-            "the first prompt is split where the other one differs"
-        )
+        assert len(server.tiers.store.segments()) >= 2, "the second prompt is stored from where it differs"
     async with serve() as server:
         again, found = await server.ask(half)
         assert again == answer

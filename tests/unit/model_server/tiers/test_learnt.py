@@ -33,19 +33,12 @@ def test_a_node_is_due_after_two_requests_and_at_each_doubling() -> None:
     assert due_after == [2, 4, 8, 16]
 
 
-def test_parts_of_a_split_node_keep_means_and_a_longer_one_starts_again() -> None:
+def test_a_node_with_other_blocks_starts_without_importance() -> None:
     learnt = fresh()
-    learnt.record(BLOCKS, weights(4))
-    head = learnt.known(BLOCKS[:1])
-    tail = learnt.known(BLOCKS[1:])
-    assert head is not None
-    assert tail is not None
-    assert list(head.means(1)) == weights(1)[1]
-    assert list(tail.means(1)) == weights(3, start=1)[1]
-    learnt.check_integrity()
-    assert learnt.known(BLOCKS) is None
+    learnt.record(BLOCKS[:1], weights(1))
     learnt.record(BLOCKS, weights(4))
     learnt.check_integrity()
+    assert learnt.known(BLOCKS[:1]) is None
     again = learnt.known(BLOCKS)
     assert again is not None
     assert again.num_requests == 1
@@ -64,8 +57,6 @@ def test_requests_that_use_the_beginning_of_a_node_count_for_its_beginning() -> 
     assert list(importance.means(0)) == [*(token + 1.0 for token in range(8)), *weights(4)[0][8:]]
     assert importance.num_requests == 2
     assert learnt.next_due() == BLOCKS[0]
-    tail = importance.split(8)[1]
-    assert tail.num_requests == 1
     with pytest.raises(ValueError, match="2 layers and at most 16 tokens"):
         importance.record(weights(5))
 

@@ -19,8 +19,6 @@ def insert(tree: PrefixTree, hashes: Sequence[BlockHash]) -> Node | None:
     """Add the missing blocks, as the store does. Return the new node."""
     found = tree.match(hashes)
     covered = sum(match.num_blocks for match in found)
-    if found and found[-1].num_blocks < len(found[-1].node.hashes):
-        tree.split(found[-1].node, found[-1].num_blocks)
     parent = hashes[covered - 1] if covered else None
     return (
         tree.attach(hashes[covered:], first_block=covered, parent_hash=parent) if hashes[covered:] else None
@@ -41,15 +39,18 @@ def test_a_prefix_is_found_as_far_as_any_stored_prefix_shares_it() -> None:
     assert sum(len(node.hashes) for node in tree) == len(known)
 
 
-def test_a_prefix_that_leaves_in_the_middle_splits_the_node() -> None:
+def test_a_prefix_that_leaves_in_the_middle_follows_that_block() -> None:
     tree = PrefixTree()
     one, other = pairs([1, 2, 3, 4, 5, 6]), pairs([1, 2, 9, 9])
     insert(tree, one)
     added = insert(tree, other)
     assert added is not None
-    assert added.parent is not None
-    assert added.parent.hashes == tuple(one[:1])
-    assert {node.hashes for node in added.parent.children.values()} == {tuple(one[1:]), tuple(other[1:])}
+    assert (added.hashes, added.first_block, added.parent_hash) == (tuple(other[1:]), 1, one[0])
+    assert [(match.node.name, match.num_blocks) for match in tree.match(other)] == [
+        (one[0], 1),
+        (other[1], 1),
+    ]
+    assert [match.num_blocks for match in tree.match(one)] == [3], "the node that it left stays whole"
     tree.check_integrity()
 
 

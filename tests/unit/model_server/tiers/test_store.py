@@ -144,24 +144,6 @@ def test_a_byte_that_has_changed_is_noticed_and_the_node_is_dropped(tmp_path: Pa
     assert covered(store, hashes) == 0
 
 
-def test_a_split_that_ended_between_its_two_writes_is_repaired(tmp_path: Path) -> None:
-    one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
-    store = opened(tmp_path)
-    store.put(one, records(one))
-    [whole] = tmp_path.glob("*.kv")
-    before = whole.read_bytes()
-    store.put(other, records(other))
-    store.close()
-    whole.write_bytes(before)
-    (tmp_path / "half.kv.unfinished").write_bytes(b"half")
-    store = opened(tmp_path)
-    store.check_integrity()
-    assert covered(store, one) == 3
-    assert len(store.segments()) == 1, "the nodes below the split went with it"
-    for own in store.segments():
-        check_segment(own)
-
-
 def test_a_full_disk_keeps_the_blocks_that_were_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +154,7 @@ def test_a_full_disk_keeps_the_blocks_that_were_stored(
     calls = iter(range(100))
 
     def fails_late(number: int) -> None:
-        if next(calls) >= 4:
+        if next(calls) >= 1:
             raise OSError(errno.ENOSPC, "no space")
         real(number)
 

@@ -28,7 +28,6 @@ from model_server.core.hashing import BlockHash
 from model_server.tiers.errors import DamagedSegmentError, StoreError
 from model_server.tiers.files import Disk
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.learnt import NodeImportance
 from model_server.tiers.store import PrefixStore
 from tests.unit.model_server.tiers.stored_prefixes import (
     CAPACITY,
@@ -41,8 +40,6 @@ from tests.unit.model_server.tiers.stored_prefixes import (
 )
 
 ONE = chain(range(12))
-OTHER = chain([0, 1, 2, 3, 9, 9, 9, 9])
-"""Differs from the first prefix after its first block."""
 
 
 def opened(folder: Path, *, capacity_bytes: int = CAPACITY, max_open_files: int | None = None) -> PrefixStore:
@@ -178,44 +175,6 @@ def test_the_least_recently_used_leaf_goes_first_also_after_a_restart(
     store.close()
 
 
-@pytest.mark.parametrize("good_calls", range(7))
-def test_a_split_that_fails_leaves_a_store_that_agrees_with_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good_calls: int
-) -> None:
-    """File and folder are synced for the tail, the head and the new node, which makes six calls."""
-    store = opened(tmp_path)
-    put(store, ONE)
-    put(store, chain([*range(12), 7, 7, 7, 7]))
-    real, calls = os.fsync, count()
-
-    def fails_once(number: int) -> None:
-        if next(calls) == good_calls:
-            raise OSError(errno.EIO, "input/output error")
-        real(number)
-
-    monkeypatch.setattr(os, "fsync", fails_once)
-    if good_calls < 6:
-        with pytest.raises(OSError, match="input/output"):
-            put(store, OTHER)
-    else:
-        assert put(store, OTHER) == 1
-    monkeypatch.undo()
-    store.check_integrity()
-    left = [num_held(store, hashes) for hashes in (ONE, OTHER)]
-    assert left[0] in (0, 3)
-    for own in store.segments():
-        check_segment(own)
-    store.close()
-    store = opened(tmp_path)
-    store.check_integrity()
-    assert [num_held(store, hashes) for hashes in (ONE, OTHER)] == left
-    put(store, ONE)
-    put(store, OTHER)
-    assert [num_held(store, hashes) for hashes in (ONE, OTHER)] == [3, 2]
-    store.check_integrity()
-    store.close()
-
-
 class FailingDisk:
     """While this is on, system calls fail from time to time."""
 
@@ -298,12 +257,6 @@ def test_only_the_owner_can_read_the_stored_files(tmp_path: Path) -> None:
     assert names == ["", ".json", ".kv"]
     for path in (tmp_path / "new").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-
-
-def importance_of(hashes: list[BlockHash]) -> NodeImportance:
-    made = NodeImportance(num_layers=LAYOUT.num_layers, num_tokens=len(hashes) * LAYOUT.block_tokens)
-    made.record([[1.0] * made.num_tokens for _ in range(LAYOUT.num_layers)])
-    return made
 
 
 def segment_of(

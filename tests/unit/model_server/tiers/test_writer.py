@@ -155,27 +155,6 @@ def test_a_disk_that_fails_is_not_used_until_its_pause_ends(
     assert writing.store.num_held(other) == 2
 
 
-def test_damaged_node_in_the_way_is_dropped_and_prefix_is_stored_next_time(
-    writing: Writing,
-) -> None:
-    one, other = chain(range(12)), chain([0, 1, 2, 3, 9, 9, 9, 9])
-    assert writing.offer(one)
-    writing.drain()
-    [segment] = writing.store.segments()
-    with segment.path.open("r+b") as file:
-        file.seek(-1, 2)
-        [byte] = file.read(1)
-        file.seek(-1, 2)
-        file.write(bytes([byte ^ 1]))
-    assert writing.offer(other)
-    writing.drain()
-    assert writing.writer.counts.dropped_blocks == 2
-    assert writing.store.segments() == []
-    assert writing.offer(other)
-    writing.drain()
-    assert writing.store.num_held(other) == 2
-
-
 def test_after_any_error_with_one_prefix_the_next_prefix_is_stored(
     writing: Writing, caplog: pytest.LogCaptureFixture
 ) -> None:
