@@ -64,12 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     try:
-        uvloop.run(serve(serve_flags.settings(args), announce=_say))
+        settings = serve_flags.settings(args)
+        uvloop.run(serve(settings, announce=_say))
     except (ValueError, ApiError, ModelError, StoreError, WeightsError) as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 2
     except socket.gaierror as error:
-        print(f"model-server: --host {args.host}: {error.strerror}", file=sys.stderr)
+        print(f"model-server: --host {settings.host}: {error.strerror}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"model-server: {error}", file=sys.stderr)

@@ -152,9 +152,8 @@ def test_a_prefix_in_several_nodes_is_read_across_them(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
     token_ids, other = tokens(60, seed=3), tokens(16, seed=3) + tokens(24, seed=4)
     exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
-    system.put(token_ids[:PREFIX])
-    system.ask(token_ids)
     system.put(other)
+    system.put(token_ids[:PREFIX])
     assert len(system.store.match(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))) == 2
     for _ in range(2):
         logits, _ = system.ask(token_ids)
