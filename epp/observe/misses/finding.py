@@ -19,7 +19,7 @@ from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.observe.misses.seen import Heat, Seen, SentPrompt
-from epp.picker.events import Pick, PickerEvent, Proved
+from epp.picker.events import Began, Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.scheduling.candidates import ShownCandidates
@@ -31,6 +31,8 @@ class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._waiting: deque[tuple[Proved, Pick]] = deque()
+        self._sent: deque[Sequence[ChunkHash]] = deque(maxlen=_MOST_WAITING)
+        """The last prompts that this picker sent to some server."""
         self.accounts = Accounts()
         self.seen = Seen()
         self.heat = Heat()
@@ -38,7 +40,9 @@ class Misses:
         """Requests that were skipped because too many waited."""
 
     def on_event(self, event: PickerEvent) -> None:
-        if isinstance(event, Proved) and isinstance(event.work, Pick):
+        if isinstance(event, Began):
+            self._sent.append(event.request.chain)
+        elif isinstance(event, Proved) and isinstance(event.work, Pick):
             if len(self._waiting) < _MOST_WAITING:
                 self._waiting.append((event, event.work))
             else:
@@ -153,15 +157,15 @@ class Misses:
         return name, held
 
     def _ours(self, chain: Sequence[ChunkHash]) -> int:
-        """Return the number of these chunks that a later request of this picker, which still waits here, sent
-        to some server.
+        """Return the number of these chunks that another of this picker's last requests sent to some server.
 
         A hash names the whole prompt before it, so equal hashes stand at equal places, and two chains are
         equal up to the place where they diverge.
         """
         most = 0
-        for _, request in self._waiting:
-            other = request.chain
+        for other in self._sent:
+            if other is chain:
+                continue
             if most < min(len(other), len(chain)) and other[most] == chain[most]:
                 most += bisect_left(
                     range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]

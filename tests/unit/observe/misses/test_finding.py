@@ -142,6 +142,18 @@ def test_two_equal_requests_at_once_are_not_taken_for_another_pickers_news() -> 
     assert "late" not in missed(misses)
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_own_requests_after_a_pick_are_not_another_pickers_news(*, answered: bool) -> None:
+    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
+    first = picker.pick(ask(text("one", 8192)), now=1.0)
+    second = picker.pick(ask(text("one", 8192)), now=1.1)
+    for pick, now in ((second, 1.2), (first, 1.3)) if answered else ((first, 1.3),):
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        picker.end(pick, outcome="ended", now=now)
+        misses.work(limit=1)
+    assert "late" not in missed(misses)
+
+
 def test_too_many_requests_at_once_are_skipped_and_counted() -> None:
     picker, misses = watched()
     for n in range(1200):
