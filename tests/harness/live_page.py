@@ -101,9 +101,10 @@ def decision_for(number: int, *, name: str = "vllm-0", tried: bool = False) -> D
         "lora": 0.0,
         "failing": 0.0,
     }
+    names = [name, *(other for n in range(4) if (other := f"vllm-{n}") != name)]
     candidates = tuple(
         Candidate(
-            name=EndpointName(name if k == 0 else f"vllm-{k}"),
+            name=EndpointName(names[k]),
             address=Address("10.0.0.1", 8000),
             matched_tokens=2048 if k == 0 else 0,
             uncached_tokens=1000 + 400 * k,

@@ -27,6 +27,7 @@ function shape(tag, attributes, ...children) {
 
 const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
 const whole = (value) => Math.round(value).toLocaleString("en");
+const clock = (unix) => new Date(1000 * unix).toLocaleTimeString("en-GB");
 const seconds = (value) => (value >= 10 ? `${whole(value)} s` : value >= 1 ? `${value.toFixed(1)} s` : `${Math.round(1000 * value)} ms`);
 
 function bar(share, label, second = null) {
@@ -207,15 +208,21 @@ function requests(found) {
     const hit = request.prompt ? `${whole(request.matched)} of ${whole(request.prompt)} cached` : "";
     const what = request.chosen ? `${request.model || request.kind} → ${request.chosen}` : request.id;
     item.querySelector("summary").replaceChildren(
-      el("span", { class: "soft" }, new Date(1000 * request.at).toLocaleTimeString("en-GB")),
+      el("span", { class: "soft" }, clock(request.at)),
       el("span", { title: request.id }, others.length ? `${what} (${1 + others.length} requests)` : what),
       el("span", { class: failed ? "bad" : "" }, request.outcome || "in flight", request.status ? ` ${request.status}` : ""),
       el("span", {}, request.reason), el("span", {}, hit), el("span", { class: "n" }, request.ttft_s ? seconds(request.ttft_s) : ""));
     item.querySelector(".again").replaceChildren("Each alone: ", ...[request, ...others].flatMap((each) => [
-      el("a", { href: `#${encodeURIComponent(each.id)}` }, new Date(1000 * each.at).toLocaleTimeString("en-GB")), " "]));
+      el("a", { href: `#${encodeURIComponent(each.id)}` }, clock(each.at)), " "]));
     return item;
   }));
   if (!found.requests.length) list.append(el("li", { class: "soft" }, "No requests yet."));
+}
+
+function fact([name, value]) {
+  if (name === "at_unix_s") return ["at", clock(value)];
+  if (name.endsWith("_s")) return [name.slice(0, -2), seconds(value)];
+  return [name, typeof value === "number" ? whole(value) : value];
 }
 
 async function one() {
@@ -226,7 +233,7 @@ async function one() {
   const answer = await fetch(`decisions/${encodeURIComponent(id)}`);
   const decision = await answer.json();
   const facts = Object.entries(decision).filter(([, value]) => value !== null && value !== "" && typeof value !== "object");
-  byId("facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, `${value}`)]));
+  byId("facts").replaceChildren(...facts.map(fact).flatMap(([name, value]) => [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, `${value}`)]));
   byId("one-parts").replaceChildren(...(decision.candidates?.length ? candidates(decision) : []));
 }
 
