@@ -5,6 +5,7 @@ exit code.
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -59,7 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = command_line().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.run
-    return command(args)
+    try:
+        status = command(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -248,32 +249,34 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command. Return its exit status, which is 2 if the configuration cannot be used."""
     args = command_line().parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        if args.command == "completion":
-            print(completion(command_line()), end="")
-            return 0
-        if args.command == "explain":
-            found = explain.fetch(args.admin, window_s=args.window)
-            print(
-                msgspec.json.format(msgspec.json.encode(found)).decode()
-                if args.json
-                else explain.table(found)
-            )
-            return 0
-        if args.command == "up":
-            return _up(args)
-        if args.command == "record":
-            return _record(args)
-        if args.command == "replay":
-            return _replay(args)
-        config = load_config(args.config)
-        if args.command == "envoy-config":
-            return _hand_out(bootstrap(config), args.output)
-        if args.command == "check":
-            return _check(config, verbose=args.verbose, as_json=args.json)
-        return _serve(config, args.config, worker=args.worker, hub=args.hub)
+        status = _run(args)
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # A reader such as `head` has seen enough. Python writes the rest when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.command == "completion":
+        print(completion(command_line()), end="")
+        return 0
+    if args.command == "explain":
+        found = explain.fetch(args.admin, window_s=args.window)
+        print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else explain.table(found))
+        return 0
+    if args.command in (made := {"up": _up, "record": _record, "replay": _replay}):
+        return made[args.command](args)
+    config = load_config(args.config)
+    if args.command == "envoy-config":
+        return _hand_out(bootstrap(config), args.output)
+    if args.command == "check":
+        return _check(config, verbose=args.verbose, as_json=args.json)
+    return _serve(config, args.config, worker=args.worker, hub=args.hub)
 
 
 def _up(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -109,7 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prefillers=prefillers,
     )
     results = asyncio.run(_run(args, names, target_of))
-    print(table(results))
+    try:
+        print(table(results), flush=True)
+    except BrokenPipeError:  # a reader such as `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1 if any(result.outcome == "fail" for result in results) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -104,3 +105,14 @@ def test_the_pickers_own_arguments_are_not_in_its_help(capsys: pytest.CaptureFix
     assert "--config" in text
     assert "--worker" not in text
     assert "--hub" not in text
+
+
+def test_a_command_ends_quietly_when_its_reader_has_left(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["envoy-config", "--config", str(config)]) == 0
+    assert capfd.readouterr().err == ""
