@@ -5,9 +5,9 @@ them. Pure.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Final, NamedTuple
 
 from epp.base.types import EndpointName
@@ -77,61 +77,66 @@ UNREAD: Final = Cause(
 CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, LATE, UNAVAILABLE, TAIL, UNREAD)
 
 
-@dataclass(slots=True)
-class Bucket:
-    began_at: float
+class Sums(NamedTuple):
+    """Requests, and the tokens of their prompts."""
+
     requests: int = 0
     prompt_tokens: float = 0.0
     matched_tokens: float = 0.0
-    by_policy: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Requests, prompt tokens and matched tokens, by policy and by these three words."""
-    missed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    by_server: defaultdict[tuple[str, EndpointName], float] = field(
+
+    def plus(self, other: Sums) -> Sums:
+        return Sums(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.matched_tokens + other.matched_tokens,
+        )
+
+
+class Missed(NamedTuple):
+    """The missed tokens of one cause, and how many of them each server stands for, the most first."""
+
+    cause: Cause
+    tokens: float
+    servers: dict[EndpointName, float]
+
+
+@dataclass(slots=True)
+class Bucket:
+    began_at: float
+    by_policy: defaultdict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    missed: defaultdict[tuple[Cause, EndpointName | None], float] = field(
         default_factory=lambda: defaultdict(float)
     )
+    """Tokens. None: no server is named with them."""
 
     def request(self, policy: str, *, prompt_tokens: float, matched_tokens: float) -> None:
-        self.requests += 1
-        self.prompt_tokens += prompt_tokens
-        self.matched_tokens += matched_tokens
-        self.by_policy.update(
-            {
-                (policy, "requests"): 1,
-                (policy, "prompt"): round(prompt_tokens),
-                (policy, "matched"): round(matched_tokens),
-            }
-        )
+        self.by_policy[policy] = self.by_policy[policy].plus(Sums(1, prompt_tokens, matched_tokens))
 
     def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
         """Add missed tokens of a cause. server: the server that is named with them."""
         if tokens <= 0:
             return
-        self.missed[cause.name] += tokens
-        if server is not None and (
-            len(self.by_server) < _MOST_SERVERS or (cause.name, server) in self.by_server
-        ):
-            self.by_server[cause.name, server] += tokens
+        if len(self.missed) >= _MOST_SERVERS and (cause, server) not in self.missed:
+            server = None
+        self.missed[cause, server] += tokens
 
+    def add(self, other: Bucket) -> None:
+        for policy, sums in other.by_policy.items():
+            self.by_policy[policy] = self.by_policy[policy].plus(sums)
+        for part, tokens in other.missed.items():
+            self.missed[part] += tokens
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
-    """The missed tokens of one cause."""
+    def total(self) -> Sums:
+        return reduce(Sums.plus, self.by_policy.values(), Sums())
 
-    cause: Cause
-    tokens: float
-    servers: Mapping[EndpointName, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The sums over a window. Causes are ordered by size."""
-
-    window_s: float
-    requests: int
-    prompt_tokens: float
-    matched_tokens: float
-    missed: tuple[Missed, ...]
-    by_policy: Mapping[tuple[str, str], int]
+    def by_cause(self) -> list[Missed]:
+        """Return every cause, the one with the most tokens first."""
+        found = {cause: Missed(cause, 0.0, {}) for cause in CAUSES}
+        for (cause, server), tokens in sorted(self.missed.items(), key=lambda item: -item[1]):
+            found[cause] = found[cause]._replace(tokens=found[cause].tokens + tokens)
+            if server is not None:
+                found[cause].servers[server] = tokens
+        return sorted(found.values(), key=lambda missed: -missed.tokens)
 
 
 class Accounts:
@@ -140,32 +145,13 @@ class Accounts:
 
     def bucket(self, *, now: float) -> Bucket:
         if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
-            self._buckets.append(Bucket(began_at=now))
+            self._buckets.append(Bucket(now))
         return self._buckets[-1]
 
-    def over(self, window_s: float, *, now: float) -> Account:
-        """Return the sums over the buckets that began within the window."""
+    def over(self, window_s: float, *, now: float) -> Bucket:
+        """Return the sums of the buckets that began within the window, as one bucket."""
         kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
-        missed: defaultdict[str, float] = defaultdict(float)
-        servers: dict[str, defaultdict[EndpointName, float]] = {c.name: defaultdict(float) for c in CAUSES}
+        found = Bucket(kept[0].began_at if kept else now)
         for bucket in kept:
-            for name, tokens in bucket.missed.items():
-                missed[name] += tokens
-            for (name, server), tokens in bucket.by_server.items():
-                servers[name][server] += tokens
-        parts = [
-            Missed(
-                cause=cause,
-                tokens=missed[cause.name],
-                servers=dict(sorted(servers[cause.name].items(), key=lambda item: -item[1])),
-            )
-            for cause in CAUSES
-        ]
-        return Account(
-            window_s=min(window_s, now - kept[0].began_at) if kept else 0.0,
-            requests=sum(bucket.requests for bucket in kept),
-            prompt_tokens=sum(bucket.prompt_tokens for bucket in kept),
-            matched_tokens=sum(bucket.matched_tokens for bucket in kept),
-            missed=tuple(sorted(parts, key=lambda part: -part.tokens)),
-            by_policy=sum((bucket.by_policy for bucket in kept), Counter()),
-        )
+            found.add(bucket)
+        return found

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import islice
 from typing import Any, Final
 
-from epp.observe.misses.accounts import Account, Missed
+from epp.observe.misses.accounts import Missed, Sums
 from epp.observe.misses.finding import Misses
 from epp.picker.picker import Picker
 
@@ -40,18 +41,14 @@ class Explaining:
 
     def account(self, window_s: float) -> dict[str, Any]:
         """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
-        misses = self._misses
-        account = misses.accounts.over(window_s, now=time.monotonic())
+        misses, now = self._misses, time.monotonic()
+        found = misses.accounts.over(window_s, now=now)
+        total, missed = found.total(), sum(found.missed.values())
         return {
-            "window_s": round(account.window_s, 1),
-            "requests": account.requests,
-            "prompt_tokens": round(account.prompt_tokens),
-            "matched_tokens": round(account.matched_tokens),
-            "hit_ratio": _ratio(account.matched_tokens, account.prompt_tokens),
-            "policies": [
-                _of_policy(name, account) for name in dict.fromkeys(p for p, _ in account.by_policy)
-            ],
-            "causes": [self._cause(part, account) for part in account.missed],
+            "window_s": round(min(window_s, now - found.began_at), 1),
+            **_shown(total),
+            "policies": [{"policy": name, **_shown(sums)} for name, sums in found.by_policy.items()],
+            "causes": [self._cause(part, missed, total.prompt_tokens) for part in found.by_cause()],
             "chunks_followed": f"1 in {misses.seen.one_in}",
             "requests_skipped": misses.skipped,
         }
@@ -77,33 +74,31 @@ class Explaining:
             )
         return found
 
-    def _cause(self, part: Missed, account: Account) -> dict[str, Any]:
-        total = sum(missed.tokens for missed in account.missed)
+    def _cause(self, part: Missed, missed: float, prompt_tokens: float) -> dict[str, Any]:
         servers = []
-        for name, tokens in list(part.servers.items())[:_MOST_SERVERS]:
+        for name, tokens in islice(part.servers.items(), _MOST_SERVERS):
             mirror = self._picker.table.mirrors.get(name)
-            full = None
-            if mirror is not None and mirror.capacity_bytes:
-                full = _ratio(mirror.used_bytes, mirror.capacity_bytes)
+            full = (
+                _ratio(mirror.used_bytes, mirror.capacity_bytes) if mirror and mirror.capacity_bytes else None
+            )
             servers.append({"name": name, "tokens": round(tokens), "full": full})
         return {
             "cause": part.cause.name,
             "title": part.cause.title,
             "tokens": round(part.tokens),
-            "share_of_missed": _ratio(part.tokens, total),
-            "share_of_prompt": _ratio(part.tokens, account.prompt_tokens),
+            "share_of_missed": _ratio(part.tokens, missed),
+            "share_of_prompt": _ratio(part.tokens, prompt_tokens),
             "servers": servers,
             "advice": part.cause.advice,
         }
 
 
-def _of_policy(name: str, account: Account) -> dict[str, Any]:
-    requests, prompt, matched = (account.by_policy[name, word] for word in ("requests", "prompt", "matched"))
+def _shown(sums: Sums) -> dict[str, Any]:
     return {
-        "policy": name,
-        "requests": requests,
-        "prompt_tokens": prompt,
-        "hit_ratio": _ratio(matched, prompt),
+        "requests": sums.requests,
+        "prompt_tokens": round(sums.prompt_tokens),
+        "matched_tokens": round(sums.matched_tokens),
+        "hit_ratio": _ratio(sums.matched_tokens, sums.prompt_tokens),
     }
 
 

@@ -23,11 +23,11 @@ def missed(misses: Misses) -> dict[str, float]:
     misses.work(limit=10_000)
     misses.check_integrity()
     account = misses.accounts.over(900.0, now=900.0)
-    whole = sum(part.tokens for part in account.missed)
-    assert whole == pytest.approx(account.prompt_tokens - account.matched_tokens, rel=0.01), (
+    total, whole = account.total(), sum(account.missed.values())
+    assert whole == pytest.approx(total.prompt_tokens - total.matched_tokens, rel=0.01), (
         "every token has one cause"
     )
-    return {part.cause.name: part.tokens / whole for part in account.missed if part.tokens}
+    return {part.cause.name: part.tokens / whole for part in account.by_cause() if part.tokens}
 
 
 def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> tuple[Picker, Misses]:  # noqa: B008 - frozen
@@ -50,7 +50,7 @@ def test_tokens_that_a_full_server_dropped_count_as_evicted() -> None:
         served(picker, text(name, 8192), now=float(n))
     shares = missed(misses)
     assert shares["evicted"] == pytest.approx(0.2, abs=0.03)
-    part = next(p for p in misses.accounts.over(900.0, now=9.0).missed if p.cause.name == "evicted")
+    part = next(p for p in misses.accounts.over(900.0, now=9.0).by_cause() if p.cause.name == "evicted")
     assert list(part.servers) == ["a"]
 
 
