@@ -320,7 +320,7 @@ class App:
                 endpoints=self._set_endpoints,
                 policies=self._use_policies,
                 served=self._picker.fleet.listed_names,
-                followed=self._metrics.followed,
+                followed=self._metrics.process.followed.__setitem__,
                 judged=self._judged,
                 objectives=self._gate.set_objectives,
                 rewrites=self._picker.set_rewrites,
@@ -333,7 +333,7 @@ class App:
 
     def _judged(self, accepted: int, faults: Sequence[str]) -> None:
         self._refused_policies = faults
-        self._metrics.judged(accepted, len(faults))
+        self._metrics.process.policies.update(accepted=accepted, refused=len(faults))
 
     def _use_policies(self, acting: Policy, tried: Policy | None) -> None:
         if acting != self._picker.policy:

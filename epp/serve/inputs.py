@@ -110,12 +110,11 @@ def watchers(
         parse: Callable[[bytes], T],
         on_change: Callable[[T], None],
     ) -> FileWatcher[T]:
-        metrics.watching(kind)
         return FileWatcher(
             Path(path),
             parse=parse,
             on_change=on_change,
-            on_result=lambda ok: metrics.reloaded(kind, ok=ok),
+            on_result=_counted(metrics, kind),
             applied=applied,
         )
 
@@ -127,7 +126,16 @@ def watchers(
 
 
 def certificate_watch(tls: Tls, metrics: Metrics) -> CertificateWatch:
-    metrics.watching("certificate")
-    return CertificateWatch(
-        tls, field="listen.tls", on_result=lambda ok: metrics.reloaded("certificate", ok=ok)
-    )
+    return CertificateWatch(tls, field="listen.tls", on_result=_counted(metrics, "certificate"))
+
+
+def _counted(metrics: Metrics, source: str) -> Callable[[bool], None]:
+    """Return what counts the changes of this file. Its first content is in use."""
+    counts = metrics.process
+    counts.reload_ok[source] = 1
+
+    def on_result(ok: bool) -> None:  # noqa: FBT001 - as the watchers call it
+        counts.reloads[source, "accepted" if ok else "refused"] += 1
+        counts.reload_ok[source] = ok
+
+    return on_result

@@ -36,7 +36,7 @@ class Upkeep:
             self._picker.housekeep(now=time.monotonic())
             self.log_left_out(self._who_is_sick(now=time.monotonic()))
             self._metrics.keep({state.endpoint.name for state in self._picker.fleet.states()})
-            self._metrics.has_tasks(len(asyncio.all_tasks()))
+            self._metrics.process.tasks = len(asyncio.all_tasks())
 
     def _who_is_sick(self, *, now: float) -> Mapping[str, str]:
         left_out = self._picker.left_out(now=now)
@@ -59,7 +59,7 @@ class Upkeep:
         while True:
             due = loop.time() + _LAG_LOOK_S
             await asyncio.sleep(_LAG_LOOK_S)
-            self._metrics.lagged(max(0.0, loop.time() - due))
+            self._metrics.process.loop_lag.observe(max(0.0, loop.time() - due))
             self._log_overload(self._overload())
 
     def _log_overload(self, share: float) -> None:

@@ -6,13 +6,15 @@ buckets. Here one thread counts, and the same thread answers Prometheus, so a pl
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Final
 
 from epp.base.metric import counter, gauge, histogram
+from epp.base.types import EndpointName
 
 
 class Distribution:
@@ -25,6 +27,10 @@ class Distribution:
         self.counts = [0] * (len(bounds) + 1)
         """For each bucket the number of its values. The last bucket has no bound."""
         self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
     def cumulative(self) -> list[int]:
         """Return for each bound the number of values up to the bound. The last number counts all values."""
@@ -44,7 +50,7 @@ _lag: Final = partial(Distribution, (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Counts of requests and their answers."""
+    """EventCounts of requests and their answers."""
 
     requests: ByLabels = counter(
         "epp_requests_total",
@@ -136,7 +142,7 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """Counts of the requests of one endpoint. They are removed with the endpoint."""
+    """EventCounts of the requests of one endpoint. They are removed with the endpoint."""
 
     picks: ByLabel = counter(
         "epp_picks_total",
@@ -181,7 +187,7 @@ class ServerCounts:
 
 @dataclass(slots=True)
 class ProcessCounts:
-    """Counts of what this process reads besides requests, and of its event loop."""
+    """EventCounts of what this process reads besides requests, and of its event loop."""
 
     reloads: ByLabels = counter(
         "epp_reloads_total",
@@ -220,3 +226,14 @@ class ProcessCounts:
         "Tasks of the event loop: one for each open stream, scrape and connection, and a few more.",
         default=0,
     )
+
+
+@dataclass(slots=True)
+class EventCounts:
+    """Everything that one process counts."""
+
+    requests: RequestCounts = field(default_factory=RequestCounts)
+    servers: defaultdict[EndpointName, ServerCounts] = field(
+        default_factory=lambda: defaultdict(ServerCounts)
+    )
+    process: ProcessCounts = field(default_factory=ProcessCounts)

@@ -1,27 +1,26 @@
-"""Counts what happens, for Prometheus: listens to the picker's events.
+"""EventCounts what happens, for Prometheus: listens to the picker's events.
 
-Owns the counts (`counts`) and a registry of its own, nothing global. State that the picker already holds is
-not counted a second time but read when Prometheus asks, through the callable given by the composition root.
-Also logs the requests that an operator should see, by request id and never with text of a prompt.
+State that the picker already holds is not counted a second time but read when Prometheus asks, through the
+callable given by the composition root. Also logs the requests that an operator should see, by request id and
+never with text of a prompt.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from epp.base.errors import PickError
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, Exposition, ShownClass
-from epp.observe.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.catalog import families
+from epp.observe.telemetry.counts import EventCounts
 from epp.observe.telemetry.decisions import DecisionRing, RefusalRecord
 from epp.observe.telemetry.picker_state import StatusSource
 from epp.picker.decision import Decision
@@ -57,12 +56,10 @@ class Metrics:
         self._state = state
         self._unix_clock = unix_clock
         self._timer = timer
-        self._requests = RequestCounts()
-        self._servers: defaultdict[EndpointName, ServerCounts] = defaultdict(ServerCounts)
-        self._process = ProcessCounts()
-        self.registry = CollectorRegistry()
-        self.registry.register(Exposition(GROUPS, self._shown))
-        ProcessCollector(registry=self.registry)
+        self._counts = counts = EventCounts()
+        self._requests, self._servers, self.process = counts.requests, counts.servers, counts.process
+        """The loops of the picker write into `process`."""
+        self._of_python = ProcessCollector(registry=None)
 
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
@@ -83,14 +80,14 @@ class Metrics:
     def _began(self, event: Began) -> None:
         decision, counts = event.request.decision, self._requests
         counts.in_flight += 1
-        observe(counts.pick_seconds, event.picked_in_s(timer_s=self._timer()))
+        counts.pick_seconds.observe(event.picked_in_s(timer_s=self._timer()))
         self._servers[decision.chosen].picks[decision.reason] += 1
         if decision.prefill is not None:
             helper = self._servers[decision.prefill.name]
             helper.prefill_picks += 1
             helper.prefill_tokens += decision.prefill.uncached_tokens
         if decision.waited_s:
-            observe(counts.flow_waited, decision.waited_s)
+            counts.flow_waited.observe(decision.waited_s)
         if decision.unread:
             counts.unread[decision.unread] += 1
         if decision.dry_run is not None:
@@ -132,7 +129,7 @@ class Metrics:
             counts.sampled_predicted += decision.matched_tokens
             counts.sampled_cached += decision.cached_tokens
         if decision.ttft_s is not None:
-            observe(counts.sampled_ttft, decision.ttft_s)
+            counts.sampled_ttft.observe(decision.ttft_s)
 
     def _refused(self, request_id: str, error: PickError) -> None:
         level = logging.WARNING if error.status >= 500 else logging.INFO
@@ -150,61 +147,30 @@ class Metrics:
             )
         )
 
-    def has_tasks(self, count: int) -> None:
-        """Record the number of tasks on the event loop."""
-        self._process.tasks = count
-
-    def lagged(self, seconds: float) -> None:
-        """Record how late the event loop was."""
-        observe(self._process.loop_lag, seconds)
-
     def keep(self, present: AbstractSet[EndpointName]) -> None:
         """Forget the counts of all other endpoints, because they are gone."""
         for name in self._servers.keys() - present:
             del self._servers[name]
 
-    def watching(self, source: str) -> None:
-        """Called when a file was read at start and is watched from now on."""
-        self._process.reload_ok[source] = 1
-
-    def reloaded(self, source: str, *, ok: bool) -> None:
-        """Called when a watched file changed. `source` says which one: policy or endpoints."""
-        self._process.reloads[source, "accepted" if ok else "refused"] += 1
-        self._process.reload_ok[source] = ok
-
-    def followed(self, resource: str, answers: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
-        """Record whether the API server lets us follow pods, pool or policies."""
-        self._process.followed[resource] = answers
-
-    def judged(self, accepted: int, refused: int) -> None:
-        """Record how many of the pool's policies are accepted and refused."""
-        self._process.policies["accepted"] = accepted
-        self._process.policies["refused"] = refused
+    def collect(self) -> Iterator[Metric]:
+        status = self._state()
+        self.keep({endpoint.name for endpoint in status.endpoints})
+        yield from chain(families(self._counts, status), self._of_python.collect())
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
         too long for one turn of the event loop.
         """
-        for family in self.registry.collect():
+        for family in self.collect():
             yield generate_latest(_Only(family))
-
-    def _shown(self) -> ShownClass:
-        status = self._state()
-        self.keep({endpoint.name for endpoint in status.endpoints})
-        return ShownClass(self._requests, self._servers, self._process, status)
 
 
 class _Only(Collector):
     def __init__(self, family: Metric) -> None:
         self._family = family
 
-    def collect(self) -> Iterator[Metric]:
-        yield self._family
-
-
-def observe(distribution: Distribution, value: float) -> None:
-    distribution.counts[bisect_left(distribution.bounds, value)] += 1
-    distribution.total += value
+    def collect(self) -> list[Metric]:
+        return [self._family]
 
 
 def _class_of(status: int | None) -> str:

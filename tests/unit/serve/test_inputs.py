@@ -41,7 +41,7 @@ def reloads(metrics: Metrics) -> dict[tuple[str, str], float]:
     """Return how often each file was reloaded, with its result."""
     return {
         (sample.labels["source"], sample.labels["result"]): sample.value
-        for family in metrics.registry.collect()
+        for family in metrics.collect()
         for sample in family.samples
         if sample.name == "epp_reloads_total"
     }

@@ -17,9 +17,7 @@ from tests.unit.picker.picker_questions import a_picker, ask, endpoints, serve, 
 
 
 def value(metrics: Metrics, name: str) -> float:
-    found = metrics.registry.get_sample_value(name)
-    assert found is not None
-    return found
+    return next(s.value for family in metrics.collect() for s in family.samples if s.name == name)
 
 
 async def test_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(

@@ -6,17 +6,13 @@ import re
 from collections import Counter
 
 from epp.base.types import EndpointName
-from epp.observe.telemetry.catalog import GROUPS, METRICS, ShownClass
-from epp.observe.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.catalog import GROUPS, METRICS
+from epp.observe.telemetry.counts import EventCounts
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, ExactStatus
 from tests.unit.observe.telemetry.records import HERE
 
 A = EndpointName("a")
-
-
-def shown(status: PickerStatus) -> ShownClass:
-    return ShownClass(RequestCounts(), {A: ServerCounts()}, ProcessCounts(), status)
 
 
 def test_each_metric_has_its_own_name_by_the_conventions_of_prometheus() -> None:
@@ -48,7 +44,9 @@ def test_parts_that_are_off_have_no_rows() -> None:
     on = PickerStatus(
         endpoints=(EndpointStatus(name=A, address=HERE, prefill_tokens_per_s=1.0),), exact=exact
     )
-    rows = {group.title: list(group.rows(shown(on))) for group in GROUPS}
+    counts = EventCounts()
+    counts.servers[A].cut += 1
+    rows = {group.title: list(group.rows(counts, on)) for group in GROUPS}
     assert [labels for labels, _ in rows["Exact mode, by base model"]] == [("m",)]
     assert [labels for labels, _ in rows["Pools, for autoscalers"]] == [("", "")]
     assert rows["Sharing, only where pickers share"] == []
@@ -56,5 +54,5 @@ def test_parts_that_are_off_have_no_rows() -> None:
         for labels, thing in rows[group.title]:
             assert len(labels) == len(group.labels)
             assert isinstance(thing, group.of)
-    off = {group.title: list(group.rows(shown(PickerStatus()))) for group in GROUPS}
+    off = {group.title: list(group.rows(counts, PickerStatus())) for group in GROUPS}
     assert [title for title, found in off.items() if title.startswith("Exact") and found] == []

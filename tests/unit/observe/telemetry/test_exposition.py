@@ -5,17 +5,18 @@ prometheus_client.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
 
 from epp.base.metric import counter, gauge, histogram
-from epp.observe.telemetry.catalog import Exposition, MetricGroup
-from epp.observe.telemetry.counts import Distribution
-from epp.observe.telemetry.metrics import observe
+from epp.observe.telemetry.catalog import MetricGroup, families
+from epp.observe.telemetry.counts import EventCounts, Distribution
+from epp.observe.telemetry.picker_state import PickerStatus
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)
 BOUNDS = st.sampled_from(BUCKETS)
@@ -41,29 +42,19 @@ class Server:
 Sample = tuple[str, str, str, tuple[tuple[str, str], ...], float]
 
 
-def samples(registry: CollectorRegistry) -> list[Sample]:
+def samples(found: Iterable[Metric]) -> list[Sample]:
     return sorted(
         (family.name, family.type, sample.name, tuple(sorted(sample.labels.items())), sample.value)
-        for family in registry.collect()
+        for family in found
         for sample in family.samples
         if not sample.name.endswith("_created")
     )
 
 
-def page_of(counted: Counted) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    group: MetricGroup[Counted] = MetricGroup("Counted", Counted, lambda shown: [((), shown)])
-    registry.register(Exposition([group], lambda: counted))
-    return registry
-
-
-def page_of_servers(servers: Mapping[str, Server]) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    group: MetricGroup[Mapping[str, Server]] = MetricGroup(
-        "Servers", Server, lambda shown: [((name,), server) for name, server in shown.items()], ("server",)
-    )
-    registry.register(Exposition([group], lambda: servers))
-    return registry
+def page_of(of: type, objects: Mapping[str, object], *labels: str) -> list[Metric]:
+    rows = [((name,) if labels else (), thing) for name, thing in objects.items()]
+    group = MetricGroup("Things", of, lambda *_: rows, labels)
+    return list(families(EventCounts(), PickerStatus(), groups=[group]))
 
 
 @given(st.lists(VALUES, max_size=30), st.lists(st.integers(0, 10**6), max_size=5), st.integers(-5, 5))
@@ -75,16 +66,17 @@ def test_the_page_equals_that_of_the_prometheus_library(
     their_gauge = Gauge("t_now", "Things now.", registry=theirs)
     their_histogram = Histogram("t_seconds", "Time.", buckets=BUCKETS, registry=theirs)
     for value in seconds:
-        observe(counted.seconds, value)
+        counted.seconds.observe(value)
         their_histogram.observe(value)
     for amount in things:
         counted.things += amount
         their_counter.inc(amount)
     counted.now += now
     their_gauge.inc(now)
-    assert samples(page_of(counted)) == samples(theirs)
+    assert samples(page_of(Counted, {"": counted})) == samples(theirs.collect())
 
 
 def test_none_gives_no_series_and_no_objects_give_no_family() -> None:
-    assert [s for s in samples(page_of_servers({"b": Server(None, "", {}, {})})) if s[0] == "t_speed"] == []
-    assert list(page_of_servers({}).collect()) == []
+    silent = page_of(Server, {"b": Server(None, "", {}, {})}, "server")
+    assert [s for s in samples(silent) if s[0] == "t_speed"] == []
+    assert page_of(Server, {}, "server") == []
