@@ -16,7 +16,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
 from epp.base.metric import Metric
-from epp.observe.telemetry.counts import EventCounts, Distribution, ProcessCounts, RequestCounts, ServerCounts
+from epp.observe.telemetry.counts import Distribution, EventCounts, ProcessCounts, RequestCounts, ServerCounts
 from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus, SharingStatus
 from epp.observe.telemetry.pool_status import PoolStatus, pools_of
 from epp.picker.flow.accounts import FlowStatus

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 
 from epp.base.metric import counter, gauge, histogram
 from epp.observe.telemetry.catalog import MetricGroup, families
-from epp.observe.telemetry.counts import EventCounts, Distribution
+from epp.observe.telemetry.counts import Distribution, EventCounts
 from epp.observe.telemetry.picker_state import PickerStatus
 
 BUCKETS = (0.001, 0.5, 1.0, 60.0)
