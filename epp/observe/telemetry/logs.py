@@ -6,7 +6,7 @@ escaped, so no value can start a line of its own. Values are cut to a bounded le
 
 Each line is formatted where it is logged, put into a bounded queue, and written by a separate thread. When
 the reader of standard error stalls, the queue fills, and further lines are dropped and counted. The next line
-then says how many were dropped. If one place in the code logs very many lines, the rest is left out for a
+has their number in `lines_dropped`. If one place in the code logs very many lines, the rest is left out for a
 while and counted, because clients can cause some of these lines. `setup_logging` is called once by `app`.
 """
 
@@ -17,12 +17,11 @@ import json
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import Final
 
 from epp.config.settings import Log
 
@@ -105,31 +104,18 @@ class LogCounts:
     repeated: int = 0
 
 
-class Repeats:
-    """Counts lines by place in the code, so nothing that a client sends is a key."""
-
-    def __init__(self) -> None:
-        self._windows: dict[tuple[str, int], tuple[float, int]] = {}
-        """For each place the end of its window, and the lines in the window."""
-
-    def count(self, record: logging.LogRecord, *, now: float) -> int:
-        """Return the number of lines from this place in this window."""
-        place = (record.pathname, record.lineno)
-        until, lines = self._windows.get(place, (0.0, 0))
-        if now >= until:
-            until, lines = now + _WINDOW_S, 0
-        self._windows[place] = until, lines + 1
-        return lines + 1
-
-
 class QueuedHandler(logging.Handler):
-    """Writes to `stream` from its own thread. `close` ends the thread."""
+    """Writes to a file descriptor from its own thread. `close` ends the thread.
 
-    def __init__(self, stream: TextIO) -> None:
+    A descriptor has no buffer, whose lock a stalled write would hold when the process ends.
+    """
+
+    def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._stream = stream
-        self._descriptor = _descriptor_of(stream)
-        self._repeats = Repeats()
+        self._descriptor = descriptor
+        self._windows: dict[tuple[str, int], tuple[float, int]] = {}
+        """For each place in the code the end of its window, and the lines in the window. So nothing that a
+        client sends is a key."""
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
         self._unreported = 0
         """Lines dropped since the last line that was written."""
@@ -139,29 +125,20 @@ class QueuedHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with the handler's lock held, on any thread."""
-        lines = self._repeats.count(record, now=time.monotonic())
+        lines = self.lines_of(record, now=time.monotonic())
         if lines > _LINES_A_WINDOW:
             self.counts.repeated += 1
             return
+        notes = {"lines_dropped": self._unreported} if self._unreported else {}
+        if lines == _LINES_A_WINDOW:
+            notes["more_left_out_for_s"] = int(_WINDOW_S)
         try:
-            if self._unreported:
-                self._put(
-                    _note(
-                        f"{self._unreported} log lines were dropped, because standard error was not read fast enough"
-                    )
-                )
-                self._unreported = 0
-            self._put(record)
-            if lines == _LINES_A_WINDOW:
-                self._put(_note(f"more lines like the last one are left out for up to {_WINDOW_S:g} s"))
-        except queue.Full:
-            self._drop()
-        except Exception:  # noqa: BLE001 - an error in the text of a value must not reach the caller
-            self._drop()
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's signature
-        """Logging's own would write to standard error."""
-        self._drop()
+            vars(record).update(notes)
+            self._lines.put_nowait(self.format(record))
+            self._unreported = 0
+        except Exception:  # noqa: BLE001 - a full queue, or an error in the text of a value
+            self.counts.dropped += 1
+            self._unreported += 1
 
     def flush(self) -> None:
         """Wait until all lines are written, at most a second."""
@@ -176,50 +153,30 @@ class QueuedHandler(logging.Handler):
             self._thread.join(_FLUSH_S)
         super().close()
 
-    def _put(self, record: logging.LogRecord) -> None:
-        self._lines.put_nowait(self.format(record))
-
-    def _drop(self) -> None:
-        self.counts.dropped += 1
-        self._unreported += 1
-
-    # -- the thread ------------------------------------------------------------------------------------------
+    def lines_of(self, record: logging.LogRecord, *, now: float) -> int:
+        """Return the number of lines from this place in this window."""
+        place = (record.pathname, record.lineno)
+        until, lines = self._windows.get(place, (0.0, 0))
+        if now >= until:
+            until, lines = now + _WINDOW_S, 0
+        self._windows[place] = until, lines + 1
+        return lines + 1
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
+            data = f"{line}\n".encode("utf-8", "backslashreplace")
             try:
-                if self._descriptor is None:
-                    self._stream.write(f"{line}\n")
-                else:
-                    _write_all(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
-            except (OSError, ValueError):  # nothing reads the log any more
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:  # nothing reads the log any more
                 self.counts.dropped += 1
             finally:
                 self._lines.task_done()
 
 
-def _descriptor_of(stream: TextIO) -> int | None:
-    """Return the stream's file descriptor. Writing to it avoids the stream's own buffer, whose lock a stalled
-    write would hold when the process ends.
-    """
-    try:
-        return stream.fileno()
-    except (OSError, ValueError):
-        return None
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _note(text: str) -> logging.LogRecord:
-    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None)
-
-
-def setup_logging(config: Log, *, stream: TextIO | None = None) -> QueuedHandler:
-    """Send all logs to `stream` (standard error) in the configured form. Replaces an earlier call."""
-    handler = QueuedHandler(stream or sys.stderr)
+def setup_logging(config: Log, *, descriptor: int = 2) -> QueuedHandler:
+    """Send all logs to a descriptor (standard error) in the configured form. Replaces an earlier call."""
+    handler = QueuedHandler(descriptor)
     handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h, QueuedHandler)]:

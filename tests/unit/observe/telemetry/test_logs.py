@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
+from collections.abc import Callable
+from tempfile import TemporaryFile
 from typing import Literal
 
 import pytest
@@ -16,12 +17,19 @@ from epp.observe.telemetry.logs import setup_logging
 pytestmark = pytest.mark.usefixtures("restored_root")
 
 
+def written(config: Log, log: Callable[[], object]) -> str:
+    """Return what is written while `log` runs."""
+    with TemporaryFile() as file:
+        setup_logging(config, descriptor=file.fileno())
+        log()
+        setup_logging(config).close()
+        file.seek(0)
+        return file.read().decode()
+
+
 def logged(form: Literal["json", "text"], message: str, *args: object, **extra: object) -> str:
-    stream = io.StringIO()
-    handler = setup_logging(Log(format=form), stream=stream)
-    logging.getLogger("epp.test").warning(message, *args, extra=extra)
-    handler.flush()
-    return stream.getvalue()
+    logger = logging.getLogger("epp.test")
+    return written(Log(format=form), lambda: logger.warning(message, *args, extra=extra))
 
 
 def test_json_carries_the_extra_fields() -> None:
@@ -54,36 +62,32 @@ def test_a_value_cannot_start_a_new_line(form: Literal["json", "text"]) -> None:
 
 
 def test_an_exception_is_part_of_its_line() -> None:
-    stream = io.StringIO()
-    handler = setup_logging(Log(), stream=stream)
-    try:
-        int("boom")
-    except ValueError:
-        logging.getLogger("epp.test").exception("failed")
-    handler.flush()
-    line = json.loads(stream.getvalue())
-    assert "ValueError: invalid literal" in line["exception"]
+    def fail() -> None:
+        try:
+            int("boom")
+        except ValueError:
+            logging.getLogger("epp.test").exception("failed")
+
+    assert "ValueError: invalid literal" in json.loads(written(Log(), fail))["exception"]
 
 
 def test_a_debug_log_has_no_line_for_each_header_that_is_decoded() -> None:
-    stream = io.StringIO()
-    handler = setup_logging(Log(level="debug"), stream=stream)
-    Decoder().decode(Encoder().encode([("a", "b")]))
-    logging.getLogger("epp").debug("seen")
-    handler.close()
-    assert "seen" in stream.getvalue()
-    assert "hpack" not in stream.getvalue()
+    def log() -> None:
+        Decoder().decode(Encoder().encode([("a", "b")]))
+        logging.getLogger("epp").debug("seen")
+
+    found = written(Log(level="debug"), log)
+    assert "seen" in found
+    assert "hpack" not in found
 
 
 def test_a_second_setup_replaces_the_handler_and_the_level_is_respected() -> None:
-    first, second = io.StringIO(), io.StringIO()
-    setup_logging(Log(level="info"), stream=first)
-    handler = setup_logging(Log(level="error"), stream=second)
-    logging.getLogger("epp.test").warning("quiet")
-    logging.getLogger("epp.test").error("loud")
-    handler.flush()
-    assert first.getvalue() == ""
-    assert json.loads(second.getvalue())["message"] == "loud"
+    def log() -> None:
+        logging.getLogger("epp.test").warning("quiet")
+        logging.getLogger("epp.test").error("loud")
+
+    setup_logging(Log(level="info"), descriptor=-1)
+    assert json.loads(written(Log(level="error"), log))["message"] == "loud"
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
