@@ -134,8 +134,6 @@ class Sharing(Strict, frozen=True):
     redis: Redis | None = None
     flush_interval_seconds: Annotated[float, Meta(ge=0.005, le=5)] = 0.05
     """How long the picker collects events before it sends them to the other pickers."""
-    snapshot_interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
-    """How often one of the pickers stores its table for pickers that start later."""
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""

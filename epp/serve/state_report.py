@@ -73,7 +73,6 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
         },
         gaps=received.gaps,
         errors=dict(link.errors),
-        tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
     )
 
 

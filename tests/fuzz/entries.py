@@ -10,7 +10,7 @@ from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessage
 from tests.fuzz.entry import Entry
 from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.kv import KvEvents
-from tests.fuzz.peers import PeerBatches, StoredTables
+from tests.fuzz.peers import PeerBatches
 from tests.fuzz.recordings import Recordings
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
@@ -23,7 +23,6 @@ ENTRIES: dict[str, Callable[[], Entry]] = {
     "endpoints_file": EndpointsFile,
     "policy_file": PolicyFile,
     "peer_batches": PeerBatches,
-    "stored_table": StoredTables,
     "kv_events": KvEvents,
     "api_server": ClusterObjects,
     "answers": SampledAnswers,

@@ -23,7 +23,7 @@ HUNTED: Final = {
     "http2": 16_000,
     # Header fields with unusual names run 2,000 lines a KiB, some 0.2 ms.
     **dict.fromkeys(("ext_proc", "access_log", "metrics_page", "model_page"), 4_000),
-    **dict.fromkeys(("peer_batches", "stored_table", "kv_events", "picker_pages"), 4_000),
+    **dict.fromkeys(("peer_batches", "kv_events", "picker_pages"), 4_000),
 }
 """The lines that an input may run for each KiB, at each entry that hands an input to the event loop at once.
 Files of the operator are read in a thread, and answers come in pieces.

@@ -1,6 +1,4 @@
-"""The picker's entries that listen or read from a connection: the admin pages, the workers' hub, the
-values in Redis.
-"""
+"""The picker's entries that listen: the admin pages, and the workers' hub."""
 
 from __future__ import annotations
 
@@ -12,17 +10,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from epp.base.types import Address
-from epp.config.sharing import Redis
-from epp.sources.sharing.batches import MalformedBatchError
 from epp.sources.sharing.hub import Hub, HubLink, frame
-from epp.sources.sharing.link import LinkError
-from epp.sources.sharing.redis_link import RedisLink
-from tests.fuzz.behind import SMALL, OfBytes
+from tests.fuzz.behind import OfBytes
 from tests.fuzz.entry import Entry
-from tests.fuzz.peers import StoredTables
-from tests.harness.fake_redis import FakeRedis
 from tests.harness.live_page import an_admin
-from tests.unit.sources.sharing.pickers import Replica
 
 _WAIT_S = 60.0
 
@@ -143,51 +134,7 @@ async def hub_frames(folder: Path) -> AsyncIterator[Entry]:
         await hub.close()
 
 
-class RedisValues(OfBytes):
-    """Values that a Redis holds under our keys and that others may write."""
-
-    words: Sequence[bytes] = (
-        b"1-0\n",
-        b"18446744073709551615-1\n",
-        b"-\n",
-        b"9" * 40 + b"-0\n",
-        *StoredTables.words,
-    )
-
-    def __init__(self) -> None:
-        self.seeds: Sequence[bytes] = [b"1700000000000-0\n" + StoredTables().seeds[0], b"5-1\n"]
-        self._replica = Replica(1, policy=SMALL)
-        self._redis = FakeRedis(b"")
-        settings = Redis(url="redis://127.0.0.1:1")
-        self._link = RedisLink(settings, clock=lambda: 1_000.0, connect=lambda _: (self._redis, []))
-        self._now = itertools.count(1.0)
-
-    async def feed(self, data: bytes) -> bool:
-        self._redis.values = (data,)
-        self._redis.asked.clear()
-        try:
-            table = await self._link.stored()
-            if table is None:
-                assert not data
-                return False
-            for _ in self._replica.exchange.listener.load(table.data, now=next(self._now), age_s=table.age_s):
-                pass
-        except (LinkError, MalformedBatchError):
-            return False
-        return True
-
-    async def check(self) -> None:
-        self._replica.picker.housekeep(now=next(self._now))
-        self._replica.check()
-
-
-@asynccontextmanager
-async def redis_values(_: Path) -> AsyncIterator[Entry]:
-    yield RedisValues()
-
-
 LISTENING: dict[str, Callable[[Path], AbstractAsyncContextManager[Entry]]] = {
     "admin": admin_pages,
     "hub": hub_frames,
-    "redis_values": redis_values,
 }

@@ -1,4 +1,4 @@
-"""Input from other pickers: batches, and the table that is stored for pickers that join."""
+"""Input from other pickers: their batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from epp.sources.sharing.batches import (
 )
 from epp.sources.sharing.batches import encode as packed
 from epp.sources.sharing.speaker import identity_of
-from epp.sources.sharing.tables import encode_table, table_portions
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
 from tests.unit.picker.picker_questions import text
@@ -59,37 +58,6 @@ class PeerBatches:
         self._replica.picker.housekeep(now=now)
         self._replica.check()
         assert self._replica.exchange.listener.peers < 2_000
-
-
-class StoredTables:
-    """The table that Redis or the hub stores for pickers that join."""
-
-    words: Sequence[bytes] = PeerBatches.words
-
-    def __init__(self) -> None:
-        writer = Replica(7, policy=SMALL)
-        for n in range(5):
-            writer.end(writer.pick(text(f"t{n}", 2_000), now=1.0), now=1.0)
-        stored = list(table_portions(writer.picker))
-        self._replica = Replica(1, policy=SMALL)
-        self.documents: Sequence[object] = [list(map(msgspec.msgpack.decode, stored))]
-        self.seeds: Sequence[bytes] = [encode_table(stored)]
-        self._now = itertools.count(1.0, 0.01)
-
-    def encode(self, document: object, /) -> bytes:
-        return as_msgpack([document])
-
-    async def feed(self, data: bytes) -> bool:
-        try:
-            for _ in self._replica.exchange.listener.load(data, now=next(self._now), age_s=0.5):
-                pass
-        except MalformedBatchError:
-            return False
-        return True
-
-    async def check(self) -> None:
-        self._replica.picker.housekeep(now=next(self._now))
-        self._replica.check()
 
 
 def spoken() -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -62,11 +62,12 @@ async def sharing(
     settings: Sharing,
     secret: HashSecret = NO_SECRET,
     outbox_bytes: int = OUTBOX_BYTES,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Sharer]:
     """Run a replica with its service, which has joined the others."""
     replica = Replica(next(_numbers), on=endpoints("abc"), outbox_bytes=outbox_bytes, secret=secret)
     service = SharingService(
-        replica.exchange, link, settings=settings, keep=Sources(rng=random.Random(1)).keep
+        replica.exchange, link, settings=settings, keep=Sources(rng=random.Random(1)).keep, clock=clock
     )
     task = asyncio.create_task(service.run())
     try:

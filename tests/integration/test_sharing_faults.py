@@ -143,26 +143,6 @@ async def test_a_picker_that_joins_has_the_table_of_the_others_at_once(tmp_path:
             )
 
 
-async def test_a_joining_picker_does_not_stop_at_a_table_stored_for_another(
-    tmp_path: Path,
-) -> None:
-    async with running_redis(tmp_path) as server, two_over(server) as (one, other):
-        await wait_until(
-            lambda: other.service.warm and one.service.counts.stored_tables > 0, what="a table is stored"
-        )
-        for n in range(30):
-            name = f"conversation {n}"
-            for teller, listener in ((one, other), (other, one)):
-                teller.serve(text(f"{name} {id(teller)}"))
-                await listener.learns(text(f"{name} {id(teller)}"))  # so each event is in its own batch
-        async with sharing_over(Redis(url=server.url)) as joined:
-            await wait_until(
-                lambda: joined.replica.picker.table.entries >= 0.9 * one.replica.picker.table.entries,
-                what="the new picker has nine tenths of the table",
-                timeout_s=60,
-            )
-
-
 async def test_a_key_of_another_type_is_an_error_and_sharing_goes_on_without_it(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)

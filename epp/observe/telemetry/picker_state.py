@@ -154,11 +154,6 @@ class SharingStatus:
         "differs from that of another picker.",
         "reason",
     )
-    tables: Mapping[str, int] = counter(
-        "epp_sharing_tables_total",
-        "Prefix tables that were stored for new pickers, or loaded at start.",
-        "what",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

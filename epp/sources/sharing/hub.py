@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.sources.sharing.batches import MOST_BATCH_BYTES
-from epp.sources.sharing.link import Link, LinkError, Received
+from epp.sources.sharing.link import LinkError, Received
 from epp.transport.accepting import Acceptor
 
 _HEADER: Final = struct.Struct(">Id")
@@ -120,7 +120,9 @@ class Hub:
                 other.write(framed)
 
 
-class HubLink(Link):
+class HubLink:
+    """A worker's end of the hub: a `link.Link`."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._channel = b""
@@ -128,6 +130,10 @@ class HubLink(Link):
         self._reading: asyncio.Task[None] | None = None
         self._received: asyncio.Queue[Received] = asyncio.Queue()
         self._connecting = asyncio.Lock()
+
+    async def agree(self, _: str, mine: bytes) -> bytes:
+        """Return `mine`: all workers have the secret from the process that started them."""
+        return mine
 
     async def join(self, channel: str) -> None:
         self._channel = channel.encode()

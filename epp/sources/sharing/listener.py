@@ -8,8 +8,7 @@ lost its cache never enters the table.
 Events of other pickers come late, so the last scrape of a server may have counted a request already. Bookings
 therefore compare the time of the event with the time of the scrape.
 
-A long chain costs CPU. So batches and tables are applied in portions, and requests are served between the
-portions.
+A long chain costs CPU. So batches are applied in portions, and requests are served between the portions.
 
 Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was on its way.
 """
@@ -24,7 +23,7 @@ from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState
 from epp.picker.events import Guess
 from epp.picker.picker import Picker
-from epp.picker.prefix_index.upkeep import charge, clear_endpoint, resize
+from epp.picker.prefix_index.upkeep import clear_endpoint
 from epp.sources.sharing.batches import (
     Event,
     HeldChain,
@@ -43,7 +42,6 @@ from epp.sources.sharing.batches import (
     unpack_hashes,
 )
 from epp.sources.sharing.speaker import identity_of
-from epp.sources.sharing.tables import Portion, decode_table
 
 _MOST_OPEN: Final = 100_000
 """Most open requests of one other picker. Further ones are ignored."""
@@ -93,9 +91,6 @@ class Listener:
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
-        self._floors: dict[EndpointName, float] = {}
-        """The servers' counters of prompt tokens when the loaded table was stored. Each is kept until the
-        endpoint's own counter is seen."""
         self._spent = 0
         """Chunks applied in this portion."""
         self.counts = ReceivedCounts()
@@ -116,14 +111,14 @@ class Listener:
             return
         peer = self._peers.get(batch.speaker)
         if peer is None:
-            peer = self._peers[batch.speaker] = _Peer(now - age_s, batch.number - 1)
+            peer = self._peers[batch.speaker] = _Peer(now, batch.number - 1)
         if batch.number <= peer.number:
             return  # a sender that does not know whether a batch arrived sends it again
         if batch.number != peer.number + 1:
             self._missed(peer, now=now)
         self.counts.batches += 1
         peer.number = batch.number
-        peer.heard_at = max(peer.heard_at, now - age_s)
+        peer.heard_at = now
         current = age_s < self._timeout_s
         try:
             for event in batch.events:
@@ -137,35 +132,10 @@ class Listener:
             self._missed(peer, now=now)  # the rest of the batch is missing
             raise
 
-    def load(self, data: bytes | memoryview, *, now: float, age_s: float) -> Iterator[None]:
-        """Apply a stored table, a portion at each step. Raises MalformedError."""
-        at = now - age_s
-        for portion in decode_table(data):
-            state = self._server(portion.server, portion.process)
-            if state is None:
-                continue
-            self._set_size(state, portion)
-            for chain, size_bytes in portion.read_uses():
-                if chain:
-                    self._hold(state, cast("list[ChunkHash]", chain), at=at, now=now)
-                else:
-                    charge(self._picker.table, state.endpoint.name, size_bytes=size_bytes, now=now)
-                self._spent += _EVENT_CHUNKS
-                if self._portion_is_full():
-                    yield
-            yield
-
     def expire(self, *, now: float) -> None:
-        """Forget silent pickers. Compare the servers' counters with those in the loaded table."""
+        """Forget silent pickers."""
         for who in [w for w, peer in self._peers.items() if now - peer.heard_at > self._timeout_s]:
             self._forget(who, now=now)
-        for name, floor in list(self._floors.items()):
-            state = self._picker.fleet.get(name)
-            computed = state.metrics.prompt_tokens if state is not None and state.metrics else None
-            if state is None or computed is not None:
-                del self._floors[name]
-            if computed is not None and computed < floor:
-                clear_endpoint(self._picker.table, name)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -198,7 +168,9 @@ class Listener:
                 request = peer.open.pop(event.number, None)
                 if request is not None:  # otherwise it began before this picker listened
                     self.counts.events += 1
-                    self._close(request, kept=event.kept, failed=event.failed, at=at, now=now)
+                    self._close(
+                        request, kept=event.kept, failed=event.failed, at=at, now=now, current=current
+                    )
             case SharedFatal(_, body_hash, strikes):
                 if current:
                     self._picker.fatal.strike(body_hash, strikes, now=now)
@@ -244,7 +216,7 @@ class Listener:
         before = peer.open.pop(event.number, None)
         if before is not None:
             # The data plane tried another server.
-            self._close(before, kept=Kept.LOST, failed=True, at=at, now=now)
+            self._close(before, kept=Kept.LOST, failed=True, at=at, now=now, current=books)
         if len(peer.open) >= _MOST_OPEN:
             return
         if at < state.cold_at:
@@ -264,8 +236,12 @@ class Listener:
         elif chain:
             self._picker.table.record(state.endpoint.name, chain, now=now)
 
-    def _close(self, request: _OpenPick, *, kept: int, failed: bool, at: float, now: float) -> None:
-        """Release the booking, and settle the guess."""
+    def _close(
+        self, request: _OpenPick, *, kept: int, failed: bool, at: float, now: float, current: bool
+    ) -> None:
+        """Release the booking, and settle the guess. current: whether the answer still says how the server is
+        now; a picker that joins reads old batches too.
+        """
         state, guesses = request.state, self._picker.guesses
         if request.booked and kept == Kept.DETACHED:
             state.detach(peers=True)
@@ -274,7 +250,7 @@ class Listener:
         same_server = self._picker.fleet.get(state.endpoint.name) is state and (
             state.process == request.guess.process
         )
-        if same_server and (failed or kept == Kept.COMPUTED):
+        if current and same_server and (failed or kept == Kept.COMPUTED):
             self._picker.on_peer_answer(state, failed=failed, now=now)
         if request.guess.proven:
             guesses.used(request.guess, now=now)
@@ -294,14 +270,6 @@ class Listener:
         if at > state.cold_at + _SAME_RESTART_S:
             state.restarted(at=at)
             clear_endpoint(self._picker.table, state.endpoint.name)
-
-    def _set_size(self, state: EndpointState, portion: Portion) -> None:
-        """Set the size of the mirror until the endpoint itself states its size."""
-        name = state.endpoint.name
-        if state.metrics is None:
-            resize(self._picker.table, name, capacity_bytes=portion.capacity_bytes)
-            if portion.prompt_tokens is not None:
-                self._floors[name] = portion.prompt_tokens
 
     def check_integrity(self) -> None:
         held: dict[int, int] = {}

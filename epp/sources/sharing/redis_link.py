@@ -1,16 +1,21 @@
-"""Carries batches over Redis or Valkey: one bounded stream of batches and one stored table, both under the
-name of the channel.
+"""Carries batches over Redis or Valkey: one bounded stream of batches for each channel.
 
-It sends only commands that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, GETRANGE,
-PEXPIRE. All keys of a channel share a hash tag, so a cluster keeps them on one node. Redis's own clock gives
-the age of a batch: the ids of stream entries are its milliseconds, and each answer to XADD shows the current
-time.
+It sends only commands that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, PEXPIRE.
+Redis's own clock gives the age of a batch: the ids of stream entries are its milliseconds, and each answer to
+XADD shows the current time.
+
+Where the pool has a key, pickers sign their batches, so that others who can write to the same Redis cannot
+influence them. The signature covers the channel and the batch, but not the time. So someone who can write to
+Redis can repeat an earlier batch of a picker, but cannot make a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,11 +31,12 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from epp.config.sharing import Redis
-from epp.sources.sharing.link import Link, LinkError, Received
-from epp.sources.sharing.signed import Seal
-from epp.sources.sharing.tables import MOST_TABLE_BYTES
+from epp.sources.sharing.link import LinkError, Received
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+SIGNATURE_BYTES: Final = 16
 _FIELD: Final = b"b"
 _BLOCK_MS: Final = 1000
 _TIMEOUT_S: Final = 3.0
@@ -40,13 +46,11 @@ _STREAM_BATCHES: Final = 10_000
 """About how many batches the stream keeps. One holds the events of one picker in one flush interval."""
 _KEEP_MS: Final = 3_600_000
 """An unused channel is deleted after this time."""
+_RENEW_S: Final = 600.0
+"""How often a picker that sends sets this time again."""
 _START: Final = b"0-0"
-_MOST_POSITION_BYTES: Final = 41
-"""Longest id of a stream entry: two numbers of 64 bits."""
-_READ_TABLE_TIMES: Final = 3
-"""Tries to read a stored table. Another picker may store its own table meanwhile."""
-MOST_PIECE_BYTES: Final = 2**20
-"""The largest value that is requested: the stored table is read in pieces of this size."""
+_MOST_VALUE_BYTES: Final = 2**20
+"""Largest reply that is no list."""
 _MOST_LIST_BYTES: Final = 64 * 2**20
 """Largest reply that is a list: as many batches as are read at once."""
 
@@ -62,7 +66,7 @@ class _BoundedParser(_AsyncRESP2Parser):
     __slots__ = ("_begun", "_left")
 
     async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002 - redis-py calls it
-        self._left, self._begun = MOST_PIECE_BYTES, False
+        self._left, self._begun = _MOST_VALUE_BYTES, False
         return await super().read_response(disable_decoding=disable_decoding)
 
     async def _readline(self) -> bytes:
@@ -112,25 +116,43 @@ class _PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
+class Seal:
+    """Signs batches with the key of the pool."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = hashlib.sha256(key).digest()
+
+    def sign(self, batch: bytes | memoryview, *, channel: str) -> bytes:
+        """Return the signature."""
+        made = hashlib.blake2b(key=self._key, digest_size=SIGNATURE_BYTES, person=b"batch")
+        made.update(f"{channel}\0".encode())
+        made.update(batch)
+        return made.digest()
+
+    def opened(self, signed: bytes, *, channel: str) -> bytes | memoryview:
+        """Return the batch without its signature. Empty, which is no batch: the signature is wrong."""
+        signature, batch = signed[:SIGNATURE_BYTES], memoryview(signed)[SIGNATURE_BYTES:]
+        if hmac.compare_digest(signature, self.sign(batch, channel=channel)):
+            return batch
+        _log.warning(
+            "refused a batch of %d bytes: the pool's key did not sign it; do all pickers have the same sharing.redis.signingKeyFile?",
+            len(batch),
+        )
+        return b""
+
+
 Clients = tuple[Any, list[Any]]
 """A client, which connects when it is first used, and the clients below it. redis-py's clients have no common
 type."""
 
 
-class RedisLink(Link):
-    def __init__(
-        self,
-        settings: Redis,
-        *,
-        seal: Seal | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        connect: Callable[[Redis], Clients] | None = None,
-    ) -> None:
-        """seal: signs all messages, and refuses those that it did not sign."""
+class RedisLink:
+    """A `link.Link`."""
+
+    def __init__(self, settings: Redis, *, seal: Seal | None = None) -> None:
+        """seal: signs all batches, and refuses those that it did not sign."""
         self._settings = settings
         self._seal = seal
-        self._connect = connect or _connect
-        self._clock = clock
         self._client: Any = None
         self._others: list[Any] = []
         """The clients below the first one: the sentinels."""
@@ -140,6 +162,8 @@ class RedisLink(Link):
         """Id of the last batch that this picker sent."""
         self._ahead_ms = 0.0
         """Redis's clock minus ours."""
+        self._renewed_at = float("-inf")
+        """When the stream's end was last set."""
         self._unsure = False
         """Whether another Redis than before may answer the next call, or one that came back empty."""
 
@@ -151,18 +175,22 @@ class RedisLink(Link):
         return found if isinstance(found, bytes) else mine
 
     async def join(self, channel: str) -> None:
-        self._channel, self._position = channel, _START
+        self._channel, self._position, self._renewed_at = channel, _START, float("-inf")
 
     async def send(self, batch: bytes) -> None:
         if self._seal is not None:
-            batch = self._seal.sign("batch", batch, channel=self._channel) + batch
+            batch = self._seal.sign(batch, channel=self._channel) + batch
         entry = await self._call(
             lambda client: client.xadd(
                 self._stream, {_FIELD: batch}, maxlen=_STREAM_BATCHES, approximate=True
             )
         )
         self._said = entry
-        self._ahead_ms = _order(entry)[0] - self._clock() * 1000
+        now = time.monotonic()
+        self._ahead_ms = _order(entry)[0] - now * 1000
+        if now - self._renewed_at > _RENEW_S:
+            await self._call(lambda client: client.pexpire(self._stream, _KEEP_MS))
+            self._renewed_at = now
 
     async def read(self) -> list[Received]:
         if self._unsure:
@@ -184,61 +212,6 @@ class RedisLink(Link):
             self._position = entries[-1][0]
         return [Received(self._batch_of(fields), self._age_s(entry)) for entry, fields in entries]
 
-    async def stored(self) -> Received | None:
-        for _ in range(_READ_TABLE_TIMES):
-            head = await self._piece(0)
-            position = head[: _MOST_POSITION_BYTES + 1].partition(b"\n")[0]
-            if not head:
-                return None
-            order = _order(position)
-            value = await self._table_after(head)
-            if (await self._piece(0, size=len(position) + 1)).rstrip(b"\n") == position:
-                table = await self._opened_table(memoryview(value)[len(position) + 1 :])
-                if table is None:
-                    return None
-                self._position = b"%d-%d" % order
-                await self._recover()
-                return Received(table, self._age_s(position))
-        raise LinkError("the stored table was replaced each time it was read", reason="refused")
-
-    async def _opened_table(self, table: memoryview) -> memoryview | None:
-        """Return the table without its signature. None: the signature is wrong. A table has many megabytes,
-        so a thread makes and checks signatures.
-        """
-        if self._seal is None:
-            return table
-        return await asyncio.to_thread(self._seal.opened, "table", table, channel=self._channel)
-
-    async def _table_after(self, piece: bytes) -> bytearray:
-        """Return the whole value, read in pieces: copying many megabytes in one step would hold the loop."""
-        table = bytearray(piece)
-        while len(piece) == MOST_PIECE_BYTES:
-            if len(table) > MOST_TABLE_BYTES:
-                raise LinkError(f"the stored table has more than {MOST_TABLE_BYTES} bytes", reason="refused")
-            piece = await self._piece(len(table))
-            table += piece
-        return table
-
-    async def _piece(self, start: int, *, size: int = MOST_PIECE_BYTES) -> bytes:
-        end = start + size - 1
-        return cast("bytes", await self._call(lambda client: client.getrange(self._table, start, end)))
-
-    def position(self) -> bytes:
-        return self._position
-
-    async def store(self, table: bytes, *, since: bytes) -> None:
-        if self._seal is not None:
-            signature = await asyncio.to_thread(self._seal.sign, "table", table, channel=self._channel)
-            table = signature + table
-        data = since + b"\n" + table
-        await self._call(lambda client: client.set(self._table, data, px=_KEEP_MS))
-        await self._call(lambda client: client.pexpire(self._stream, _KEEP_MS))
-
-    async def take_turn(self, *, period_s: float) -> bool:
-        key = f"{self._channel}:turn:store"
-        taken = await self._call(lambda client: client.set(key, b"1", nx=True, px=int(period_s * 1000)))
-        return bool(taken)
-
     async def close(self) -> None:
         """End all connections. The next call connects again."""
         clients = [client for client in (self._client, *self._others) if client is not None]
@@ -251,19 +224,12 @@ class RedisLink(Link):
     def _stream(self) -> str:
         return f"{self._channel}:stream"
 
-    @property
-    def _table(self) -> str:
-        return f"{self._channel}:table"
-
     def _batch_of(self, fields: dict[bytes, bytes]) -> bytes | memoryview:
-        """Return the batch of a stream's entry. Empty, which is no batch: it was not signed."""
         batch = fields.get(_FIELD, b"")
-        if self._seal is None:
-            return batch
-        return self._seal.opened("batch", batch, channel=self._channel) or b""
+        return batch if self._seal is None else self._seal.opened(batch, channel=self._channel)
 
     def _age_s(self, entry: bytes) -> float:
-        return max(0.0, (self._clock() * 1000 + self._ahead_ms - _order(entry)[0]) / 1000)
+        return max(0.0, (time.monotonic() * 1000 + self._ahead_ms - _order(entry)[0]) / 1000)
 
     async def _recover(self) -> None:
         """Read on from the newest id, if it is smaller than the last id that we read. Otherwise `read` would
@@ -282,7 +248,7 @@ class RedisLink(Link):
         client = self._client
         try:
             if client is None:
-                client, self._others = self._connect(self._settings)
+                client, self._others = _connect(self._settings)
                 self._client = client
             async with asyncio.timeout(_TIMEOUT_S):
                 return await command(client)
@@ -365,11 +331,6 @@ def _tls(settings: Redis) -> dict[str, Any]:
 
 
 def _order(entry: bytes) -> tuple[int, int]:
-    """Return a stream entry's id as numbers that can be compared. Raises LinkError for anything else."""
+    """Return a stream entry's id as numbers that can be compared."""
     milliseconds, _, number = entry.partition(b"-")
-    number = number or b"0"
-    if len(entry) <= _MOST_POSITION_BYTES and milliseconds.isdigit() and number.isdigit():
-        order = int(milliseconds), int(number)
-        if max(order) < 2**64:
-            return order
-    raise LinkError("Redis returned a position that is not the id of a stream's entry", reason="refused")
+    return int(milliseconds), int(number)

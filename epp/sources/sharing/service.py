@@ -1,7 +1,6 @@
-"""Runs the exchange of one picker over a link: sends and reads batches, stores and loads tables. No pick
-waits for this.
+"""Runs the exchange of one picker over a link: sends and reads batches. No pick waits for this.
 
-There are four loops. `keep` starts each again if it fails. Only the ticking loop follows the clock; it
+There are three loops. `keep` starts each again if it fails. Only the ticking loop follows the clock; it
 forgets silent peers, whatever the link does. The other loops wait for the link. After an error they try
 again, with growing pauses of up to a second.
 
@@ -30,19 +29,17 @@ from epp.sources.sharing.batches import MalformedBatchError
 from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.hub import HubLink
 from epp.sources.sharing.link import Link, LinkError
-from epp.sources.sharing.signed import Seal
-from epp.sources.sharing.tables import encode_table, table_portions
 
 _log = logging.getLogger("epp.sources.sharing")
 _TELL: Final = "send to the other pickers"
 _HEAR: Final = "receive from the other pickers"
-_LOAD: Final = "load the shared table"
-_STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
 _WARMUP_S: Final = 2.0
 """A starting picker waits no longer for what the others know."""
 _CURRENT_S: Final = 1.0
 """A picker that reads batches of this age has read what was kept for it."""
+_COMPARE_S: Final = 10.0
+"""How often the hash secret is compared with the pool's."""
 _LAST_WORDS_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.2
 _SPEAKER_BYTES: Final = 8
@@ -52,8 +49,6 @@ _SPEAKER_BYTES: Final = 8
 class LinkCounts:
     sent_batches: int = 0
     malformed: int = 0
-    stored_tables: int = 0
-    loaded_tables: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
 
@@ -78,16 +73,14 @@ class SharingService:
         """The channel that this picker has joined."""
         self._work = asyncio.Event()
         self._joined = asyncio.Event()
-        self._loadable = asyncio.Event()
-        """Set when there are endpoints that a table can be about, or when the wait for them is over."""
+        self._readable = asyncio.Event()
+        """Set when there are endpoints that batches can be about, or when the wait for them is over."""
         self._unsent: bytes | None = None
         self._started = clock()
         self._agreed_at = float("-inf")
         """When the hash secret was last compared with the pool's."""
         self._secret_differs = False
         self._warm = asyncio.Event()
-        self._loaded = ""
-        """The channel whose table was loaded, as far as this is possible."""
         self._away: set[str] = set()
         self.counts = LinkCounts()
 
@@ -109,7 +102,6 @@ class SharingService:
             ("ticking", self._tick),
             ("saying", self._send),
             ("reading", self._read),
-            ("storing", self._store),
         )
         tasks: set[asyncio.Task[None]] = {
             asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}") for name, loop in loops
@@ -121,13 +113,11 @@ class SharingService:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Send the last events, and store the table if no other picker has it. Only if this works at once."""
+        """Send the last events, if this works at once."""
         with contextlib.suppress(LinkError, TimeoutError):
             if self.connected:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._flush()
-                    if not self.exchange.listener.peers:
-                        await self._write_table()
         await self._link.close()
 
     # -- loops -----------------------------------------------------------------------------------------------
@@ -139,7 +129,7 @@ class SharingService:
             if self._away or now - self._started >= _WARMUP_S:
                 self._warm.set()
             if len(exchange.picker.fleet) or self.warm:
-                self._loadable.set()
+                self._readable.set()
             self._work.set()
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
@@ -167,7 +157,7 @@ class SharingService:
         """Compare the hash secret with the pool's: at first, and again from time to time, since a Redis may
         have been emptied.
         """
-        if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
+        if self._clock() - self._agreed_at < _COMPARE_S:
             return
         shown = await self._link.agree(self._settings.pool, self.exchange.picker.caches.secret.shown())
         self._agreed_at = self._clock()
@@ -192,15 +182,13 @@ class SharingService:
             self._unsent = None
 
     async def _read(self) -> None:
-        await self._loadable.wait()
+        await self._readable.wait()
         while True:
             await self._joined.wait()
-            if self._loaded != self._channel:
-                self._loaded = self._channel  # if the table ends this loop, it is not tried again
-                await self._retrying(_LOAD, self._load)
             await self._retrying(_HEAR, self._read_once)
-            # Others send at any moment. Reading several batches together costs a fraction.
-            await asyncio.sleep(self._settings.flush_interval_seconds)
+            if self.warm:
+                # Others send at any moment. Reading several batches together costs a fraction.
+                await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _read_once(self) -> None:
         batches = await self._link.read()
@@ -216,41 +204,8 @@ class SharingService:
         if not batches or batches[-1].age_s < _CURRENT_S:
             self._warm.set()
 
-    async def _load(self) -> None:
-        """Load the stored table, if there is one, with a pause after each portion."""
-        table = await self._link.stored()
-        if table is None:
-            return
-        try:
-            for _ in self.exchange.listener.load(table.data, now=self._clock(), age_s=table.age_s):
-                await asyncio.sleep(0)
-        except MalformedBatchError as error:
-            self.counts.malformed += 1
-            _log.warning("skipped the stored table: %s", error)
-            return
-        self.counts.loaded_tables += 1
-
-    async def _store(self) -> None:
-        """Store the table for pickers that join, from time to time if it is our turn."""
-        while True:
-            await asyncio.sleep(self._settings.snapshot_interval_seconds)
-            if self._joined.is_set() and self.warm:  # otherwise this picker itself waits for a table
-                await self._retrying(_STORE, self._store_in_turn)
-
-    async def _store_in_turn(self) -> None:
-        if await self._link.take_turn(period_s=self._settings.snapshot_interval_seconds):
-            await self._write_table()
-
-    async def _write_table(self) -> None:
-        portions, since = [], self._link.position()
-        for portion in table_portions(self.exchange.picker):
-            portions.append(portion)
-            await asyncio.sleep(0)
-        await self._link.store(encode_table(portions), since=since)
-        self.counts.stored_tables += 1
-
     async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Try again until it works. Attempts to load or store a table are not repeated."""
+        """Try again until it works."""
         for n in range(2**62):
             try:
                 await attempt()
@@ -264,9 +219,6 @@ class SharingService:
                         str(error).rstrip("."),
                     )
                 await asyncio.sleep(_BACKOFF_S[min(n, len(_BACKOFF_S) - 1)])
-                if what in (_LOAD, _STORE):
-                    self._away.discard(what)
-                    return
             else:
                 if what in self._away:
                     self._away.discard(what)
@@ -318,7 +270,7 @@ def make(picker: Picker, settings: Sharing, *, hub: Path | None, keep: Keep) -> 
 
 def _redis_link(settings: Redis) -> Link:
     try:
-        from epp.sources.sharing.redis_link import RedisLink  # noqa: PLC0415 - the package is an extra
+        from epp.sources.sharing.redis_link import RedisLink, Seal  # noqa: PLC0415 - the package is an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
             "sharing.redis: the redis package is not installed: pip install 'prefix-gateway[redis]'"

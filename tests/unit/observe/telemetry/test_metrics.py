@@ -35,7 +35,6 @@ SHARING = SharingStatus(
     skipped={"stale": 2},
     gaps=0,
     errors={"timeout": 1},
-    tables={"stored": 1},
 )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 import pytest
 
 from epp.config.sharing import Sharing
 from epp.picker.prefix_index.secret import derived
-from epp.sources.sharing.link import Link, LinkError, Received
+from epp.sources.sharing.link import LinkError, Received
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
 from tests.unit.picker.picker_questions import text
@@ -23,13 +24,12 @@ class Channel:
 
     def __init__(self) -> None:
         self.links: list[MemoryLink] = []
-        self.table: bytes | None = None
         self.shown = b""
         self.fault: LinkError | None = None
         """The answer to every call, if there is one."""
 
 
-class MemoryLink(Link):
+class MemoryLink:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.received: list[bytes] = []
@@ -58,21 +58,12 @@ class MemoryLink(Link):
 
     async def read(self) -> list[Received]:
         self._called("read")
-        await asyncio.sleep(0.001)
+        for _ in range(1_000):
+            await asyncio.sleep(0.001)
+            if self.received:
+                break
         received, self.received = self.received, []
         return [Received(data, self.age_s) for data in received]
-
-    async def stored(self) -> Received | None:
-        self._called("stored")
-        return None if self._channel.table is None else Received(self._channel.table, 0.0)
-
-    async def store(self, table: bytes, *, since: bytes) -> None:
-        self._called("store")
-        self._channel.table = table
-
-    async def take_turn(self, *, period_s: float) -> bool:
-        self._called("take_turn")
-        return True
 
     async def close(self) -> None:
         self.closed = True
@@ -127,37 +118,37 @@ async def test_a_picker_without_a_link_is_warm_at_once() -> None:
         assert not one.service.connected
 
 
-async def test_a_lone_picker_leaves_its_table_for_the_next_one() -> None:
+@pytest.mark.parametrize("junk", [b"junk", b""])
+async def test_bytes_that_are_not_a_batch_are_counted_and_skipped(junk: bytes) -> None:
     channel = Channel()
-    link = MemoryLink(channel)
-    async with sharing(link, settings=SETTINGS) as one:
+    async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
+        channel.links[0].received.append(junk)
+        await wait_until(lambda: one.service.counts.malformed == 1, what="the batch is skipped")
+        assert one.service.connected
+
+
+async def test_a_picker_that_ends_closes_its_link_after_its_last_events() -> None:
+    link = MemoryLink(Channel())
+    async with sharing(link, settings=Sharing(flush_interval_seconds=5)) as one:
         await wait_until(lambda: one.service.connected, what="the picker has joined")
         one.serve(text("p"))
+        sent = link.calls["send"]
+    assert link.calls["send"] == sent + 1
     assert link.closed
-    async with sharing(MemoryLink(channel), settings=SETTINGS) as next_one:
-        await next_one.learns(text("p"))
-        assert next_one.service.counts.loaded_tables >= 1
 
 
-@pytest.mark.parametrize("junk", [b"junk", b""])
-async def test_bytes_that_are_not_a_batch_or_a_table_are_counted_and_skipped(junk: bytes) -> None:
-    channel = Channel()
-    channel.table = junk
-    async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
-        await wait_until(lambda: one.service.counts.malformed == 1, what="the table is skipped")
-        channel.links[0].received.append(junk)
-        await wait_until(lambda: one.service.counts.malformed == 2, what="the batch is skipped")
-        assert one.service.connected
+def hurried() -> float:
+    """Return a time that passes a hundred times as fast."""
+    return time.monotonic() * 100
 
 
 async def test_different_hash_secrets_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     channel = Channel()
-    often = Sharing(flush_interval_seconds=0.02, snapshot_interval_seconds=1)
+    links = [MemoryLink(channel) for _ in range(2)]
     async with (
-        sharing(MemoryLink(channel), settings=often, secret=derived(b"the secret of one")) as one,
-        sharing(MemoryLink(channel), settings=often, secret=derived(b"another secret")) as other,
+        sharing(links[0], settings=SETTINGS, secret=derived(b"the secret of one"), clock=hurried),
+        sharing(links[1], settings=SETTINGS, secret=derived(b"another secret"), clock=hurried),
     ):
-        both = (one.service.counts, other.service.counts)
-        await wait_until(lambda: sum(c.errors["secret"] for c in both) >= 2, what="two comparisons")
+        await wait_until(lambda: all(link.calls["agree"] >= 3 for link in links), what="comparisons")
     complaints = [r for r in caplog.records if "hash secret" in r.getMessage()]
     assert len(complaints) == 1, "the first picker's secret is that of the pool"
