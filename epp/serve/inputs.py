@@ -57,7 +57,7 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
     if config.exact_mode is not None:
         from epp.sources.kvevents import start as exact  # noqa: PLC0415 - nothing of exact mode is loaded without it
 
-        exact.require(config.exact_mode)
+        exact.read_models(config.exact_mode)
     tracing.require(config.tracing)
     endpoints_text = read_file(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
     policy_text = read_file(config.policy_file, field="policyFile") if config.policy_file else None

@@ -45,7 +45,7 @@ class Deaf(Exact):
 
     def apply(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
         self.steps += [
-            "gap" if isinstance(step, Forget) else decode(step.payload)[0].blocks[0]  # type: ignore[union-attr]  # removals alone are sent
+            "gap" if isinstance(step, Forget) else decode(step)[0].blocks[0]  # type: ignore[union-attr]  # removals alone are sent
             for step in steps
         ]
 

@@ -103,7 +103,6 @@ async def following_vllm(
         lambda: exact,
         topic="kv-events",
         source=lambda e: EventSource(e.model, e.incarnation, e.kv_events, e.kv_replay),
-        clock=asyncio.get_running_loop().time,
     )
     service.set_endpoints(endpoints)
     task = asyncio.create_task(service.run())

@@ -22,7 +22,7 @@ from epp.sources.kvevents.decoding import MalformedEventError, Stored, decode
 from epp.sources.kvevents.knowledge import Knowledge, OverfullError
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.sequence import Deliver, Forget, Step
+from epp.sources.kvevents.sequence import Forget, Step
 
 _CHECK_AFTER_S: Final = 30.0
 """By then a prompt's blocks are stored, or its server is so busy that a missing block proves nothing."""
@@ -57,13 +57,11 @@ class _Model:
     misses_in_a_row: int = 0
     prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
     """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
-    last_error: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class _FollowedServer:
     model: _Model
-    process: int | None = None
     off: str = ""
     """Why the server is not followed. Empty: it is followed."""
     agreed: bool = False
@@ -82,6 +80,8 @@ class Exact:
         self._servers: dict[EndpointName, _FollowedServer] = {}
         self.malformed = 0
         """Number of messages that were no KV events."""
+        self.last_error = ""
+        """The last unexpected error of a prompt. It may quote the prompt, so it is in no status."""
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -104,13 +104,13 @@ class Exact:
         known = self._servers[server]
         for step in steps:
             match step:
-                case Deliver(payload):
-                    self._deliver(server, known, payload, now=now)
-                case Forget("restart"):
+                case Forget.RESTART:
                     self.knowledge.lost(server, now=now)
                     known.off, known.agreed = "", False
-                case Forget():
+                case Forget.GAP:
                     self.knowledge.forget(server)
+                case payload:
+                    self._deliver(server, known, payload, now=now)
         self.knowledge.servers[server].complete = complete and not known.off
 
     def _deliver(self, server: EndpointName, known: _FollowedServer, payload: bytes, *, now: float) -> None:
@@ -176,16 +176,12 @@ class Exact:
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
-    def routed(self, routed: RoutedPrompt, *, now: float) -> bool:
-        """Called when a server has begun to answer a prompt. Returns True: the server has another process
-        than before.
-        """
+    def routed(self, routed: RoutedPrompt, *, now: float) -> None:
+        """Called when a server has begun to answer a prompt."""
         known = self._servers.get(routed.server)
         if known is None:
-            return False
+            return
         model = known.model
-        restarted = known.process is not None and known.process != routed.process
-        known.process = routed.process
         if model.settings is None:
             model.prompts["model"] += 1
         elif model.hasher is None:
@@ -194,7 +190,6 @@ class Exact:
             model.prompts["off"] += 1
         else:
             self._map(model, model.settings, model.hasher, routed, now=now)
-        return restarted
 
     def _map(
         self, model: _Model, settings: ModelSettings, hasher: BlockHasher, routed: RoutedPrompt, *, now: float
@@ -214,7 +209,7 @@ class Exact:
             return
         except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1
-            model.last_error = repr(error)
+            self.last_error = repr(error)
             return
         model.prompts["mapped"] += 1
         self.knowledge.map(mapped, now=now)
@@ -266,12 +261,6 @@ class Exact:
             )
             for name, m in self._models.items()
         }
-
-    def last_errors(self) -> dict[str, str]:
-        """Return the last unexpected error of a prompt, by model. It may quote the prompt, so it is in no
-        status.
-        """
-        return {name: m.last_error for name, m in self._models.items() if m.last_error}
 
     def servers(self) -> dict[EndpointName, ExactServerStatus]:
         found = {}

@@ -1,7 +1,8 @@
-"""Opens the ZeroMQ sockets of exact mode. They never block, hold a bounded number of messages, and leave
-nothing behind when they are closed.
+"""Follows the messages of one server over ZeroMQ: a subscription, and a DEALER socket during a replay.
 
-Of the content of messages this module knows only the mark at the end of a replay. Caller: `service`.
+The sockets never block, hold a bounded number of messages, and leave nothing behind when they are closed.
+Each replay has a new socket, so that no message of an earlier replay arrives on it. `sequence` decides what
+the messages mean. Caller: `service`.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ from typing import Final, TypeAlias
 
 import zmq
 
-from epp.base.types import EndpointName
 from epp.sources.kvevents.sequence import Sequence as Messages
+from epp.sources.kvevents.sequence import Step
 
 Socket: TypeAlias = zmq.Socket[bytes]
 Context: TypeAlias = zmq.Context[Socket]
 
-END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
+_END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 """This number marks the end of a replay."""
+_REPLAY_TIMEOUT_S: Final = 5.0
+"""A replay has failed if no message of it comes for this time."""
+_MESSAGES_A_TURN: Final = 64
+"""Most messages read from one server before the others get their turn."""
 _RECEIVE_HIGH_WATER_MARK: Final = 256
-"""The most messages of a server that wait in its socket. Further messages are lost, and are replayed later.
-"""
+"""The most messages of a server that wait in its socket. Further messages wait at the server, or are lost and
+replayed later."""
 MOST_MESSAGE_BYTES: Final = 2**20
 """The largest message: 200,000 tokens that a server stored in one step. If a message is larger, ZeroMQ closes
-the connection of its sender and does not reconnect: see `Subscription`.
-"""
+the connection of its sender and does not reconnect: see `renew`."""
 _MOST_SOCKETS: Final = 8_192
 """Four sockets for each followed server, and a few of ZeroMQ's own."""
 
@@ -36,7 +40,119 @@ def new_context() -> Context:
     return context
 
 
-def open_socket(context: Context, kind: int, address: str, *, topic: str | None = None) -> Socket:
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """The addresses of the events of one server."""
+
+    model: str
+    incarnation: str
+    events: str
+    replay: str
+    """Where missed events are replayed. Empty: nowhere."""
+
+
+class Followed:
+    """One server. Raises zmq.ZMQError if no socket is left or an address is wrong."""
+
+    def __init__(self, context: Context, source: EventSource, *, topic: str, gaps: dict[str, int]) -> None:
+        self.source = source
+        self.messages = Messages(replays=bool(source.replay), gaps=gaps)
+        self._context = context
+        self._topic = topic
+        self.replay: Socket | None = None
+        self._asked = 0
+        """The number from which the replay was requested."""
+        self._give_up_at = 0.0
+        self._connect()
+
+    def _connect(self) -> None:
+        self.sub = _open(self._context, zmq.SUB, self.source.events, topic=self._topic)
+        self._ended = False
+        try:
+            self._monitor: Socket = self.sub.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        except zmq.ZMQError:
+            self.sub.close(linger=0)
+            raise
+
+    def renew(self) -> None:
+        """Subscribe again if the connection has ended and everything that came over it was read. Missed
+        messages show as a gap.
+
+        ZeroMQ reconnects after most ends of a connection, but not after a message over the limit or one that
+        breaks its protocol.
+        """
+        while _receive(self._monitor) is not None:
+            self._ended = True
+        if self._ended and not self.sub.poll(0):
+            self._disconnect()
+            self._connect()
+
+    def _disconnect(self) -> None:
+        if not self.sub.closed:
+            self.sub.disable_monitor()
+            self._monitor.close(linger=0)  # otherwise the context never ends
+            self.sub.close(linger=0)
+
+    def close(self) -> None:
+        self._disconnect()
+        self._close_replay()
+
+    def _close_replay(self) -> None:
+        if self.replay is not None:
+            self.replay.close(linger=0)
+            self.replay = None
+
+    def restarted(self) -> list[Step]:
+        """Another part of the picker knows that another process sends now."""
+        self._close_replay()
+        return self.messages.restarted()
+
+    def read(self, *, now: float) -> list[Step]:
+        """Read some messages without waiting, and request missing ones. Returns the steps to do."""
+        steps: list[Step] = []
+        for _ in range(_MESSAGES_A_TURN):
+            found = self._read_live() if self.messages.due is None else self._read_replay(now=now)
+            if found is None:
+                break
+            steps += found
+        return steps
+
+    def _read_live(self) -> list[Step] | None:
+        """Return the steps of the next message. None: none has come."""
+        frames = _receive(self.sub)
+        if frames is None:
+            return None
+        if len(frames) != 3 or len(frames[1]) != 8:
+            return [b""]  # it counts as malformed
+        return self.messages.live(int.from_bytes(frames[1], "big"), frames[2])
+
+    def _read_replay(self, *, now: float) -> list[Step] | None:
+        """Return the steps of the next replayed message. None: none has come."""
+        messages = self.messages
+        assert messages.due is not None
+        if self.replay is None:
+            self._asked, self._give_up_at = messages.due, now + _REPLAY_TIMEOUT_S
+            try:
+                self.replay = _open(self._context, zmq.DEALER, self.source.replay)
+            except zmq.ZMQError:
+                return messages.replay_over()
+            self.replay.send_multipart([b"", messages.due.to_bytes(8, "big")], zmq.NOBLOCK)
+        frames = _receive(self.replay)
+        if frames is None and now < self._give_up_at:
+            return None
+        self._give_up_at = now + _REPLAY_TIMEOUT_S
+        if frames is None or (len(frames) == 4 and frames[2] == _END_OF_REPLAY):
+            steps = messages.replay_over()
+        elif len(frames) != 4 or len(frames[2]) != 8:
+            return [b""]
+        else:
+            steps = messages.replayed(int.from_bytes(frames[2], "big"), frames[3])
+        if messages.due != self._asked:
+            self._close_replay()
+        return steps
+
+
+def _open(context: Context, kind: int, address: str, *, topic: str | None = None) -> Socket:
     socket = context.socket(kind)
     try:
         socket.setsockopt(zmq.LINGER, 0)
@@ -52,78 +168,9 @@ def open_socket(context: Context, kind: int, address: str, *, topic: str | None 
     return socket
 
 
-class Subscription:
-    """A SUB socket, and whether its connection has ended since it was opened.
-
-    ZeroMQ reconnects after most ends of a connection, but not after a message over the limit or one that
-    breaks its protocol. So the reader opens a new subscription after any end.
-    """
-
-    def __init__(self, context: Context, address: str, *, topic: str) -> None:
-        self.socket = open_socket(context, zmq.SUB, address, topic=topic)
-        try:
-            self._monitor: Socket = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        except zmq.ZMQError:
-            self.socket.close(linger=0)
-            raise
-        self._ended = False
-
-    def read_out(self) -> bool:
-        """Return whether the connection has ended, and everything that came over it was read."""
-        while receive(self._monitor) is not None:
-            self._ended = True
-        return self._ended and not self.socket.poll(0)
-
-    def close(self) -> None:
-        self.socket.disable_monitor()
-        self._monitor.close(linger=0)  # otherwise the context never ends
-        self.socket.close(linger=0)
-
-
-def receive(socket: Socket) -> list[bytes] | None:
+def _receive(socket: Socket) -> list[bytes] | None:
     """Return a message. None: none has come."""
     try:
         return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class EventSource:
-    """The addresses of the events of one server."""
-
-    model: str
-    incarnation: str
-    events: str
-    replay: str
-    """Where missed events are replayed. Empty: nowhere."""
-
-
-@dataclass(slots=True, eq=False)
-class Followed:
-    """One server, as the thread sees it."""
-
-    name: EndpointName
-    source: EventSource
-    messages: Messages
-    sub: Subscription
-    replay: Socket | None = None
-    asked: int = 0
-    """The number of the replay request that `replay` is for."""
-    give_up_at: float = 0.0
-
-    def close(self, poller: zmq.Poller) -> None:
-        if not self.sub.socket.closed:
-            self.unsubscribe(poller)
-        self.close_replay(poller)
-
-    def unsubscribe(self, poller: zmq.Poller) -> None:
-        poller.unregister(self.sub.socket)
-        self.sub.close()
-
-    def close_replay(self, poller: zmq.Poller) -> None:
-        """Close the socket of a replay that is over or void."""
-        if self.replay is not None:
-            poller.unregister(self.replay)
-            self.replay.close(linger=0)
-            self.replay = None

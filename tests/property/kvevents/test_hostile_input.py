@@ -20,7 +20,7 @@ from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.language import FolderLanguage
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.sequence import Deliver, Forget
+from epp.sources.kvevents.sequence import Forget, Step
 from tests.fuzz.mutating import mutants
 from tests.fuzz.trees import as_msgpack, tree_mutants
 from tests.unit.sources.kvevents.a_language import write_language
@@ -124,7 +124,6 @@ def routed_or_refused(path: str, raw: bytes, *, server: EndpointName) -> RoutedP
         return None
     return RoutedPrompt(
         server=server,
-        process=0,
         adapter="",
         inference=inference,
         chain=chain,
@@ -155,7 +154,7 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
     exact = Exact({"": ModelSettings(language=templated_language)}, max_blocks=60, max_chunks=30)
     for name in SERVERS:
         exact.add(name, model="")
-    exact.apply(SERVERS[0], [Deliver(as_msgpack([0.0, [stored(GOOD)], 0]))], complete=True, now=0.0)
+    exact.apply(SERVERS[0], [as_msgpack([0.0, [stored(GOOD)], 0])], complete=True, now=0.0)
     batches = tree_mutants(rng, BATCHES, as_msgpack)
     errors = 0
     for now, (path, body) in enumerate(prompts, 1):
@@ -166,9 +165,9 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
             exact.routed(prompt, now=float(now))
         payload = batches() or b""
         spoiled = mutants(rng, [payload or b"x"])() if rng.random() < 0.3 else payload
-        step = Forget("gap") if rng.random() < 0.1 else Deliver(spoiled)
+        step: Step = Forget.GAP if rng.random() < 0.1 else spoiled
         exact.apply(rng.choice(SERVERS), [step], complete=rng.random() < 0.8, now=float(now))
         exact.findings(now=now * 40.0)
         exact.check_integrity()
         errors = exact.models()[""].prompts.get("error", 0)
-    assert not errors, exact.last_errors()
+    assert not errors, exact.last_error

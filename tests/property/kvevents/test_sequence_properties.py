@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from epp.sources.kvevents.sequence import Deliver, Sequence, Step
+from epp.sources.kvevents.sequence import Forget, Sequence, Step
 
 
 class SequenceMachine(RuleBasedStateMachine):
@@ -21,7 +21,10 @@ class SequenceMachine(RuleBasedStateMachine):
         """Messages that the current process has sent."""
         self.applied: list[bytes] = []
         """Messages that the follower believes to have been sent since it last forgot everything."""
-        self.sequence = Sequence(replays=replays)
+        self.gaps = {"found": 0, "lost": 0}
+        self.sequence = Sequence(replays=replays, gaps=self.gaps)
+        self.waiting: list[tuple[int, bytes]] = []
+        """Published messages that wait for the end of a replay."""
         for _ in range(late):
             self.next_message()
         self.replay: tuple[int, list[tuple[int, bytes]]] | None = None
@@ -32,14 +35,17 @@ class SequenceMachine(RuleBasedStateMachine):
 
     def take(self, steps: list[Step]) -> None:
         for step in steps:
-            if isinstance(step, Deliver):
-                self.applied.append(step.payload)
-            else:
+            if isinstance(step, Forget):
                 self.applied.clear()
+            else:
+                self.applied.append(step)
+        while self.waiting and self.sequence.due is None:
+            self.take(self.sequence.live(*self.waiting.pop(0)))
 
     @rule()
     def a_message_arrives(self) -> None:
-        self.take(self.sequence.live(*self.next_message()))
+        self.waiting.append(self.next_message())
+        self.take([])
 
     @rule()
     def a_message_is_lost(self) -> None:
@@ -47,23 +53,25 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule()
     def the_replay_is_asked_for(self) -> None:
-        if self.sequence.due is None or (self.replay is not None and self.replay[0] == self.sequence.asked):
+        due = self.sequence.due
+        if due is None or (self.replay is not None and self.replay[0] == due):
             return
         kept = list(enumerate(self.sent))[max(0, len(self.sent) - self.keeps) :]
-        self.replay = self.sequence.asked, [m for m in kept if m[0] >= self.sequence.due]
+        self.replay = due, [m for m in kept if m[0] >= due]
 
     @rule()
     def the_replay_goes_on(self) -> None:
-        if self.replay is None or self.replay[0] != self.sequence.asked or self.sequence.due is None:
+        if self.replay is None or self.replay[0] != self.sequence.due:
             return
         if self.replay[1]:
             self.take(self.sequence.replayed(*self.replay[1].pop(0)))
         else:
-            self.take(self.sequence.replay_over())
+            self.no_answer_comes()
 
     @rule()
     def no_answer_comes(self) -> None:
         if self.sequence.due is not None:
+            self.replay = None
             self.take(self.sequence.replay_over())
 
     @rule(known=st.booleans())

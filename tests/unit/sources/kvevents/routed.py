@@ -21,7 +21,6 @@ def routed_to_path(path: str, *, adapter: str = "", **body: Any) -> RoutedPrompt
     inference = parse_request(path, json.dumps({"model": "m", **body}).encode())
     return RoutedPrompt(
         server=EndpointName("a"),
-        process=0,
         adapter=adapter,
         inference=inference,
         chain=hash_chain(inference.prompt, seed=1, schedule=SCHEDULE),

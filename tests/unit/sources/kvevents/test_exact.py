@@ -22,7 +22,7 @@ from epp.sources.kvevents.block_hashes import Algorithm, BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.mapping import Tokens
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
-from epp.sources.kvevents.sequence import Deliver, Forget
+from epp.sources.kvevents.sequence import Forget
 
 A, B = EndpointName("a"), EndpointName("b")
 BLOCK = 16
@@ -43,22 +43,18 @@ class TwoReportingServers:
 
     def tell(self, name: EndpointName, *events: object, complete: bool = True) -> None:
         payload = msgspec.msgpack.encode([0.0, list(events), 0])
-        self.exact.apply(name, [Deliver(payload)], complete=complete, now=next(self.clock))
+        self.exact.apply(name, [payload], complete=complete, now=next(self.clock))
 
-    def route(
-        self, name: EndpointName, tokens: Sequence[int], *, adapter: str = "", process: int = 0
-    ) -> bool:
-        """Return True if the prompt showed a restart."""
+    def route(self, name: EndpointName, tokens: Sequence[int], *, adapter: str = "") -> None:
         prompt = b"".join(token.to_bytes(4, "little") for token in tokens)
         routed = RoutedPrompt(
             server=name,
-            process=process,
             adapter=adapter,
             inference=InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=prompt, token_ids=True),
             chain=self.chain(tokens),
             schedule=SCHEDULE,
         )
-        return self.exact.routed(routed, now=next(self.clock))
+        self.exact.routed(routed, now=next(self.clock))
 
     def chain(self, tokens: Sequence[int]) -> list[ChunkHash]:
         return hash_chain(b"".join(t.to_bytes(4, "little") for t in tokens), seed=1, schedule=SCHEDULE)
@@ -186,9 +182,9 @@ def test_misses_at_a_server_that_is_only_partly_known_prove_nothing() -> None:
 def test_a_new_process_holds_no_blocks_of_the_old_one() -> None:
     fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, blocks_stored(tokens))
-    assert not fleet.route(A, tokens)
+    fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
-    fleet.exact.apply(A, [Forget("restart")], complete=False, now=next(fleet.clock))
+    fleet.exact.apply(A, [Forget.RESTART], complete=False, now=next(fleet.clock))
     assert fleet.held(tokens) == {}
 
 
@@ -197,16 +193,10 @@ def test_a_gap_that_no_replay_closed_removes_nothing_from_the_table() -> None:
     fleet.tell(A, blocks_stored(tokens))
     fleet.route(A, tokens)
     fleet.held(tokens)
-    fleet.exact.apply(A, [Forget("gap")], complete=False, now=next(fleet.clock))
+    fleet.exact.apply(A, [Forget.GAP], complete=False, now=next(fleet.clock))
     assert fleet.held(tokens).keys() == {A}
     server = fleet.exact.servers()[A]
     assert (server.state, server.blocks) == ("partly", 0)
-
-
-def test_a_prompt_with_a_new_process_number_shows_a_restart() -> None:
-    fleet = TwoReportingServers()
-    fleet.tell(A, blocks_stored(prompt_of(0)))
-    assert [fleet.route(A, prompt_of(1), process=p) for p in (0, 0, 1, 1)] == [False, False, True, False]
 
 
 def test_a_server_with_too_many_blocks_is_off_and_names_the_setting() -> None:
@@ -303,7 +293,6 @@ def test_an_unexpected_error_costs_only_the_prompt_that_caused_it() -> None:
     text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)
     routed = RoutedPrompt(
         server=A,
-        process=0,
         adapter="",
         inference=text,
         chain=hash_chain(text.prompt, seed=1, schedule=SCHEDULE),
@@ -315,4 +304,4 @@ def test_an_unexpected_error_costs_only_the_prompt_that_caused_it() -> None:
     status = fleet.exact.models()[""]
     assert (status.state, status.prompts["error"]) == ("on", 1)
     assert "words" not in repr(status), "the admin address shows the status, and no prompt"
-    assert fleet.exact.last_errors()[""].startswith("ZeroDivisionError")
+    assert fleet.exact.last_error.startswith("ZeroDivisionError")

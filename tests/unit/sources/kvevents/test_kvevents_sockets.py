@@ -1,25 +1,18 @@
-"""The sockets of exact mode, over real ZeroMQ: they never block, bound what they take in, and leave nothing
+"""One server's messages over real ZeroMQ: the sockets never block, bound what they take in, and leave nothing
 behind.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import zmq
 
-from epp.base.types import EndpointName
 from epp.sources.kvevents import sockets
-from epp.sources.kvevents.sequence import Sequence
-from epp.sources.kvevents.sockets import (
-    MOST_MESSAGE_BYTES,
-    Context,
-    EventSource,
-    Followed,
-    Socket,
-    Subscription,
-)
+from epp.sources.kvevents.sequence import Forget, Step
+from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, Context, EventSource, Followed, Socket
 
 
 @pytest.fixture
@@ -29,82 +22,100 @@ def context() -> Iterator[Context]:
     made.term()  # waits for ever if a socket was left open
 
 
-def publisher(context: Context, port: int | None = None) -> tuple[Socket, str]:
-    server = context.socket(zmq.PUB)
-    server.setsockopt(zmq.LINGER, 0)
-    if port is None:
-        port = server.bind_to_random_port("tcp://127.0.0.1")
-    return server, f"tcp://127.0.0.1:{port}"
+class Server:
+    """A publisher, and the picker's side that follows it."""
+
+    def __init__(self, context: Context, *, topic: str = "", replay: str = "") -> None:
+        self.publisher, self.address = bound(context, zmq.PUB)
+        self.gaps = {"found": 0, "lost": 0}
+        self.source = EventSource("m", "1", self.address, replay)
+        self.followed = Followed(context, self.source, topic=topic, gaps=self.gaps)
+        self.numbers = itertools.count()
+
+    def send(self, payload: bytes, *, topic: bytes = b"kv") -> int:
+        number = next(self.numbers)
+        self.publisher.send_multipart([topic, number.to_bytes(8, "big"), payload])
+        return number
+
+    def until_heard(self) -> None:
+        """Publish until the subscription has reached the publisher."""
+        while not self.followed.read(now=0.0):
+            self.send(b"first")
+            self.followed.sub.poll(20)
+
+    def close(self) -> None:
+        self.publisher.close(linger=0)
+        self.followed.close()
 
 
-def heard(server: Socket, sub: Subscription) -> list[bytes]:
-    """Publish until the subscription has reached the publisher, and return the first message."""
-    while not sub.socket.poll(20):
-        server.send_multipart([b"kv", b"first"])
-    found = sockets.receive(sub.socket)
-    assert found is not None
-    return found
+def bound(context: Context, kind: int) -> tuple[Socket, str]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket, f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
 
 
 def test_a_subscription_hears_its_topic_and_does_not_wait(context: Context) -> None:
-    server, address = publisher(context)
-    sub = Subscription(context, address, topic="kv")
-    assert sockets.receive(sub.socket) is None
-    assert heard(server, sub) == [b"kv", b"first"]
-    assert not sub.read_out()
-    sub.close()
+    server = Server(context, topic="kv")
+    assert server.followed.read(now=0.0) == []
+    server.until_heard()
+    server.send(b"other", topic=b"other")
+    server.send(b"last")
+    read: list[Step] = []
+    while b"last" not in read:
+        server.followed.sub.poll(1000)
+        read += server.followed.read(now=0.0)
+    assert b"other" not in read
     server.close()
 
 
-def read_until_ended(sub: Subscription) -> list[bytes]:
-    """Read messages until the connection has ended, and return their last frames."""
-    found = []
-    while not sub.read_out():
-        if sub.socket.poll(20):
-            message = sockets.receive(sub.socket)
-            assert message is not None
-            found.append(message[-1])
-    return found
-
-
-def test_an_ended_connection_is_noticed_after_all_its_messages_were_read(context: Context) -> None:
-    server, address = publisher(context)
-    sub = Subscription(context, address, topic="")
-    heard(server, sub)
-    server.send_multipart([b"kv", b"last"])
-    assert sub.socket.poll(5000)
-    server.close()
-    assert read_until_ended(sub)[-1] == b"last"
-    sub.close()
-
-
-def test_a_message_over_the_limit_ends_the_connection_and_is_not_read(context: Context) -> None:
-    server, address = publisher(context)
-    sub = Subscription(context, address, topic="")
-    heard(server, sub)
-    server.send_multipart([b"big", bytes(MOST_MESSAGE_BYTES + 1)])
-    assert set(read_until_ended(sub)) <= {b"first"}
-    sub.close()
+@pytest.mark.parametrize("over", [False, True])
+def test_an_ended_connection_is_renewed_after_all_its_messages(context: Context, *, over: bool) -> None:
+    """A message over the limit ends the connection, and ZeroMQ does not connect again."""
+    server = Server(context)
+    server.until_heard()
+    server.send(bytes(MOST_MESSAGE_BYTES + over))
+    if not over:
+        while (steps := server.followed.read(now=0.0))[-1:] != [bytes(MOST_MESSAGE_BYTES)]:
+            assert set(steps) <= {b"first"}
+            server.followed.sub.poll(20)
+        server.publisher.close(linger=0)
+    before = server.followed.sub
+    while server.followed.sub is before:
+        assert set(server.followed.read(now=0.0)) <= {b"first"}
+        server.followed.renew()
+    assert before.closed
     server.close()
 
 
 @pytest.mark.parametrize("address", ["tcp://", "nonsense"])
 def test_a_wrong_address_is_an_error_and_leaves_no_socket_open(context: Context, address: str) -> None:
     with pytest.raises(zmq.ZMQError):
-        Subscription(context, address, topic="")
+        Followed(context, EventSource("", "", address, ""), topic="", gaps={})
 
 
-def test_a_followed_server_closes_both_of_its_sockets_and_unregisters_them(context: Context) -> None:
-    poller = zmq.Poller()
-    sub = Subscription(context, "tcp://127.0.0.1:1", topic="")
-    replay = sockets.open_socket(context, zmq.DEALER, "tcp://127.0.0.1:1")
-    poller.register(sub.socket, zmq.POLLIN)
-    poller.register(replay, zmq.POLLIN)
-    source = EventSource("m", "1", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
-    one = Followed(EndpointName("a"), source, Sequence(replays=True), sub, replay)
-    one.close(poller)
-    assert sub.socket.closed
-    assert replay.closed
-    assert one.replay is None
-    assert poller.sockets == []
-    one.close(poller)
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_replay_comes_first_and_one_without_an_answer_is_given_up(
+    context: Context, *, answered: bool
+) -> None:
+    router, address = bound(context, zmq.ROUTER)
+    server = Server(context, replay=address)
+    assert server.followed.read(now=0.0) == []
+    if answered:
+        client, _, start = router.recv_multipart()
+        for number in (int.from_bytes(start, "big"), -1):
+            router.send_multipart([client, b"", b"kv", number.to_bytes(8, "big", signed=True), b"replayed"])
+        assert server.followed.replay is not None
+        read: list[Step] = []
+        while server.followed.messages.due is not None:
+            read += server.followed.read(now=4.9)
+        assert read == [b"replayed"]
+    else:
+        assert server.followed.read(now=4.9) == []
+        assert server.followed.messages.due == 0
+        server.followed.read(now=5.0)
+        assert server.followed.messages.due is None
+    assert server.followed.replay is None
+    assert server.followed.restarted() == [Forget.RESTART]
+    assert server.followed.messages.due == 0
+    router.close(linger=0)
+    server.close()

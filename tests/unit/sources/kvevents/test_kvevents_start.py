@@ -59,7 +59,7 @@ def test_a_missing_tokenizer_is_refused_at_start(tmp_path: Path) -> None:
     config = load_config(config_text(tmp_path, "{models: [{tokenizerFolder: /nowhere}]}"))
     assert config.exact_mode is not None
     with pytest.raises(ConfigError, match=r"exactMode\.models\[0\]: /nowhere/tokenizer.json: No such file"):
-        start.require(config.exact_mode)
+        start.read_models(config.exact_mode)
 
 
 @pytest.mark.slow

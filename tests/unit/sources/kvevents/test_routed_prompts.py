@@ -1,4 +1,4 @@
-"""What the picker gives to exact mode, within its bounds, and how tiers change a pick."""
+"""What the picker gives to exact mode, within its bounds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import random
 from epp.base.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.decision import Question
+from epp.picker.events import Restarted
 from epp.picker.picker import Picker
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 
 A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enumerate("ab", start=1))
 
 
-def picker_heard_by(queue: RoutedPrompts | None) -> Picker:
+def picker_heard_by(queue: RoutedPrompts) -> Picker:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
-    if queue is not None:
-        picker.subscribe(queue.on_event)
+    picker.subscribe(queue.on_event)
     picker.set_endpoints([A, B], now=0.0)
     return picker
 
@@ -69,3 +69,10 @@ def test_prompts_over_a_bound_are_dropped_and_counted() -> None:
     for pick in picks:
         picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
     assert (len(queue), queue.dropped, queue.held_bytes) == (2, 3, 8000)
+
+
+def test_a_restart_that_the_picker_notices_is_handed_over() -> None:
+    queue = a_queue()
+    picker = picker_heard_by(queue)
+    queue.on_event(Restarted(at=1.0, server=next(iter(picker.fleet.states()))))
+    assert [*queue.restarted] == [A.name]
