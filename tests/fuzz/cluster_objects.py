@@ -14,9 +14,10 @@ import msgspec
 
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request.client_names import MAX_NAME_CHARS
-from epp.sources.kube.api import Query
-from epp.sources.kube.claims import all_rewrites, merged, objectives_in, rewrites_in
+from epp.sources.keep import Sources
+from epp.sources.kube.api import Api, Query
 from epp.sources.kube.discovery import Discovery, pool_ports, united
+from epp.sources.kube.llmd import all_rewrites, judge_rewrites, merged, objectives_in, rewrites_in
 from epp.sources.kube.objects import (
     ModelRewrite,
     Objective,
@@ -28,12 +29,12 @@ from epp.sources.kube.objects import (
     PoolRef,
 )
 from epp.sources.kube.policies import PolicySet
-from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.statuses import desired
+from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.statuses import StatusWriter
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.sources.kube.objects import pod, policy, pool
-from tests.unit.sources.kube.test_rewrites import dated_rewrite, weighted_rule
+from tests.unit.sources.kube.test_llmd import dated_rewrite, weighted_rule
 
 
 class ClusterObjects:
@@ -97,11 +98,9 @@ class ClusterObjects:
         self._picker.set_endpoints(united([self._discovery.found()]), now=next(self._now))
         outcome = self._policies.resolve(default=SMALL, existing=["vllm"])
         self._policies.check_integrity()
-        for name, verdict in outcome.verdicts.items():
-            found = self._policies.found(name)
-            assert found is not None
-            after = desired(verdict, before=found.status, time_text="t")
-            assert msgspec.json.encode(after)
+        judged = judge_rewrites([self._rewrites], existing=["vllm"], served=None)
+        wanted = [*self._policies.wanted(outcome), *judged]
+        await StatusWriter(_Writes()).look(wanted, now=0.0, time_text="t")
         self._rewrites.check_integrity()
         rewrites = all_rewrites([self._rewrites])
         self._picker.set_rewrites(rewrites)
@@ -126,6 +125,16 @@ class _Pools:
         self._discovery.set_ports(pool_ports(found))
 
     def remove(self, _: Pool) -> None: ...
+
+
+class _Writes(Api):
+    """An API server that accepts any status that can be encoded."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    async def request(self, method: str, path: str, *, query: Query = (), body: object = None) -> bytes:
+        return msgspec.json.encode(body)
 
 
 class _Reader:
@@ -158,14 +167,15 @@ class _Reader:
 async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
     """Return True if the answer was accepted and the watch goes on."""
     states: list[bool] = []
-    reflector = Reflector(
+    access = Access(
         reader,
-        ListSource(what="objects", kind=kind, path="/"),
-        sink=sink,
-        on_change=lambda: None,
+        namespace="n",
         on_state=lambda _, answers: states.append(answers),
+        keep=Sources(rng=random.Random(1)).keep,
         rng=_NoPauses(),
     )
+    source = ListSource(what="objects", kind=kind, path="/")
+    reflector = Reflector(access, source, sink=sink, on_change=lambda: None)
     task = asyncio.ensure_future(reflector.run())
     done = asyncio.ensure_future(reader.done.wait())
     await asyncio.wait((task, done), return_when=asyncio.FIRST_COMPLETED)

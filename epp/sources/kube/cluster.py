@@ -8,7 +8,6 @@ While the API server is away, everything stays as it was. Called by the composit
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +20,14 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
 from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
-from epp.sources.kube import claims, statuses
+from epp.sources.kube import llmd
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.objects import PATH, ModelRewrite, Objective, PolicyObject
+from epp.sources.kube.claims import Claims
+from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.pools import Pools
-from epp.sources.kube.reflector import ListSource, Reflector
-from epp.sources.kube.statuses import StatusWriter, Unclaimed
+from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.statuses import StatusWriter
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0
@@ -66,33 +66,36 @@ class Cluster:
         self._keep = keep
         self._rng = rng
         self._namespace = namespace_of(settings)
-        self._policies = PolicySet(pools=settings.names, service=settings.service)
-        self._outcome = ResolvedPolicies(acting=default, tried=None, verdicts={})
+        here: Any = {"pools": settings.names, "namespace": self._namespace}
+        self._policies = PolicySet(service=settings.service, **here)
+        self._rewrites = llmd.rewrites_in(settings.rewrites, **here)
+        self._objectives = llmd.objectives_in(settings.objectives, **here)
+        self._outcome = ResolvedPolicies(acting=default, tried=None, statuses={})
         self._dirty = asyncio.Event()
-        self._rewrites = claims.rewrites_in(settings.rewrites, pools=settings.names)
-        self._objectives = claims.objectives_in(settings.objectives, pools=settings.names)
-        self._rewrites_version = 0
 
     def set_default(self, default: Policy) -> None:
         """Change the policy that routes while no policy object does."""
         self._default = default
-        self._judge_again()
+        self._dirty.set()
 
     async def run(self) -> None:
         """Follow, judge and write. Raises ConfigError if there is no access to the cluster."""
-        api = await Api.connect(self._settings)
+        keep, api = self._keep, await Api.connect(self._settings)
+        access = Access(
+            api, namespace=self._namespace, on_state=self._hooks.followed, keep=keep, rng=self._rng
+        )
+        pools = Pools(access, self._settings, on_endpoints=self._hooks.endpoints, on_pool=self._dirty.set)
         try:
             async with asyncio.TaskGroup() as group:
-                keep, pools = self._keep, self._make_pools(api)
                 group.create_task(pools.run(), name="watch of the pools and their pods")
-                for each in self._reflectors(api):
+                for each in self._reflectors(access):
                     group.create_task(keep("kubernetes", each.run), name=f"watch of the {each.what}")
                 group.create_task(
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
                 )
                 if self._writes:
                     group.create_task(
-                        keep("kubernetes", lambda: self._write(api, pools)),
+                        keep("kubernetes", lambda: self._write(StatusWriter(api), pools)),
                         name="status writer",
                     )
         finally:
@@ -100,100 +103,54 @@ class Cluster:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _judge_again(self) -> None:
-        self._policies.changed = True
-        self._dirty.set()
-
-    def _make_pools(self, api: Api) -> Pools:
-        return Pools(
-            api,
-            self._settings,
-            namespace=self._namespace,
-            on_endpoints=self._hooks.endpoints,
-            on_pool=self._judge_again,
-            on_state=self._hooks.followed,
-            keep=self._keep,
-            rng=self._rng,
-        )
-
-    def _reflectors(self, api: Api) -> Iterator[Reflector[Any]]:
+    def _reflectors(self, access: Access) -> Iterator[Reflector[Any]]:
         """Yield a reflector for the policies, and one for each API group of objectives and rewrites that the
         settings name. A cluster may have none of these groups.
         """
-        followed: Any = [
-            ("policies", PolicyObject, PATH, self._policies, self._dirty.set),
-            *(
-                (f"objectives of {s.group}", Objective, s.path, s, self._use_objectives)
-                for s in self._objectives
-            ),
-            *(
-                (f"rewrites of {s.group}", ModelRewrite, s.path, s, self._use_rewrites)
-                for s in self._rewrites
-            ),
-        ]
-        for what, kind, path, sink, on_change in followed:
-            there = path.format(namespace=self._namespace)
-            source = ListSource(what, kind, there, free_form=kind is PolicyObject)
-            yield Reflector(
-                api, source, sink=sink, on_change=on_change, on_state=self._hooks.followed, rng=self._rng
-            )
+        sinks: tuple[Claims[Any], ...] = (self._policies, *self._objectives, *self._rewrites)
+        for each in sinks:
+            source = ListSource(each.what, each.kind, each.path, free_form=each.kind is PolicyObject)
+            yield Reflector(access, source, sink=each, on_change=self._use_changes)
 
-    def _use_objectives(self) -> None:
-        self._hooks.objectives(claims.merged(self._objectives))
-
-    def _use_rewrites(self) -> None:
-        """Apply the rewrites if a spec has changed. A status, which we write ourselves, does not count."""
-        version = sum(rewrites.version for rewrites in self._rewrites)
-        if version != self._rewrites_version:
-            self._rewrites_version = version
-            self._hooks.rewrites(claims.all_rewrites(self._rewrites))
+    def _use_changes(self) -> None:
+        """Apply what has changed in a spec. A status, which we write ourselves, does not count."""
+        if self._policies.changed:
+            self._dirty.set()
+        if sum(each.take_change() for each in self._objectives):
+            self._hooks.objectives(llmd.merged(self._objectives))
+        if sum(each.take_change() for each in self._rewrites):
+            self._hooks.rewrites(llmd.all_rewrites(self._rewrites))
 
     async def _judge(self, pools: Pools) -> None:
-        """Judge the policies whenever a spec has changed. A change of status has no effect."""
+        """Judge the policies whenever a spec, a pool or the default policy has changed."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            if self._policies.changed:
-                before = self._outcome
-                after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
-                faults = [
-                    f"policy {name} is not accepted: {verdict.accepted.message}"
-                    for name, verdict in after.verdicts.items()
-                    if verdict.accepted.so is not True
-                ]
-                self._hooks.judged(len(after.verdicts) - len(faults), faults)
-                if (after.acting, after.tried) != (before.acting, before.tried):
-                    self._hooks.policies(after.acting, after.tried)
+            before = self._outcome
+            after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
+            faults = [
+                f"policy {name} is not accepted: {status.conditions[0].message}"
+                for name, status in after.statuses.items()
+                if status.conditions[0].status != "True"
+            ]
+            self._hooks.judged(len(after.statuses) - len(faults), faults)
+            if (after.acting, after.tried) != (before.acting, before.tried):
+                self._hooks.policies(after.acting, after.tried)
             await asyncio.sleep(_GATHER_S)
 
-    async def _write(self, api: Api, pools: Pools) -> None:
+    async def _write(self, writer: StatusWriter, pools: Pools) -> None:
         """Write the statuses that differ. The looks of several replicas are at random times, so mostly the
         first replica writes, and the others see what it wrote.
         """
-        writer, unclaimed = StatusWriter(api), Unclaimed()
         while True:
             await asyncio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
             if not pools.settled or self._dirty.is_set():
                 continue  # nothing is written before everything is known
-            now, namespace, time_text = time.monotonic(), self._namespace, _time()
-            judged = itertools.chain(
-                claims.judge_rewrites(self._rewrites, existing=pools.existing, served=self._hooks.served()),
-                claims.judge_objectives(self._objectives, existing=pools.existing),
-            )
-            due = itertools.chain(
-                statuses.due(
-                    self._outcome,
-                    self._policies,
-                    unclaimed=unclaimed,
-                    namespace=namespace,
-                    time_text=time_text,
-                    now=now,
-                ),
-                claims.due(judged, namespace=namespace, time_text=time_text),
-            )
-            await writer.look(due, now=now)
-
-
-def _time() -> str:
-    """Return the current time in the format of most Kubernetes objects."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            existing = pools.existing
+            wanted = [
+                *self._policies.wanted(self._outcome),
+                *llmd.judge_rewrites(self._rewrites, existing=existing, served=self._hooks.served()),
+                *llmd.judge_objectives(self._objectives, existing=existing),
+            ]
+            time_text = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            await writer.look(wanted, now=time.monotonic(), time_text=time_text)

@@ -152,10 +152,6 @@ def pool_ports(pool: Pool) -> tuple[int, ...]:
     return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
 
 
-def label_selector(labels: Mapping[str, str]) -> str:
-    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-
-
 def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
     """Return the endpoints of several pools, by name. Names and addresses are unique.
 

@@ -50,11 +50,16 @@ class PodLabels(_Object, frozen=True):
     """Prefill, decode or both, in llm-d's words."""
 
 
-class PodMetadata(_Object, frozen=True):
-    name: str
+class ObjectMeta(_Object, frozen=True):
+    name: str = ""
+    namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    generation: int = 0
     creation_timestamp: str = ""
+
+
+class PodMetadata(ObjectMeta, frozen=True):
     deletion_timestamp: str | None = None
     annotations: PodAnnotations = PodAnnotations()
     labels: PodLabels = PodLabels()
@@ -104,17 +109,6 @@ class Pod(_Object, frozen=True):
     metadata: PodMetadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
-
-
-class ObjectMeta(_Object, frozen=True):
-    """The metadata of every object except pods."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    generation: int = 0
-    creation_timestamp: str = ""
 
 
 class PoolSelector(_Object, frozen=True):

@@ -1,5 +1,5 @@
-"""Decides which policy is used: judges the PrefixRoutingPolicy objects of the picker's pools, and returns the
-result for each.
+"""Decides which policy is used: judges the PrefixRoutingPolicy objects of the picker's pools, and says which
+status each should have.
 
 Pure and level-based: the result depends only on the current objects, not on the order in which they came.
 - An object is valid if the reader of policy files accepts its spec.
@@ -11,195 +11,146 @@ Pure and level-based: the result depends only on the current objects, not on the
   tried. So a refused change changes nothing, and gives the place to no other policy. The accepted spec is
   kept in the object's status, so that all replicas agree, also after restarts.
 - If no policy routes, the default policy does.
-
-Only a change of the spec (`generation`) counts as a change. Writes of status, including the picker's own,
-have no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, NamedTuple
 
 from epp.base.errors import ConfigError
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec, only_set
-from epp.sources.kube.objects import PolicyObject
+from epp.sources.kube.claims import ACCEPTED, Claim, Claims, Wanted, condition
+from epp.sources.kube.objects import (
+    PATH,
+    Condition,
+    LastAccepted,
+    ObjectMeta,
+    PolicyObject,
+    PolicyStatus,
+)
 
-_NAME_CHARS: Final = 253
 _WRITTEN_OUT_FIELDS: Final = 20
 """An object that sets so many fields to their defaults was written out by an early version of the CRD."""
-_NO_POOL: Final = "no InferencePool has the name in spec.targetRef.name"
-
-Target = tuple[str, str]
-"""Kind and name of what a policy targets. The name is empty if the policy names nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A spec that routes or has routed, and its generation."""
-
-    generation: int
-    spec: PolicySpec
+_PATIENCE_S: Final = 3.0
+"""A policy for another picker gets a status from this one after this time. A picker that serves the target is
+faster. One that comes later replaces what is written here."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyResult:
-    """The content of one condition: true, false or unknown (None), a reason in one word, a message."""
+class Target(NamedTuple):
+    """What a policy targets. The name is empty if the policy names nothing."""
 
-    so: bool | None
-    reason: str
-    message: str
+    kind: str
+    name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result for one policy object."""
+@dataclass(slots=True)
+class Stated:
+    """What counts of a policy object."""
 
-    generation: int
-    accepted: PolicyResult
-    programmed: PolicyResult
-    last_accepted: Accepted | None
-    rule: str | None = None
-    mode: str | None = None
-    """The mode of a valid spec."""
+    target: Target
+    ours: bool
+    """Whether this picker judges it."""
+    policy: Policy | None = None
+    """The policy, if it is valid."""
+    fault: str = ""
+    note: str = ""
+    last: Policy | None = None
+    """The spec that routes or was the last to route."""
+
+    @property
+    def mode(self) -> str:
+        """Return the mode in which the object counts. A refused change goes on as the spec before it."""
+        if self.policy is not None:
+            return self.policy.spec.mode
+        return "Enforce" if self.last is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPolicies:
-    """The policy that routes, the policy in dry run, and the results of all policies of the pool by name."""
+    """The policy that routes, the policy in dry run, and the statuses of all policies of the picker by name,
+    without times.
+    """
 
     acting: Policy
     tried: Policy | None
-    verdicts: Mapping[str, Verdict]
+    statuses: Mapping[str, PolicyStatus]
 
 
-@dataclass(slots=True)
-class _Claim:
-    """A policy object for our pool or our Service."""
+class PolicySet(Claims[Stated]):
+    """The policies of the namespace. Those for `pools` and for the picker's Service are judged."""
 
-    found: PolicyObject
-    """The object as last seen. No decision depends on its status."""
-    pool: str
-    spec: PolicySpec | None
-    fault: str
-    last: Accepted | None
-
-    @property
-    def name(self) -> str:
-        return self.found.metadata.name
-
-    @property
-    def order(self) -> tuple[str, str]:
-        """Return the sort key: the oldest goes first. Policies of the same second are ordered by name, so
-        that all replicas agree.
-        """
-        return self.found.metadata.creation_timestamp, self.name
-
-
-class PolicySet:
-    """The policies of `pools`, and of the picker's Service, by name. `changed` is true until `resolve` has
-    been called.
-    """
-
-    def __init__(self, *, pools: Collection[str], service: str = "") -> None:
+    def __init__(self, *, pools: Collection[str], service: str = "", namespace: str = "") -> None:
+        path = PATH.format(namespace=namespace)
+        super().__init__("policies", kind=PolicyObject, path=path, read=self._stated)
         self._targets = {("InferencePool", pool) for pool in pools} | {("Service", service)}
         self._refused = "" if len(pools) == 1 else _only_the_picker(pools, service)
         """Why a policy for one pool is refused. Empty: it is not."""
-        self._claims: dict[str, _Claim] = {}
-        self._of_other_pools: dict[str, PolicyObject] = {}
-        self.changed = False
-
-    def __len__(self) -> int:
-        return len(self._claims)
-
-    def replace(self, objects: Iterable[PolicyObject]) -> None:
-        present = set()
-        for found in objects:
-            present.add(found.metadata.name)
-            self.put(found)
-        for name in [name for name in (*self._claims, *self._of_other_pools) if name not in present]:
-            self._drop(name)
-
-    def put(self, found: PolicyObject) -> None:
-        name = found.metadata.name
-        before = self._claims.get(name)
-        self._of_other_pools.pop(name, None)
-        if target(found) not in self._targets:
-            self._drop(name)
-            self._of_other_pools[name] = msgspec.structs.replace(found, spec=_only_target(found))
-        elif before is not None and _same(before, found):
-            before.found = found
-        else:
-            same_object = before is not None and before.found.metadata.uid == found.metadata.uid
-            last = before.last if before and same_object else None
-            self._claims[name] = _claim(found, last=last, refused=self._refused)
-            self.changed = True
-
-    def remove(self, found: PolicyObject) -> None:
-        self._drop(found.metadata.name)
-
-    def found(self, name: str) -> PolicyObject | None:
-        """Return a policy of our pools as last seen. None: it is gone."""
-        claim = self._claims.get(name)
-        return claim.found if claim is not None else None
-
-    def of_other_pools(self) -> Collection[PolicyObject]:
-        """Return the policies of this namespace for other pickers, which judge them, if there are such
-        pickers. Of the spec only the target is kept.
-        """
-        return self._of_other_pools.values()
 
     def resolve(self, *, default: Policy, existing: Collection[str]) -> ResolvedPolicies:
         """Judge all policies. The spec that routes from now on is remembered as accepted.
         existing: the pools that exist.
         """
         self.changed = False
-        claims = sorted(self._claims.values(), key=lambda claim: claim.order)
-        claims.sort(key=lambda claim: bool(self._refused and claim.pool))
-        winner = next((c for c in claims if _claims_routing(c)), None)
+        claims = [each for each in self.oldest_first() if each.content.ours]
+        # A policy that is refused for its target goes last, although its last accepted spec may route on.
+        claims.sort(key=lambda each: bool(self._refused) and each.content.target.kind == "InferencePool")
+        winner = next((each for each in claims if each.content.mode == "Enforce"), None)
         if winner is None:  # no policy asks to route, so a DryRun policy that has routed goes on
-            winner = next((c for c in claims if c.last is not None), None)
-        elif winner.spec is not None:
-            winner.last = Accepted(winner.found.metadata.generation, winner.spec)
-        acting = default if winner is None or winner.last is None else _policy(winner, winner.last)
-        tried = next((c for c in claims if c.spec is not None and c.spec.mode == "DryRun"), None)
-        verdicts = {
-            c.name: _verdict(
-                c, winner=winner, acting=acting, tried=tried, exists=not c.pool or c.pool in existing
-            )
-            for c in claims
-        }
-        policy_tried = None
-        if tried is not None and tried.spec is not None:
-            policy_tried = _policy(tried, Accepted(tried.found.metadata.generation, tried.spec))
-        return ResolvedPolicies(acting=acting, tried=policy_tried, verdicts=verdicts)
+            winner = next((each for each in claims if each.content.last is not None), None)
+        elif winner.content.policy is not None:
+            winner.content.last = winner.content.policy
+        acting = default if winner is None or winner.content.last is None else winner.content.last
+        tried = next((each for each in claims if each.content.mode == "DryRun"), None)
+        used = {"Enforce": winner, "DryRun": tried}
+        statuses = {each.name: _status(each, used=used, acting=acting, existing=existing) for each in claims}
+        return ResolvedPolicies(acting, tried.content.policy if tried is not None else None, statuses)
+
+    def wanted(self, outcome: ResolvedPolicies) -> Iterator[Wanted]:
+        """Yield the status of each policy. One for another picker gets a status only if no picker has judged
+        its spec.
+        """
+        for claim in self._claims.values():
+            if (status := outcome.statuses.get(claim.name)) is not None:
+                yield Wanted(claim, status)
+            elif not claim.content.ours and claim.status.observed_generation < claim.metadata.generation:
+                yield Wanted(claim, _nobodys(claim), after_s=_PATIENCE_S)
 
     def check_integrity(self) -> None:
-        assert not self._claims.keys() & self._of_other_pools.keys()
-        for name, claim in self._claims.items():
-            assert claim.name == name
-            assert (claim.spec is None) == bool(claim.fault), "a claim is valid, or has a fault"
-            assert claim.last is None or claim.last.generation <= claim.found.metadata.generation
+        super().check_integrity()
+        for each in self._claims.values():
+            stated = each.content
+            assert not stated.ours or (stated.policy is None) == bool(stated.fault), "valid, or with a fault"
+            assert stated.last is None or stated.last.metadata.generation <= each.metadata.generation
 
-    def _drop(self, name: str) -> None:
-        self._of_other_pools.pop(name, None)
-        if self._claims.pop(name, None) is not None:
-            self.changed = True
+    def _stated(self, found: PolicyObject, before: Stated | None) -> Stated:
+        stated = Stated(target := _target(found.spec), ours=target in self._targets)
+        if not stated.ours:
+            return stated
+        metadata, kept = found.metadata, found.status.last_accepted
+        stated.fault = self._refused if target.kind == "InferencePool" else ""
+        try:
+            if not stated.fault:
+                stated.policy = _policy(metadata, metadata.generation, found.spec)
+                stated.note = _written_out(metadata, found.spec, stated.policy.spec)
+        except ConfigError as error:
+            stated.fault = str(error)
+        if before is not None and before.last is not None:
+            stated.last = before.last
+        elif kept is not None and kept.generation <= metadata.generation:
+            with suppress(ConfigError):  # another release may have written the status, so it is checked again
+                stated.last = _policy(metadata, kept.generation, kept.spec)
+        return stated
 
 
-def target(found: PolicyObject) -> Target:
-    named = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
+def _target(spec: Any) -> Target:
+    named = spec.get("targetRef") if isinstance(spec, dict) else None
     if not isinstance(named, dict):
         named = {}
-    return "Service" if named.get("kind") == "Service" else "InferencePool", str(named.get("name") or "")
-
-
-def _only_target(found: PolicyObject) -> Mapping[str, Any]:
-    kind, name = target(found)
-    return {"targetRef": {"kind": kind, "name": name[:_NAME_CHARS]}}
+    kind = "Service" if named.get("kind") == "Service" else "InferencePool"
+    return Target(kind, str(named.get("name") or "")[:253])
 
 
 def _only_the_picker(pools: Collection[str], service: str) -> str:
@@ -210,89 +161,20 @@ def _only_the_picker(pools: Collection[str], service: str) -> str:
     )
 
 
-def _same(before: _Claim, found: PolicyObject) -> bool:
-    """Return whether the spec is unchanged. A change of target is a change of spec, and so of generation."""
-    now, seen = found.metadata, before.found.metadata
-    return (seen.uid, seen.generation) == (now.uid, now.generation)
+def _policy(metadata: ObjectMeta, generation: int, spec: object) -> Policy:
+    named = Metadata(name=metadata.name, namespace=metadata.namespace, generation=generation)
+    return Policy(api_version=API_VERSION, kind=KIND, metadata=named, spec=check_spec(spec))
 
 
-def _claim(found: PolicyObject, *, last: Accepted | None, refused: str) -> _Claim:
-    """refused: why no policy may target a pool. Empty: it may."""
-    kind, name = target(found)
-    pool, spec, fault = "" if kind == "Service" else name, None, ""
-    try:
-        spec = check_spec(found.spec)
-    except ConfigError as error:
-        fault = str(error)
-    if pool and refused:
-        spec, fault = None, refused
-    return _Claim(found, pool, spec, fault, last or _remembered(found))
-
-
-def _remembered(found: PolicyObject) -> Accepted | None:
-    """Return the spec that was accepted last, by the object's status. Another release or another author may
-    have written it, so it is checked again.
-    """
-    kept = found.status.last_accepted
-    if kept is None or kept.generation > found.metadata.generation:
-        return None
-    try:
-        return Accepted(kept.generation, check_spec(kept.spec))
-    except ConfigError:
-        return None
-
-
-def _claims_routing(claim: _Claim) -> bool:
-    """Return whether the policy asks to route, by its spec or, if that is refused, its last accepted one."""
-    if claim.spec is not None:
-        return claim.spec.mode == "Enforce"
-    return claim.last is not None
-
-
-def _policy(claim: _Claim, accepted: Accepted) -> Policy:
-    metadata = Metadata(
-        name=claim.name, namespace=claim.found.metadata.namespace, generation=accepted.generation
-    )
-    return Policy(api_version=API_VERSION, kind=KIND, metadata=metadata, spec=accepted.spec)
-
-
-def _verdict(
-    claim: _Claim, *, winner: _Claim | None, acting: Policy, tried: _Claim | None, exists: bool
-) -> Verdict:
-    accepted = _accepted(claim, winner=winner, tried=tried, exists=exists)
-    return Verdict(
-        generation=claim.found.metadata.generation,
-        accepted=accepted,
-        programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),
-        last_accepted=claim.last,
-        rule=claim.spec.rule if claim.spec else None,
-        mode=claim.spec.mode if claim.spec else None,
-    )
-
-
-def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, exists: bool) -> PolicyResult:
-    if claim.spec is None:
-        return PolicyResult(False, "Invalid", claim.fault)
-    dry_run = claim.spec.mode == "DryRun"
-    first = tried if dry_run else winner
-    if first is not None and first is not claim:
-        what = "in dry run" if dry_run else "in force"
-        text = f"the older policy {first.name} is {what} for this picker; delete one of the two"
-        return PolicyResult(False, "Conflicted", text)
-    if not exists:
-        return PolicyResult(False, "TargetNotFound", _NO_POOL)
-    return PolicyResult(True, "Accepted", f"the policy is valid{_written_out(claim.found, claim.spec)}")
-
-
-def _written_out(found: PolicyObject, spec: PolicySpec) -> str:
+def _written_out(metadata: ObjectMeta, stated: object, spec: PolicySpec) -> str:
     """Return a note about an object that may carry the defaults of an early version."""
-    repeated = _fields(found.spec) - _fields(only_set(spec))
+    repeated = _fields(stated) - _fields(only_set(spec))
     if repeated < _WRITTEN_OUT_FIELDS:
         return ""
-    where = f"-n {found.metadata.namespace}"
+    where = f"-n {metadata.namespace}"
     return (
         f"; {repeated} fields repeat defaults, so it may carry those of an early version: kubectl apply "
-        f"view-last-applied prefixroutingpolicy {found.metadata.name} {where} | kubectl replace {where} -f - "
+        f"view-last-applied prefixroutingpolicy {metadata.name} {where} | kubectl replace {where} -f - "
         "removes them"
     )
 
@@ -302,21 +184,68 @@ def _fields(spec: Any) -> int:
     return sum(map(_fields, spec.values())) if isinstance(spec, dict) else 1
 
 
-def _programmed(
-    claim: _Claim, accepted: PolicyResult, *, acting: Policy, routes: bool, tried: bool
-) -> PolicyResult:
-    who = (
-        f"policy {acting.metadata.name}"
-        if not routes
-        else f"generation {acting.metadata.generation} of this policy"
+Used = Mapping[str, Claim[Stated] | None]
+"""The policy that routes and the one in dry run, by mode."""
+
+
+def _status(claim: Claim[Stated], *, used: Used, acting: Policy, existing: Collection[str]) -> PolicyStatus:
+    stated, generation = claim.content, claim.metadata.generation
+    accepted = _accepted(claim, used=used, existing=existing)
+    last, spec = stated.last, stated.policy.spec if stated.policy is not None else None
+    return PolicyStatus(
+        observed_generation=generation,
+        conditions=(accepted, _programmed(claim, accepted, used=used, acting=acting)),
+        rule=spec.rule if spec is not None else None,
+        mode=spec.mode if spec is not None else None,
+        last_accepted=LastAccepted(last.metadata.generation, only_set(last.spec)) if last else None,
     )
-    if accepted.so and routes and claim.spec is not None and claim.spec.mode == "Enforce":
-        return PolicyResult(True, "Programmed", "this policy routes requests")
-    if tried and claim.spec is not None:
-        note = (
-            ""
-            if claim.spec.chunks == acting.spec.chunks
-            else "; its chunks are not tried: matches come from the table in use"
-        )
-        return PolicyResult(False, "DryRun", f"each pick is scored by this policy too; {who} routes{note}")
-    return PolicyResult(False, accepted.reason, f"{who} routes")
+
+
+def _accepted(claim: Claim[Stated], *, used: Used, existing: Collection[str]) -> Condition:
+    stated = claim.content
+    first = used.get(stated.mode)
+    if stated.policy is None:
+        reason, message = "Invalid", stated.fault
+    elif first is not None and first is not claim:
+        what = "in dry run" if stated.mode == "DryRun" else "in force"
+        reason = "Conflicted"
+        message = f"the older policy {first.name} is {what} for this picker; delete one of the two"
+    elif stated.target.kind == "InferencePool" and stated.target.name not in existing:
+        reason, message = "TargetNotFound", "no InferencePool has the name in spec.targetRef.name"
+    else:
+        reason, message = ACCEPTED, f"the policy is valid{stated.note}"
+    return condition(ACCEPTED, reason, message, generation=claim.metadata.generation)
+
+
+def _programmed(claim: Claim[Stated], accepted: Condition, *, used: Used, acting: Policy) -> Condition:
+    policy, routes = claim.content.policy, claim is used["Enforce"]
+    who = f"policy {acting.metadata.name}"
+    if routes:
+        who = f"generation {acting.metadata.generation} of this policy"
+    if accepted.reason == ACCEPTED and routes and claim.content.mode == "Enforce":
+        reason, message = "Programmed", "this policy routes requests"
+    elif policy is not None and claim is used["DryRun"]:
+        reason, message = "DryRun", f"each pick is scored by this policy too; {who} routes"
+        if policy.spec.chunks != acting.spec.chunks:
+            message += "; its chunks are not tried: matches come from the table in use"
+    else:
+        reason, message = accepted.reason, f"{who} routes"
+    return condition("Programmed", reason, message, generation=claim.metadata.generation)
+
+
+def _nobodys(claim: Claim[Stated]) -> PolicyStatus:
+    """Return the status of a policy that no picker has judged. It replaces an older status for another
+    target.
+    """
+    message = (
+        f"no picker for {' '.join(claim.content.target).strip()} has judged this policy; check spec.targetRef, and "
+        "whether a gateway with that target runs in this namespace"
+    )
+    generation = claim.metadata.generation
+    return PolicyStatus(
+        observed_generation=generation,
+        conditions=tuple(
+            condition(kind, "TargetNotFound", message, generation=generation)
+            for kind in (ACCEPTED, "Programmed")
+        ),
+    )

@@ -15,65 +15,50 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from random import Random
 from typing import Final
 
 from epp.base.errors import ConfigError
 from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
-from epp.sources.keep import Keep
-from epp.sources.kube.discovery import Discovery, Found, label_selector, pool_ports, united
+from epp.sources.kube.discovery import Discovery, Found, pool_ports, united
 from epp.sources.kube.objects import Pod, Pool
-from epp.sources.kube.reflector import ListSource, Reader, Reflector, Sink, T
+from epp.sources.kube.reflector import Access, ListSource, Reflector
 
 _log = logging.getLogger(__name__)
 
-_POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
-_PODS: Final = "/api/v1/namespaces/{namespace}/pods"
+_POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
+_PODS: Final = "/api/v1/namespaces/{}/pods"
 _GATHER_S: Final = 0.1
 
 
 class PoolWatch:
-    """`on_change` is called when the endpoints may have changed; `on_pool` when the pool comes, goes, or is
-    another object.
+    """`on_change` is called when the endpoints may have changed; `on_pool` when the pool comes or goes. The
+    reflector of the pool calls `replace`, `put` and `remove`.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        access: Access,
         settings: Kubernetes,
         name: str,
         *,
-        namespace: str,
         on_change: Callable[[], None],
         on_pool: Callable[[], None],
-        on_state: Callable[[str, bool], None],
-        keep: Keep,
-        rng: Random,
     ) -> None:
         self.name = name
-        self._reader = reader
+        self._access = access
         self._selector = settings.selector
-        self._namespace = namespace
         self._on_change = on_change
         self._on_pool = on_pool
-        self._on_state = on_state
-        self._keep = keep
-        self._rng = rng
         self._discovery = Discovery(pool=name, family=settings.address_family, ports=settings.target_ports)
         self._found: Sequence[Found] = ()
         self._labels: Mapping[str, str] = {}
-        self._pool = self._reflector(
-            ListSource(
-                what="pool",
-                kind=Pool,
-                path=_POOLS.format(namespace=namespace),
-                # By name, as in the picker's Role: RBAC allows listing a single object.
-                selectors=(("fieldSelector", f"metadata.name={name}"),),
-            ),
-            self,
-        )
+        # By name, as in the picker's Role: RBAC allows listing a single object.
+        selectors = (("fieldSelector", f"metadata.name={name}"),)
+        source = ListSource("pool", Pool, _POOLS.format(access.namespace), selectors)
+        self._pool = Reflector(access, source, sink=self, on_change=on_change)
         self._pods: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -81,15 +66,11 @@ class PoolWatch:
         """Whether the pool exists, so that policies may target it."""
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            self._group = group
+        async with asyncio.TaskGroup() as self._group:
             if self._selector:
                 self._follow(self._selector)
-            else:
-                group.create_task(
-                    self._keep("kubernetes", self._pool.run), name=f"watch of the pool {self.name}"
-                )
-            await asyncio.get_running_loop().create_future()  # waits until cancelled
+                await asyncio.get_running_loop().create_future()  # waits until cancelled
+            await self._access.keep("kubernetes", self._pool.run)
 
     @property
     def known(self) -> bool:
@@ -109,112 +90,81 @@ class PoolWatch:
             self._found = self._discovery.found()
         return self._found
 
-    # -- what the pool's reflector calls ---------------------------------------------------------------------
-
     def replace(self, pools: Iterable[Pool]) -> None:
         pool = next(iter(pools), None)
-        if pool is None:
-            self._without_pool()
-        else:
-            self.put(pool)
+        self.put(pool) if pool is not None else self.remove()
 
     def put(self, pool: Pool) -> None:
         came, self.exists = not self.exists, True
         self._discovery.set_ports(pool_ports(pool))
         labels = pool.spec.selector.match_labels
-        if labels:
-            self._follow(labels)
-        else:  # it would select every pod of the namespace, including the gateway's own pods
-            _log.error(
-                "InferencePool %s selects nothing: its spec.selector has no labels", pool.metadata.name
-            )
-            self._stop_following()
+        if not labels:  # it would select every pod of the namespace, including the gateway's own pods
+            _log.error("InferencePool %s selects nothing: its spec.selector has no labels", self.name)
+        self._follow(labels)
         if came:
             self._on_pool()
 
-    def remove(self, _: Pool) -> None:
-        self._without_pool()
+    def remove(self, _: Pool | None = None) -> None:
+        _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
+        self._follow({})
+        if self.exists:
+            self.exists = False
+            self._on_pool()
 
     def check_integrity(self) -> None:
         self._discovery.check_integrity()
         assert (self._pods is None) == (self._task is None)
         assert self.exists or self._pods is None, "pods are followed for a pool that exists"
 
-    # -- parts -----------------------------------------------------------------------------------------------
-
-    def _reflector(self, source: ListSource[T], sink: Sink[T]) -> Reflector[T]:
-        return Reflector(
-            self._reader, source, sink=sink, on_change=self._on_change, on_state=self._on_state, rng=self._rng
-        )
-
-    def _without_pool(self) -> None:
-        _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
-        self._stop_following()
-        if self.exists:
-            self.exists = False
-            self._on_pool()
-
-    def _stop_following(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task = self._pods = None
-        self._labels = {}
-        self._discovery.replace(())
-        self._discovery.changed = True  # even if there were none before: now it is known that there are none
-
     def _follow(self, labels: Mapping[str, str]) -> None:
-        if labels == self._labels:
+        """Follow the pods with these labels. Without labels there are none."""
+        if labels and labels == self._labels:
             return
         if self._task is not None:
             self._task.cancel()
-        assert self._group is not None, "pods are followed only inside run()"
+        self._task = self._pods = None
         self._labels = dict(labels)
-        source = ListSource(
-            what="pods",
-            kind=Pod,
-            path=_PODS.format(namespace=self._namespace),
-            selectors=(("labelSelector", label_selector(labels)), ("fieldSelector", "status.phase=Running")),
-        )
-        self._pods = self._reflector(source, self._discovery)
+        if not labels:
+            self._discovery.replace(())
+            self._discovery.changed = (
+                True  # even if there were none before: now it is known that there are none
+            )
+            return
+        assert self._group is not None, "pods are followed only inside run()"
+        selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        selectors = (("labelSelector", selector), ("fieldSelector", "status.phase=Running"))
+        source = ListSource("pods", Pod, _PODS.format(self._access.namespace), selectors)
+        self._pods = Reflector(self._access, source, sink=self._discovery, on_change=self._on_change)
         self._task = self._group.create_task(
-            self._keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
+            self._access.keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
         )
 
 
 class Pools:
     """`on_endpoints` gets every new list, and the names of the existing pools. `on_pool` is called when a
-    pool comes, goes, or is another object.
+    pool comes or goes.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        access: Access,
         settings: Kubernetes,
         *,
-        namespace: str,
         on_endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None],
         on_pool: Callable[[], None],
-        on_state: Callable[[str, bool], None],
-        keep: Keep,
-        rng: Random,
     ) -> None:
+        self._access = access
         self._on_endpoints = on_endpoints
-        self._on_state = on_state
-        self._keep = keep
         self._changed = asyncio.Event()
         self._states: dict[tuple[str, str], bool] = {}
         """For each kind of object and pool, whether the API server lets us follow it."""
         self._watches = [
             PoolWatch(
-                reader,
+                replace(access, on_state=partial(self._followed, name)),
                 settings,
                 name,
-                namespace=namespace,
                 on_change=self._changed.set,
                 on_pool=on_pool,
-                on_state=partial(self._followed, name),
-                keep=keep,
-                rng=rng,
             )
             for name in settings.names
         ]
@@ -224,8 +174,8 @@ class Pools:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for watch in self._watches:
-                group.create_task(watch.run(), name=f"pool {watch.name}")
-            await self._keep("kubernetes", self._hand_on)
+                group.create_task(watch.run(), name=f"watch of the pool {watch.name}")
+            await self._access.keep("kubernetes", self._hand_on)
 
     @property
     def existing(self) -> frozenset[str]:
@@ -237,7 +187,7 @@ class Pools:
 
     def _followed(self, pool: str, what: str, so: bool) -> None:  # noqa: FBT001 - the shape of a reflector's callback
         self._states[what, pool] = so
-        self._on_state(what, all(so for (each, _), so in self._states.items() if each == what))
+        self._access.on_state(what, all(so for (each, _), so in self._states.items() if each == what))
 
     async def _hand_on(self) -> None:
         """Pass on the endpoints when they have changed. The first list waits until all pools are known.

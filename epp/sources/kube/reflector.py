@@ -23,7 +23,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from epp.request.jsontext import CostlyJsonError, check_cost
-from epp.sources.keep import Pauses
+from epp.sources.keep import Keep, Pauses
 from epp.sources.kube.api import ApiError, Query, read
 from epp.sources.kube.objects import Failure, ObjectMeta
 
@@ -75,6 +75,17 @@ class ListSource(Generic[T]):
     decoded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the reflectors share. `on_state` is called when the connection of one comes or goes."""
+
+    reader: Reader
+    namespace: str
+    on_state: Callable[[str, bool], None]
+    keep: Keep
+    rng: Random
+
+
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
     continue_: str = msgspec.field(name="continue", default="")
@@ -95,29 +106,21 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 class Reflector(Generic[T]):
-    """Feeds `sink`. `on_change` is called after each list and each event, `on_state` when the connection
-    comes or goes.
+    """Feeds `sink`. `on_change` is called after each list and each event.
 
     `synced` is set by the first list and stays set.
     """
 
     def __init__(
-        self,
-        reader: Reader,
-        source: ListSource[T],
-        *,
-        sink: Sink[T],
-        on_change: Callable[[], None],
-        on_state: Callable[[str, bool], None],
-        rng: Random,
+        self, access: Access, source: ListSource[T], *, sink: Sink[T], on_change: Callable[[], None]
     ) -> None:
-        self._reader = reader
+        self._reader = access.reader
+        self._on_state = access.on_state
+        self._rng = access.rng
         self._source = source
         self._sink = sink
         self._on_change = on_change
-        self._on_state = on_state
-        self._rng = rng
-        self._pauses = Pauses(rng, longest_s=_LONGEST_PAUSE_S)
+        self._pauses = Pauses(access.rng, longest_s=_LONGEST_PAUSE_S)
         self._version = ""
         """The version from which a watch can continue. Empty: list first."""
         self._complaint = ""

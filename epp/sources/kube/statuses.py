@@ -1,5 +1,4 @@
-"""Decides what the statuses of policies say, and writes the statuses of all objects, which people read with
-kubectl.
+"""Writes the statuses of policies, objectives and rewrites, which people read with kubectl.
 
 There is no leader: the first process of each replica compares the statuses with its own results, and writes
 the differences. Each write names the version of the object that was read. So if two replicas write at once,
@@ -11,41 +10,27 @@ its `status` last changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from epp.config.policy import only_set
 from epp.sources.kube.api import Api, ApiError
-from epp.sources.kube.objects import PATH, Condition, LastAccepted, ObjectMeta, PolicyObject, PolicyStatus
-from epp.sources.kube.policies import PolicyResult, PolicySet, ResolvedPolicies, Verdict, target
+from epp.sources.kube.claims import Wanted
+from epp.sources.kube.objects import ClaimStatus, PolicyStatus
+
+Status: TypeAlias = PolicyStatus | ClaimStatus
 
 _log = logging.getLogger(__name__)
 
-_MESSAGE_CHARS: Final = 1024
 _WRITES_AT_ONCE: Final = 20
 """Most statuses written in one look. The others follow at the next look."""
 _AGAIN_S: Final = 5.0
 """The same result is not written to an object again before this time has passed. It bounds the writes if one
 fails, if an older CRD drops a field, or if a picker of another release has another result."""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusWrite:
-    """A status that differs from the result."""
-
-    path: str
-    """The path of the object."""
-    result: object
-    """The result that the status shows, without times."""
-    patch: Mapping[str, Any]
-
-    @property
-    def uid(self) -> str:
-        return str(self.patch["metadata"]["uid"])
+_FIRST: Final = frozenset({"Invalid", "Programmed", "DryRun"})
+"""Objects with one of these reasons are written first, then those without a status."""
 
 
 class StatusWriter:
@@ -54,139 +39,83 @@ class StatusWriter:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._tried: dict[str, tuple[object, float]] = {}
-        """The last result that was sent, and when, by the uid of the object."""
+        """The last status that was sent, and when, by the uid of the object."""
+        self._since: dict[tuple[str, int], float] = {}
+        """By uid and generation: since when a status is wanted that may come from another picker."""
         self._complaint = ""
 
-    async def look(self, due: Iterable[StatusWrite], *, now: float) -> None:
-        """due: all statuses to write, the most important first."""
+    async def look(self, wanted: Iterable[Wanted], *, now: float, time_text: str) -> None:
+        """wanted: the statuses that all objects should have."""
         self._tried = {uid: tried for uid, tried in self._tried.items() if now - tried[1] < _AGAIN_S}
-        fresh = (each for each in due if self._tried.get(each.uid, ("", now))[0] != each.result)
-        for each in [*islice(fresh, _WRITES_AT_ONCE)]:
-            self._tried[each.uid] = (each.result, now)
-            await self._write(each)
+        since: dict[tuple[str, int], float] = {}
+        due: list[tuple[Wanted, Status]] = []
+        for each in wanted:
+            seen, status = each.claim.metadata, _complete(each, time_text=time_text)
+            if _written_back(status) == _written_back(each.claim.status):
+                continue
+            key = seen.uid, seen.generation
+            since[key] = self._since.get(key, now)
+            if now - since[key] >= each.after_s and self._tried.get(seen.uid, ("", now))[0] != each.status:
+                due.append((each, status))
+        self._since = since
+        for each, status in sorted(due, key=lambda one: _turn(one[0]))[:_WRITES_AT_ONCE]:
+            self._tried[each.claim.metadata.uid] = (each.status, now)
+            await self._write(each, status)
 
-    async def _write(self, each: StatusWrite) -> None:
+    async def _write(self, each: Wanted, status: Status) -> None:
         try:
-            await self._api.request("PATCH", f"{each.path}/status", body=each.patch)
+            await self._api.request("PATCH", f"{each.claim.path}/status", body=_patch(each, status))
         except ApiError as error:
             # 409: the object has changed; the watch will report it. 404: it is gone or has no status.
             if error.status not in (404, 409) and str(error) != self._complaint:
                 self._complaint = str(error)
-                _log.error("cannot write %s/status and will try again: %s", each.path, error)
+                _log.error("cannot write %s/status and will try again: %s", each.claim.path, error)
             return
         self._complaint = ""
 
 
-def due(
-    outcome: ResolvedPolicies,
-    policies: PolicySet,
-    *,
-    unclaimed: Unclaimed,
-    namespace: str,
-    time_text: str,
-    now: float,
-) -> Iterator[StatusWrite]:
-    """Yield the statuses to write: first those of policies that route, are in dry run or have a fault; then
-    those of policies without a status; then the others; then those of policies that no picker judges.
-    """
-    path = PATH.format(namespace=namespace)
-
-    def write(found: PolicyObject, wanted: PolicyStatus, result: object) -> StatusWrite:
-        return StatusWrite(f"{path}/{found.metadata.name}", result, patch(wanted, found=found))
-
-    judged = [
-        (verdict, found)
-        for name, verdict in outcome.verdicts.items()
-        if (found := policies.found(name)) is not None
-    ]
-    for verdict, found in sorted(judged, key=lambda each: _turn(*each)):
-        wanted = desired(verdict, before=found.status, time_text=time_text)
-        if _written_back(wanted) != _written_back(found.status):
-            yield write(found, wanted, verdict)
-    waiting = {
-        (each.metadata.uid, each.metadata.generation): each
-        for each in policies.of_other_pools()
-        if each.status.observed_generation < each.metadata.generation
-    }
-    for found in unclaimed.due(waiting, now=now):
-        yield write(found, nobodys(found, time_text=time_text), found.metadata.generation)
-
-
-def _turn(verdict: Verdict, found: PolicyObject) -> int:
-    if verdict.accepted.reason == "Invalid" or verdict.programmed.reason in ("Programmed", "DryRun"):
+def _turn(each: Wanted) -> int:
+    if any(one.reason in _FIRST for one in each.status.conditions):
         return 0
-    return 2 if found.status.conditions else 1
+    return 2 if each.claim.status.conditions else 1
 
 
-def desired(verdict: Verdict, *, before: PolicyStatus, time_text: str) -> PolicyStatus:
-    """Return the status that the object should have. `before`: its current status."""
-    last = verdict.last_accepted
-    return PolicyStatus(
-        observed_generation=verdict.generation,
-        rule=verdict.rule,
-        mode=verdict.mode,
-        conditions=tuple(
-            condition(
-                kind, result, generation=verdict.generation, before=before.conditions, time_text=time_text
-            )
-            for kind, result in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
-        ),
-        # What this version cannot read, a newer one wrote: it stays for the way forward.
-        last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else before.last_accepted,
-    )
-
-
-def condition(
-    kind: str, result: PolicyResult, *, generation: int, before: Sequence[Condition], time_text: str
-) -> Condition:
-    """before: the current conditions of the object."""
-    status = "Unknown" if result.so is None else str(result.so)
-    same = [c for c in before if c.type == kind and c.status == status and c.last_transition_time]
-    return Condition(
-        type=kind,
-        status=status,
-        reason=result.reason,
-        message=result.message[:_MESSAGE_CHARS],
-        observed_generation=generation,
-        last_transition_time=same[0].last_transition_time if same else time_text,
-    )
-
-
-def nobodys(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
-    """Return the status of a policy that no picker has judged. It replaces an older status for another
-    target.
+def _complete(each: Wanted, *, time_text: str) -> Status:
+    """Return the status with its times, and with what others wrote there. A condition whose `status` has not
+    changed keeps its time.
     """
-    result = PolicyResult(
-        False,
-        "TargetNotFound",
-        f"no picker for {' '.join(target(policy)).strip()} has judged this policy; check spec.targetRef, and whether a "
-        "gateway with that target runs in this namespace",
-    )
-    generation, before = policy.metadata.generation, policy.status.conditions
-    return PolicyStatus(
-        observed_generation=generation,
-        conditions=tuple(
-            condition(kind, result, generation=generation, before=before, time_text=time_text)
-            for kind in ("Accepted", "Programmed")
-        ),
-    )
+    before: Status = each.claim.status
+    times = {(one.type, one.status): one.last_transition_time for one in before.conditions}
+    fresh = {
+        one.type: replace(one, last_transition_time=times.get((one.type, one.status)) or time_text)
+        for one in each.status.conditions
+    }
+    others = [fresh.pop(one.type, one) for one in before.conditions]
+    status = replace(each.status, conditions=(*others, *fresh.values()))
+    if isinstance(status, PolicyStatus) and status.last_accepted is None:
+        # What this version cannot read, a newer one wrote: it stays for the way forward.
+        status = replace(status, last_accepted=each.claim.status.last_accepted)
+    return status
 
 
-def patch(status: PolicyStatus, *, found: PolicyObject) -> Mapping[str, Any]:
-    # null deletes the field in a merge patch
-    body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | _replacing(
-        msgspec.to_builtins(found.status), msgspec.to_builtins(status)
-    )
-    return status_patch(body, metadata=found.metadata)
+def _written_back(status: Status) -> Status:
+    """Return the status without the fields that the CRD of an older release drops; otherwise it would be
+    written for ever. These fields change only with the generation.
+    """
+    return replace(status, rule=None, mode=None) if isinstance(status, PolicyStatus) else status
 
 
-def status_patch(status: Mapping[str, Any], *, metadata: ObjectMeta) -> Mapping[str, Any]:
+def _patch(each: Wanted, status: Status) -> Mapping[str, Any]:
     """Return the merge patch that gives the object this status. With the uid the patch cannot change another
     object of the same name. With the version it cannot overwrite a newer status.
     """
+    # null deletes the field in a merge patch. A field that cannot be read is deleted too.
+    cleared = dict.fromkeys(type(status).__struct_encode_fields__)
+    changed = _replacing(msgspec.to_builtins(each.claim.status), msgspec.to_builtins(status))
+    metadata = each.claim.metadata
     return {
         "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
-        "status": status,
+        "status": cleared | changed,
     }
 
 
@@ -196,28 +125,3 @@ def _replacing(old: Any, new: Any) -> Any:
         return new
     gone = dict.fromkeys(name for name in old if name not in new)
     return gone | {name: _replacing(old.get(name), value) for name, value in new.items()}
-
-
-class Unclaimed:
-    """Finds policies for other pools that no picker judges within `_PATIENCE_S`."""
-
-    _PATIENCE_S: Final = 3.0
-    """A picker that serves the pool is faster. One that comes later replaces what is written here."""
-
-    def __init__(self) -> None:
-        self._since: dict[tuple[str, int], float] = {}
-        """By uid and generation: when the policy was first seen without a judgement."""
-
-    def due(self, waiting: Mapping[tuple[str, int], PolicyObject], *, now: float) -> list[PolicyObject]:
-        """Return the policies that have waited long enough. waiting: the policies without a judgement, by uid
-        and generation.
-        """
-        self._since = {key: self._since.get(key, now) for key in waiting}
-        return [found for key, found in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
-
-
-def _written_back(status: PolicyStatus) -> PolicyStatus:
-    """Return the status without the fields that the CRD of an older release drops; otherwise it would be
-    written for ever. These fields change only with the generation.
-    """
-    return msgspec.structs.replace(status, rule=None, mode=None)

@@ -9,7 +9,7 @@ import msgspec
 
 from epp.config.kubernetes import LlmdGroup
 from epp.config.policy import API_VERSION, KIND
-from epp.sources.kube.claims import ModelRewrites, rewrites_in
+from epp.sources.kube.llmd import ModelRewrites, rewrites_in
 from epp.sources.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
 
 

@@ -12,7 +12,6 @@ from epp.base.types import Address, Endpoint, Role
 from epp.sources.kube.discovery import (
     AddressFamily,
     Discovery,
-    label_selector,
     pool_ports,
     united,
 )
@@ -230,10 +229,6 @@ def test_a_list_replaces_what_was_known_and_an_equal_one_changes_nothing() -> No
 
 def test_each_port_of_a_pool_is_read_once() -> None:
     assert pool_ports(pool(8000, 8001, 8000)) == (8000, 8001)
-
-
-def test_labels_become_a_query() -> None:
-    assert label_selector({"b": "2", "app.kubernetes.io/name": "x"}) == "app.kubernetes.io/name=x,b=2"
 
 
 def test_endpoints_of_several_pools_name_their_own_pool() -> None:

@@ -46,8 +46,12 @@ class JudgedPolicies:
         return acting.metadata.name, acting.metadata.generation, acting.spec.rule
 
     def told(self, name: str) -> str:
-        verdict = self.outcome.verdicts[name]
-        return f"{verdict.accepted.so} {verdict.accepted.reason}, {verdict.programmed.so} {verdict.programmed.reason}"
+        return ", ".join(f"{one.status} {one.reason}" for one in self.outcome.statuses[name].conditions)
+
+    def messages(self, name: str) -> tuple[str, str]:
+        """Return why the policy is accepted or not, and whether it routes."""
+        accepted, programmed = self.outcome.statuses[name].conditions
+        return accepted.message, programmed.message
 
 
 def test_without_a_policy_the_default_routes() -> None:
@@ -65,20 +69,20 @@ def test_a_policy_that_repeats_many_defaults_says_how_to_remove_them() -> None:
     written_out = {name: each for name, each in defaults.items() if name not in ("targetRef", "rule")}
     policies = JudgedPolicies(policy("p", rule="affinity", **written_out))
     assert policies.told("p") == "True Accepted, True Programmed"
-    message = policies.outcome.verdicts["p"].accepted.message
+    message = policies.messages("p")[0]
     assert re.fullmatch(
         r"the policy is valid; \d\d fields repeat defaults, so it may carry those of an early version: kubectl "
         r"apply view-last-applied prefixroutingpolicy p -n n \| kubectl replace -n n -f - removes them",
         message,
     )
     few = JudgedPolicies(policy("p", mode="Enforce", maxDestinations=3))
-    assert few.outcome.verdicts["p"].accepted.message == "the policy is valid"
+    assert few.messages("p")[0] == "the policy is valid"
 
 
 def test_a_policy_for_another_pool_is_ignored() -> None:
     policies = JudgedPolicies(policy("p", target="another", rule="affinity"))
     assert policies.outcome.acting == DEFAULT_POLICY
-    assert policies.outcome.verdicts == {}
+    assert policies.outcome.statuses == {}
 
 
 def test_a_policy_whose_target_changes_to_another_pool_is_removed() -> None:
@@ -93,7 +97,7 @@ def test_oldest_of_several_policies_routes_and_the_others_report_conflict() -> N
     )
     assert policies.acting == ("old", 1, "affinity")
     assert policies.told("new") == "False Conflicted, False Conflicted"
-    assert "older policy old" in policies.outcome.verdicts["new"].accepted.message
+    assert "older policy old" in policies.messages("new")[0]
 
 
 def test_among_policies_of_the_same_second_the_first_name_counts_as_oldest() -> None:
@@ -112,10 +116,10 @@ def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
     policies.put(policy("p", rule="affinity", generation=2, sessionHeader="host"))
     assert policies.acting == ("p", 1, "affinity")
     assert policies.told("p") == "False Invalid, False Invalid"
-    verdict = policies.outcome.verdicts["p"]
-    assert "spec: " in verdict.accepted.message
-    assert "sessionHeader" in verdict.accepted.message
-    assert verdict.programmed.message == "generation 1 of this policy routes"
+    accepted, programmed = policies.messages("p")
+    assert "spec: " in accepted
+    assert "sessionHeader" in accepted
+    assert programmed == "generation 1 of this policy routes"
     assert policies.told("younger") == "False Conflicted, False Conflicted", (
         "the refused policy keeps its place"
     )
@@ -132,13 +136,10 @@ def test_a_policy_that_was_refused_from_the_start_does_not_block_others() -> Non
     policies = JudgedPolicies(policy("bad", created=OLD, sessionHeader="host"), policy("good", created=NEW))
     assert policies.acting[0] == "good"
     assert policies.told("bad") == "False Invalid, False Invalid"
-    assert policies.outcome.verdicts["bad"].programmed.message == "policy good routes"
+    assert policies.messages("bad")[1] == "policy good routes"
 
 
 def test_a_restarted_picker_takes_the_last_accepted_spec_from_the_status() -> None:
-    before = JudgedPolicies(policy("p", rule="affinity", generation=1))
-    last = before.outcome.verdicts["p"].last_accepted
-    assert last is not None
     status = {"lastAccepted": {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "rule": "affinity"}}}
     after = JudgedPolicies(policy("p", generation=2, sessionHeader="host", status=status))
     assert after.acting == ("p", 1, "affinity")
@@ -164,10 +165,7 @@ def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
     assert policies.outcome.tried is not None
     assert policies.outcome.tried.spec.rule == "affinity"
     assert policies.told("p") == "True Accepted, False DryRun"
-    assert (
-        policies.outcome.verdicts["p"].programmed.message
-        == "each pick is scored by this policy too; policy default routes"
-    )
+    assert policies.messages("p")[1] == "each pick is scored by this policy too; policy default routes"
 
 
 def test_a_policy_that_goes_into_dry_run_routes_by_its_last_accepted_spec() -> None:
@@ -177,7 +175,7 @@ def test_a_policy_that_goes_into_dry_run_routes_by_its_last_accepted_spec() -> N
     assert policies.outcome.tried is not None
     assert (policies.outcome.tried.metadata.generation, policies.outcome.tried.spec.rule) == (2, "random")
     assert (
-        policies.outcome.verdicts["p"].programmed.message
+        policies.messages("p")[1]
         == "each pick is scored by this policy too; generation 1 of this policy routes"
     )
     policies.put(policy("p", rule="random", generation=3))
@@ -206,7 +204,7 @@ def test_the_oldest_of_several_policies_in_dry_run_is_scored() -> None:
 
 def test_the_status_of_a_dry_run_says_that_its_chunks_are_not_tried() -> None:
     policies = JudgedPolicies(policy("p", mode="DryRun", chunks={"sizeBytes": 128}))
-    assert "its chunks are not tried" in policies.outcome.verdicts["p"].programmed.message
+    assert "its chunks are not tried" in policies.messages("p")[1]
 
 
 def test_without_the_pool_a_policy_has_no_target() -> None:
@@ -219,9 +217,8 @@ def test_a_change_of_status_alone_is_not_a_change_of_the_policy() -> None:
     policies = JudgedPolicies(policy("p"))
     policies.set.put(policy("p", status={"observedGeneration": 1}))
     assert not policies.set.changed
-    found = policies.set.found("p")
-    assert found is not None
-    assert found.status.observed_generation == 1
+    (seen,) = policies.set.oldest_first()
+    assert seen.status.observed_generation == 1
 
 
 def test_a_policy_that_a_new_list_lacks_is_removed() -> None:
@@ -239,7 +236,7 @@ def test_a_policy_of_one_of_several_pools_is_refused_with_what_to_write() -> Non
     policies = JudgedPolicies(policy("p", target="a", rule="affinity"), pools=SEVERAL)
     assert policies.outcome.acting == DEFAULT_POLICY
     assert policies.told("p") == "False Invalid, False Invalid"
-    assert policies.outcome.verdicts["p"].accepted.message == (
+    assert policies.messages("p")[0] == (
         "spec.targetRef: one policy routes for all pools of this picker (a, b), so it targets the picker; write "
         "{kind: Service, name: picker}, or give this pool a picker of its own"
     )
@@ -255,7 +252,7 @@ def test_the_policy_of_a_picker_routes_for_all_its_pools() -> None:
         )
         assert policies.acting == ("p", 1, "affinity")
         assert policies.told("p") == "True Accepted, True Programmed"
-        assert [*policies.outcome.verdicts] == ["p"], "the others are for another Service, and another pool"
+        assert [*policies.outcome.statuses] == ["p"], "the others are for another Service, and another pool"
 
 
 def test_a_refused_policy_of_one_pool_routes_on_until_the_picker_has_one() -> None:

@@ -18,6 +18,7 @@ from epp.sources.keep import Sources
 from epp.sources.kube.api import ApiError, Query
 from epp.sources.kube.objects import Pod, Pool
 from epp.sources.kube.pools import Pools
+from epp.sources.kube.reflector import Access
 from tests.harness.processes import wait_until
 from tests.unit.sources.kube.objects import pod, pool
 
@@ -78,16 +79,9 @@ class ReceivedLists:
         self.failures = 0
         """How often from now on the endpoints cannot be used."""
         self._news = asyncio.Event()
-        self.pools = Pools(
-            server,
-            Kubernetes(pools=names),
-            namespace="n",
-            on_endpoints=self._take,
-            on_pool=lambda: None,
-            on_state=self.followed.__setitem__,
-            keep=Sources(rng=random.Random(1)).keep,
-            rng=random.Random(1),
-        )
+        rng = random.Random(1)
+        access = Access(server, "n", on_state=self.followed.__setitem__, keep=Sources(rng=rng).keep, rng=rng)
+        self.pools = Pools(access, Kubernetes(pools=names), on_endpoints=self._take, on_pool=lambda: None)
 
     def _take(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> None:
         if self.failures:
@@ -173,11 +167,11 @@ async def test_no_list_is_sent_while_one_pool_cannot_be_read() -> None:
 
 async def test_old_pods_stay_until_those_of_a_new_selector_are_listed() -> None:
     server = two_pools()
-    server.refused.add("model=b2")
-    server.pods["model=b2"] = [pod("z", "10.0.0.3")]
+    server.refused.add("app=x,model=b2")
+    server.pods["app=x,model=b2"] = [pod("z", "10.0.0.3")]
     async with following_pools(server, "a", "b") as found:
         await found.next()
-        await server.put(pool(9001, name="b", labels={"model": "b2"}, uid="ub"))
+        await server.put(pool(9001, name="b", labels={"model": "b2", "app": "x"}, uid="ub"))
         await server.put(pool(8001, name="a", labels=SELECTORS["a"], uid="ua"))
         assert await found.next() == ["x:8001 a", "y:9000 b"]
         server.refused.clear()

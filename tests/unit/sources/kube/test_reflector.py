@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from epp.sources.keep import Sources
 from epp.sources.kube.api import ApiError, Query
 from epp.sources.kube.objects import Pod
-from epp.sources.kube.reflector import ListSource, Reflector
+from epp.sources.kube.reflector import Access, ListSource, Reflector
 
 
 def raw(name: str, version: int) -> dict[str, Any]:
@@ -96,14 +97,10 @@ class Names:
 async def play(*script: object, free_form: bool = False) -> tuple[ScriptedServer, Names, Reflector[Pod]]:
     """Follow until the script ends."""
     server, names = ScriptedServer(*script), Names()
-    reflector = Reflector(
-        server,
-        ListSource(what="pods", kind=Pod, path="/pods", free_form=free_form),
-        sink=names,
-        on_change=names.changed,
-        on_state=names.state,
-        rng=random.Random(1),
-    )
+    rng = random.Random(1)
+    access = Access(server, "n", on_state=names.state, keep=Sources(rng=rng).keep, rng=rng)
+    source = ListSource(what="pods", kind=Pod, path="/pods", free_form=free_form)
+    reflector = Reflector(access, source, sink=names, on_change=names.changed)
     task = asyncio.create_task(reflector.run())
     done = asyncio.create_task(server.done.wait())
     finished, _ = await asyncio.wait((task, done), timeout=60, return_when=asyncio.FIRST_COMPLETED)

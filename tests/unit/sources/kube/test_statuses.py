@@ -1,22 +1,25 @@
-"""What the statuses of policies and rewrites say, and when a picker writes them."""
+"""What the statuses of policies and rewrites hold after merge patches, and when they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY
-from epp.sources.kube import claims, statuses
+from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.sources.kube.api import Api, ApiError, Query
-from epp.sources.kube.claims import ModelRewrites, judge_rewrites
-from epp.sources.kube.objects import Condition, LastAccepted, PolicyStatus
-from epp.sources.kube.policies import PolicySet, Verdict
-from epp.sources.kube.statuses import StatusWrite, StatusWriter, Unclaimed, desired, patch
+from epp.sources.kube.llmd import ModelRewrites, judge_rewrites
+from epp.sources.kube.objects import Condition, PolicyObject
+from epp.sources.kube.policies import PolicySet
+from epp.sources.kube.reflector import Access, ListSource, Reflector
+from epp.sources.kube.statuses import StatusWriter
 from tests.unit.sources.kube.objects import policy, rewrite, rewrites_of, rule
 
-NOTHING = PolicyStatus()
+Json = dict[str, Any]
+KNOWN = {"conditions": [{"type": "Accepted", "status": "True"}]}
 
 
 class StatusServer(Api):
@@ -28,48 +31,41 @@ class StatusServer(Api):
         self._answers = answers
 
     async def request(self, method: str, path: str, *, query: Query = (), body: Any = None) -> bytes:
-        self.wrote.append((f"{method} {path.rpartition('/ns/')[2]}", body))
+        self.wrote.append((f"{method} {path.rpartition('/namespaces//')[2]}", body))
         if self._answers != 200:
             raise ApiError("no", status=self._answers)
         return b"{}"
 
+    @property
+    def places(self) -> list[str]:
+        return [place for place, _ in self.wrote]
+
 
 class Replica:
-    """The part of a picker that decides what to write."""
+    """The part of a picker that judges and writes."""
 
-    def __init__(self, *found: Any, rewrites: ModelRewrites | None = None) -> None:
+    def __init__(self, server: Api, *found: PolicyObject, rewrites: ModelRewrites | None = None) -> None:
         self.policies = PolicySet(pools=["vllm"])
         self._rewrites = [rewrites] if rewrites is not None else []
-        self._unclaimed = Unclaimed()
-        for each in found:
-            self.policies.put(each)
+        self._writer = StatusWriter(server)
+        self.policies.replace(found)
 
-    def due(self, now: float) -> list[StatusWrite]:
+    async def look(self, *times: float, time_text: str = "T") -> Policy:
+        """Judge and write at these times. Return the policy that routes."""
         outcome = self.policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
-        words: Any = {"namespace": "ns", "time_text": "T"}
         judged = judge_rewrites(self._rewrites, existing=["vllm"], served=None)
-        return [
-            *statuses.due(outcome, self.policies, unclaimed=self._unclaimed, now=now, **words),
-            *claims.due(judged, **words),
-        ]
-
-
-async def look(server: StatusServer, replica: Replica, *times: float) -> list[str]:
-    """Let the replica look at these times. Return the places that it wrote to."""
-    writer = StatusWriter(server)
-    for now in times:
-        await writer.look(replica.due(now), now=now)
-    return [place for place, _ in server.wrote]
-
-
-def said(kind: str, status: str, reason: str, **more: Any) -> Condition:
-    return Condition(type=kind, status=status, reason=reason, **more)
+        wanted = [*self.policies.wanted(outcome), *judged]
+        for now in times:
+            await self._writer.look(wanted, now=now, time_text=time_text)
+        return outcome.acting
 
 
 async def test_statuses_that_differ_are_written_with_the_version_that_was_read() -> None:
     server = StatusServer()
-    found = rewrites_of(rewrite("r", rule("gpt"), conditions=(said("Seen", "True", "R"),)))
-    assert await look(server, Replica(policy("a"), rewrites=found), 1.0) == [
+    others = Condition("Seen", "True", "R")
+    found = rewrites_of(rewrite("r", rule("gpt"), conditions=(others,)))
+    await Replica(server, policy("a"), rewrites=found).look(1.0)
+    assert server.places == [
         "PATCH prefixroutingpolicies/a/status",
         "PATCH inferencemodelrewrites/r/status",
     ]
@@ -84,78 +80,162 @@ async def test_statuses_that_differ_are_written_with_the_version_that_was_read()
 @pytest.mark.parametrize("answers", [200, 404, 409, 500])
 async def test_the_same_result_is_not_sent_again_for_some_seconds(answers: int) -> None:
     """The watch tells of a write that succeeded. Here it is silent."""
-    assert len(await look(StatusServer(answers=answers), Replica(policy("a")), 1.0, 2.0, 5.9, 6.1, 7.0)) == 2
+    server = StatusServer(answers=answers)
+    await Replica(server, policy("a")).look(1.0, 2.0, 5.9, 6.1, 7.0)
+    assert len(server.wrote) == 2
 
 
 async def test_another_result_is_written_at_the_next_look() -> None:
-    server, replica, writer = StatusServer(), Replica(policy("a")), None
-    writer = StatusWriter(server)
-    await writer.look(replica.due(1.0), now=1.0)
+    server = StatusServer()
+    replica = Replica(server, policy("a"))
+    await replica.look(1.0)
     replica.policies.put(policy("a", generation=2, sessionHeader="host"))
-    await writer.look(replica.due(2.0), now=2.0)
+    await replica.look(2.0)
     assert [body["status"]["conditions"][0]["reason"] for _, body in server.wrote] == ["Accepted", "Invalid"]
 
 
 async def test_new_and_refused_policies_are_written_first() -> None:
-    known = {"conditions": [{"type": "Accepted", "status": "True"}]}
-    many = [policy(f"p{n:02}", status=known) for n in range(40)]
-    replica = Replica(*many, policy("z-bad", sessionHeader="host", status=known), policy("z-new"))
-    wrote = await look(StatusServer(), replica, 1.0)
-    assert [place.split("/")[1] for place in wrote[:3]] == ["p00", "z-bad", "z-new"]
-    assert len(wrote) == 20
-    assert len(await look(StatusServer(), replica, 1.0, 2.0, 3.0)) == 42, "the others follow"
+    many = [policy(f"p{n:02}", status=KNOWN) for n in range(40)]
+    server = StatusServer()
+    replica = Replica(server, *many, policy("z-bad", sessionHeader="host", status=KNOWN), policy("z-new"))
+    await replica.look(1.0)
+    assert [place.split("/")[1] for place in server.places[:3]] == ["p00", "z-bad", "z-new"]
+    assert len(server.wrote) == 20
+    await replica.look(2.0, 3.0)
+    assert len(server.wrote) == 42, "the others follow"
 
 
 async def test_a_policy_for_a_pool_without_a_picker_is_marked() -> None:
-    replica = Replica(
-        policy("moved", target="elsewhere", generation=2, status={"observedGeneration": 1}),
-        policy("theirs", target="elsewhere", status={"observedGeneration": 1}),
-    )
     server = StatusServer()
-    assert await look(server, replica, 1.0, 3.0) == [], "a picker that serves the pool is faster"
-    assert await look(server, replica, 4.5) == ["PATCH prefixroutingpolicies/moved/status"]
+    judged = {"observedGeneration": 1, "saturation": 0.5}
+    replica = Replica(
+        server,
+        policy("moved", target="elsewhere", generation=2, status=judged),
+        policy("theirs", target="elsewhere", status=judged),
+    )
+    await replica.look(1.0, 3.0)
+    assert server.wrote == [], "a picker that serves the pool is faster"
+    await replica.look(4.5)
+    assert server.places == ["PATCH prefixroutingpolicies/moved/status"]
     (condition, _) = server.wrote[0][1]["status"]["conditions"]
     assert (condition["status"], condition["reason"]) == ("False", "TargetNotFound")
     assert "elsewhere" in condition["message"]
 
 
-def verdict_on(**spec: Any) -> Verdict:
-    policies = PolicySet(pools=["vllm"])
-    policies.put(policy("p", generation=4, **spec))
-    return policies.resolve(default=DEFAULT_POLICY, existing=["vllm"]).verdicts["p"]
+def merged(old: Any, change: Any) -> Any:
+    """Merge a patch by RFC 7396."""
+    if not isinstance(change, dict):
+        return change
+    kept = dict(old) if isinstance(old, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            kept.pop(name, None)
+        else:
+            kept[name] = merged(kept.get(name), value)
+    return kept
 
 
-def status(verdict: Verdict, *, before: PolicyStatus = NOTHING, at: str = "T1") -> PolicyStatus:
-    return desired(verdict, before=before, time_text=at)
+def an_object(*, generation: int = 1, status: Json | None = None, **spec: Any) -> Json:
+    metadata = {"name": "p", "uid": "u", "generation": generation, "resourceVersion": "5"}
+    return {"metadata": metadata, "spec": {"targetRef": {"name": "vllm"}, **spec}, "status": status or {}}
 
 
-def test_the_status_has_conditions_and_the_accepted_fields() -> None:
-    body: Mapping[str, Any] = patch(status(verdict_on(rule="affinity")), found=policy("p"))
-    assert body["metadata"] == {"uid": "uid-of-p", "resourceVersion": "1"}
-    told = body["status"]
+class Merging(Api):
+    """An API server that holds one policy and merges the patches of its status, and a replica that watches
+    it.
+    """
+
+    def __init__(self, policy: Json) -> None:
+        super().__init__(None)
+        self.policy = policy
+        self.patches = 0
+        self._replica = Replica(self)
+        self._now = 0.0
+
+    async def request(self, method: str, path: str, *, query: Query = (), body: object = None) -> bytes:
+        assert isinstance(body, dict)
+        self.patches += 1
+        self.policy["status"] = merged(self.policy["status"], body["status"])
+        return b"{}"
+
+    async def change(self, policy: Json, *, time_text: str = "T") -> Json:
+        """Change the object, and let the replica look for some seconds. Return the status after that."""
+        self.policy = policy
+        for _ in range(12):
+            self._replica.policies.put(as_read(self.policy))
+            self._now += 1.0
+            await self._replica.look(self._now, time_text=time_text)
+        status: Json = self.policy["status"]
+        return status
+
+
+async def following(policy: Json) -> tuple[Merging, Json]:
+    server = Merging(policy)
+    return server, await server.change(policy)
+
+
+def as_read(policy: Json) -> PolicyObject:
+    """Return the object as the reflector reads it."""
+    source = ListSource("policies", PolicyObject, "/policies")
+    access: Any = Access(None, "n", on_state=lambda *_: None, keep=None, rng=Random(1))  # type: ignore[arg-type]
+    reflector = Reflector(access, source, sink=None, on_change=lambda: None)  # type: ignore[arg-type]
+    found = reflector.read(msgspec.Raw(json.dumps(policy).encode()))
+    assert found is not None
+    return found
+
+
+async def test_the_status_has_conditions_and_the_accepted_fields() -> None:
+    server, told = await following(an_object(generation=4, rule="affinity"))
+    assert server.patches == 1, "a status that has not changed is not written again"
     assert told["observedGeneration"] == 4
     assert [(c["type"], c["status"], c["reason"], c["observedGeneration"]) for c in told["conditions"]] == [
         ("Accepted", "True", "Accepted", 4),
         ("Programmed", "True", "Programmed", 4),
     ]
-    assert told["lastAccepted"]["generation"] == 4
-    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}, "rule": "affinity"}, (
-        "the spec has only the fields that were set"
-    )
+    spec = {"targetRef": {"name": "vllm"}, "rule": "affinity"}
+    assert told["lastAccepted"] == {"generation": 4, "spec": spec}, "only the fields that were set"
     assert (told["rule"], told["mode"]) == ("affinity", "Enforce")
 
 
-def test_what_a_newer_picker_accepted_stays_in_the_status() -> None:
-    newer = LastAccepted(3, {"targetRef": {"name": "vllm"}, "ofTheNextRelease": True})
-    found = status(verdict_on(ofTheNextRelease=False), before=PolicyStatus(last_accepted=newer))
-    assert found.conditions[0].reason == "Invalid"
-    assert found.last_accepted == newer
+async def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
+    server, _ = await following(an_object())
+
+    async def times(policy: Json) -> set[str]:
+        told = await server.change({**policy, "status": server.policy["status"]}, time_text="T2")
+        return {condition["lastTransitionTime"] for condition in told["conditions"]}
+
+    assert await times(an_object(generation=2, rule="random")) == {"T"}
+    assert await times(an_object(generation=3, sessionHeader="host")) == {"T2"}
 
 
-def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
-    first = status(verdict_on(), at="T1")
-    assert {
-        c.last_transition_time for c in status(verdict_on(rule="random"), before=first, at="T2").conditions
-    } == {"T1"}
-    refused = status(verdict_on(sessionHeader="host"), before=first, at="T2")
-    assert {c.last_transition_time for c in refused.conditions} == {"T2"}
+async def test_fields_that_a_newer_spec_lacks_are_removed() -> None:
+    server, status = await following(an_object(rule="random", flow={"mode": "Hold", "objectives": {"a": 1}}))
+    told = await server.change(an_object(generation=2, status=status))
+    assert told["lastAccepted"]["spec"] == {"targetRef": {"name": "vllm"}}
+    assert server.patches == 2
+    refused = an_object(generation=3, status=told, rule="nonsense")
+    acting = await Replica(StatusServer(), as_read(refused)).look()
+    assert (acting.spec.rule, acting.spec.flow.mode) == ("least-cost", "Direct")
+
+
+async def test_a_status_with_empty_maps_of_an_earlier_release_is_written_once() -> None:
+    empty: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}, "paths": {}}
+    stored = {"targetRef": {"name": "vllm"}, "flow": {"mode": "Hold", **empty}}
+    status = {"lastAccepted": {"generation": 1, "spec": stored}}
+    server, _ = await following(an_object(status=status, flow={"mode": "Hold"}))
+    assert server.patches == 1
+
+
+async def test_what_a_newer_picker_accepted_stays_in_the_status() -> None:
+    newer = {"generation": 1, "spec": {"targetRef": {"name": "vllm"}, "ofTheNextRelease": True}}
+    _, told = await following(an_object(ofTheNextRelease=False, status={"lastAccepted": newer}))
+    assert told["conditions"][0]["reason"] == "Invalid"
+    assert told["lastAccepted"] == newer
+
+
+async def test_the_last_accepted_spec_routes_beside_unreadable_fields() -> None:
+    accepted = {"targetRef": {"name": "vllm"}, "rule": "affinity"}
+    status = {"saturation": 0.5, "lastAccepted": {"generation": 1, "spec": accepted}}
+    refused = an_object(generation=2, status=status, rule="nonsense")
+    acting = await Replica(StatusServer(), as_read(refused)).look()
+    assert acting.spec.rule == "affinity"

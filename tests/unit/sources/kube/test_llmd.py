@@ -1,8 +1,8 @@
-"""InferenceModelRewrites: which of them count, in which order, what they result in, and their status."""
+"""InferenceModelRewrites and InferenceObjectives: which of them count, what they result in, their status."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,12 +11,34 @@ import pytest
 from epp.base.types import ApiKind, InferenceRequest
 from epp.config.kubernetes import LlmdGroup
 from epp.request.rewriting import Rewrites
-from epp.sources.kube.claims import GROUPS, ModelRewrites, all_rewrites, judge_rewrites, rewrites_in, rules_of
-from epp.sources.kube.objects import Condition, ModelRewrite
+from epp.sources.kube.claims import Wanted
+from epp.sources.kube.llmd import (
+    GROUPS,
+    ModelRewrites,
+    Objectives,
+    all_rewrites,
+    judge_objectives,
+    judge_rewrites,
+    merged,
+    objectives_in,
+    rewrites_in,
+)
+from epp.sources.kube.objects import Condition, ModelRewrite, Objective
 from tests.harness.role import rules
 from tests.unit.sources.kube.objects import rewrite, rewrites_of, rule
 
+NEWER: LlmdGroup = "llm-d.ai"
 OLDER: LlmdGroup = "inference.networking.x-k8s.io"
+
+
+def said(wanted: Iterable[Wanted]) -> dict[str, str]:
+    """Return reason and message of each status by name."""
+    words = {}
+    for each in wanted:
+        (word,) = each.status.conditions
+        assert (word.type, word.status) == ("Accepted", str(word.reason == "Accepted"))
+        words[each.claim.name] = f"{word.reason}: {word.message}"
+    return words
 
 
 def exact(value: str) -> dict[str, Any]:
@@ -112,15 +134,6 @@ def test_the_newer_group_counts_first() -> None:
     assert target_of(all_rewrites([newer, older]), "gpt") == "new"
 
 
-def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
-    granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites" in r["resources"]}
-    assert granted == {group: ["list", "watch"] for group in GROUPS}
-    written = {
-        r["apiGroups"][0]: r["verbs"] for r in rules() if "inferencemodelrewrites/status" in r["resources"]
-    }
-    assert written == {group: ["patch"] for group in GROUPS}
-
-
 def test_names_that_no_request_can_have_are_left_out() -> None:
     """Each name is an entry of an index that every change builds again, and of the answer to `GET
     /v1/models`.
@@ -144,10 +157,7 @@ def test_names_that_no_request_can_have_are_left_out() -> None:
 def statuses(
     *sets: ModelRewrites, existing: Sequence[str] = ("vllm",), served: frozenset[str] | None = None
 ) -> dict[str, str]:
-    """Return reason and message by name."""
-    judged = [*judge_rewrites(sets, existing=existing, served=served)]
-    assert all(word.so == (word.reason == "Accepted") for _, _, word in judged)
-    return {claim.name: f"{word.reason}: {word.message}" for _, claim, word in judged}
+    return said(judge_rewrites(sets, existing=existing, served=served))
 
 
 def test_a_sound_object_is_accepted_and_a_missing_pool_is_reported() -> None:
@@ -183,9 +193,9 @@ def test_with_several_pools_a_status_is_about_its_own_pool() -> None:
     [
         (
             {"matches": [{"model": {"value": "m"}}], "targets": []},
-            "[1].targets: no modelRewrite of 1 to 1024",
+            "[1].targets: 0 of 0 have a modelRewrite of 1 to 1024",
         ),
-        (rule("m", target="t" * 2000), "[1].targets: no modelRewrite of 1 to 1024"),
+        (rule("m", target="t" * 2000), "[1].targets: 0 of 1 have a modelRewrite of 1 to 1024"),
         (rule("m", ""), "[1].matches: only 1 of 2 entries name a model"),
         (
             {"targets": [{"modelRewrite": "a", "weight": 1}, {"modelRewrite": "b"}]},
@@ -193,7 +203,7 @@ def test_with_several_pools_a_status_is_about_its_own_pool() -> None:
         ),
         (
             {"targets": [{"modelRewrite": "a"}, {"modelRewrite": ""}]},
-            "[1].targets: only 1 of 2 have a modelRewrite",
+            "[1].targets: 1 of 2 have a modelRewrite",
         ),
     ],
 )
@@ -202,7 +212,7 @@ def test_the_status_of_an_invalid_object_says_which_rule_is_wrong_and_why(
 ) -> None:
     found = rewrites_of(rewrite("a", rule("gpt"), bad))
     assert f"Invalid: spec.rules{why}" in statuses(found)["a"]
-    assert rules_of(found)[0].models == ("gpt",), "its other rules count"
+    assert "gpt" in all_rewrites([found]).aliases, "its other rules count"
 
 
 def test_an_object_without_rules_is_reported_as_invalid() -> None:
@@ -217,8 +227,8 @@ def test_the_status_of_the_younger_object_names_the_older() -> None:
     assert words["a"].startswith("Accepted")
     assert words["c"].startswith("Accepted")
     assert words["b"] == (
-        "Conflicted: model gpt is in the older rewrite a; a rule for all other models is in the older rewrite a; "
-        "the other names of this rewrite count"
+        "Conflicted: model gpt is in the older rewrite a of llm-d.ai; a rule for all other models is in the older "
+        "rewrite a of llm-d.ai; the other names of this rewrite count"
     )
 
 
@@ -231,10 +241,77 @@ def test_a_repeated_name_in_one_object_is_no_conflict() -> None:
 
 def test_a_change_of_status_alone_is_not_a_change_of_the_rules() -> None:
     found = rewrites_of(rewrite("a", rule("gpt")))
-    version = found.version
+    assert found.take_change()
     found.put(rewrite("a", rule("gpt"), version="2", conditions=(Condition("Accepted", "True"),)))
-    assert (found.version, found.claims()[0].metadata.resource_version) == (version, "2")
+    assert not found.changed
+    assert found.oldest_first()[0].metadata.resource_version == "2"
     found.put(rewrite("a", rule("other"), generation=2, version="3"))
-    assert found.version > version
+    assert found.take_change()
     found.put(rewrite("a", rule("other"), generation=3, version="4", pool="another"))
-    assert found.claims() == []
+    assert found.oldest_first() == []
+
+
+def objective(name: str, priority: object, *, pool: str = "vllm", generation: int = 1) -> Objective:
+    spec: dict[str, object] = {"poolRef": {"group": "inference.networking.k8s.io", "name": pool}}
+    if priority is not None:
+        spec["priority"] = priority
+    metadata = {"name": name, "uid": f"uid-{name}", "generation": generation}
+    return msgspec.convert({"metadata": metadata, "spec": spec}, type=Objective)
+
+
+def objectives(*found: Objective, group: LlmdGroup = NEWER) -> Objectives:
+    (made,) = objectives_in([group], pools=["vllm"])
+    made.replace(found)
+    made.check_integrity()
+    return made
+
+
+def test_objectives_of_the_pool_give_priorities_and_those_of_others_do_not() -> None:
+    found = objectives(
+        objective("high", 10), objective("unsaid", None), objective("strange", 5, pool="other")
+    )
+    assert merged([found]) == {"high": 10, "unsaid": 0}
+    found.put(objective("high", -5, generation=2))
+    found.remove(objective("unsaid", None))
+    assert merged([found]) == {"high": -5}
+    found.put(objective("high", 1, pool="other", generation=3))
+    assert merged([found]) == {}
+
+
+@pytest.mark.parametrize(("said", "taken"), [(2**31 - 1, 1000), (-(2**31), -1000)])
+def test_a_priority_is_kept_within_the_bounds_of_the_policy(said: int, taken: int) -> None:
+    assert merged([objectives(objective("far", said))]) == {"far": taken}
+
+
+def test_the_newer_group_wins_if_both_have_a_name() -> None:
+    newer = objectives(objective("both", 1))
+    older = objectives(objective("both", 2), objective("old", 3), group=OLDER)
+    assert merged([newer, older]) == {"both": 1, "old": 3}
+    told = {
+        (each.claim.content.group, each.claim.name): each.status.conditions[0].reason
+        for each in judge_objectives([newer, older], existing=["vllm"])
+    }
+    assert told == {
+        (NEWER, "both"): "Accepted",
+        (OLDER, "both"): "Conflicted",
+        (OLDER, "old"): "Accepted",
+    }
+
+
+def test_the_status_of_an_objective_says_its_priority_or_what_is_wrong() -> None:
+    found = [objectives(objective("high", 7), objective("strange", 5, pool="other"))]
+    assert said(judge_objectives(found, existing=["vllm"])) == {
+        "high": "Accepted: requests that name it have priority 7"
+    }
+    assert said(judge_objectives(found, existing=[]))["high"].startswith("TargetNotFound: ")
+
+
+def test_the_number_of_objectives_is_bounded() -> None:
+    assert len(merged([objectives(*(objective(f"o{n}", n) for n in range(2000)))])) == 1024
+
+
+@pytest.mark.parametrize("kind", ["inferenceobjectives", "inferencemodelrewrites"])
+def test_the_role_lets_the_picker_follow_both_groups_and_write_status(kind: str) -> None:
+    for resource, allowed in ((kind, ["list", "watch"]), (f"{kind}/status", ["patch"])):
+        granted = {r["apiGroups"][0]: r["verbs"] for r in rules() if resource in r["resources"]}
+        assert granted == dict.fromkeys(GROUPS, allowed)

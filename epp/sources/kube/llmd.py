@@ -1,0 +1,208 @@
+"""Judges llm-d's objects that name a pool of the picker: InferenceObjectives, which give a priority to each
+name that a header may have, and InferenceModelRewrites, which give other names to models. Pure.
+
+The oldest object goes first, and the newer API group before the older: the first of two objectives of one
+name, and the first of two rules for one model, counts. Weights should be set for all targets of a rule or for
+none; a missing weight counts as 1. A target without a name is left out. If a picker has several pools, a rule
+for every other name is left out, because it would take the names of the other pools' models.
+
+The status has one condition, `Accepted`, as in the CRDs. True: the object is in use. False: the reason says
+what is wrong; the valid rules of a rewrite are used anyway. Objects of other pools keep the condition that
+their CRD or another picker has given them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final, Generic, get_args
+
+from epp.config.kubernetes import LlmdGroup
+from epp.request.client_names import MAX_NAME_CHARS
+from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
+from epp.sources.kube.claims import ACCEPTED, C, Claim, Claims, Wanted, condition
+from epp.sources.kube.objects import ClaimStatus, ModelRewrite, Objective
+
+_MOST: Final = 1024
+"""Most objects of the picker's pools, rules of one object, and names and targets of one rule. Others are left
+out."""
+_MOST_IN_ALL: Final = 16_384
+"""Most names in all rules, since each change of an object makes a new index of them. The newest objects are
+left out."""
+_MOST_WEIGHT: Final = 1_000_000
+_NAMED: Final = 5
+"""Most names in one message, and most faults that are reported for one object."""
+_MOST_PRIORITY: Final = 1000
+
+GROUPS: Final[Sequence[LlmdGroup]] = get_args(LlmdGroup)
+"""The API groups of both kinds. The newer group is first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable(Generic[C]):
+    """What can be used of one object."""
+
+    group: str
+    pool: str
+    value: C
+    faults: Sequence[str]
+    """The faults of the rest, in words."""
+
+
+Objectives = Claims[Usable[int]]
+"""The objectives of one group, with their priorities."""
+ModelRewrites = Claims[Usable[Sequence[Rewrite]]]
+"""The rewrites of one group, with their usable rules."""
+
+
+def objectives_in(
+    groups: Collection[LlmdGroup], *, pools: Collection[str], namespace: str = ""
+) -> list[Objectives]:
+    """Return a set of objectives for each group, the newer group first."""
+
+    def read(found: Any) -> tuple[int, Sequence[str]]:
+        return max(-_MOST_PRIORITY, min(_MOST_PRIORITY, found.spec.priority or 0)), ()
+
+    where = f"namespaces/{namespace}/inferenceobjectives"
+    return [_set(Objective, "objectives", where, g, read=read, pools=pools) for g in GROUPS if g in groups]
+
+
+def rewrites_in(
+    groups: Collection[LlmdGroup], *, pools: Collection[str], namespace: str = ""
+) -> list[ModelRewrites]:
+    """Return a set of rewrites for each group, the newer group first."""
+    read = partial(_rules, catches_all=len(pools) == 1)
+    where = f"namespaces/{namespace}/inferencemodelrewrites"
+    return [_set(ModelRewrite, "rewrites", where, g, read=read, pools=pools) for g in GROUPS if g in groups]
+
+
+def _set(
+    kind: type[Any],
+    what: str,
+    where: str,
+    group: str,
+    *,
+    read: Callable[[Any], tuple[C, Sequence[str]]],
+    pools: Collection[str],
+) -> Claims[Usable[C]]:
+    def usable(found: Any, _: Usable[C] | None) -> Usable[C] | None:
+        pool = found.spec.pool_ref.name
+        return Usable(group, pool, *read(found)) if pool in pools else None
+
+    path = f"/apis/{group}/v1alpha2/{where}"
+    return Claims(f"{what} of {group}", kind=kind, path=path, read=usable, most=_MOST)
+
+
+def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
+    """Return the priority by the name of the objective."""
+    found = [claim for each in newer_first for claim in each.oldest_first()]
+    return {claim.name: claim.content.value for claim in reversed(found)}
+
+
+def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
+    found = [claim for each in newer_first for claim in each.oldest_first()]
+    rules = [rule for claim in found for rule in claim.content.value]
+    names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
+    return Rewrites(rules[: bisect_right(names, _MOST_IN_ALL)])
+
+
+def _rules(found: ModelRewrite, *, catches_all: bool) -> tuple[Sequence[Rewrite], Sequence[str]]:
+    """Return the usable rules of the object, and the faults of the others.
+    catches_all: whether a rule may be for every other name.
+    """
+    rules, faults = [], []
+    for number, rule in enumerate(found.spec.rules[:_MOST]):
+        models = tuple(
+            match.model.value
+            for match in rule.matches[:_MOST]
+            if 0 < len(match.model.value) <= MAX_NAME_CHARS
+        )
+        targets = tuple(
+            RewriteTarget(target.model_rewrite, max(1, min(_MOST_WEIGHT, target.weight or 1)))
+            for target in rule.targets[:_MOST]
+            if 0 < len(target.model_rewrite) <= MAX_NAME_CHARS
+        )
+        takes_others = not rule.matches and not catches_all
+        if targets and (models or not rule.matches) and not takes_others:
+            rules.append(Rewrite(models, targets))
+        weighted = sum(target.weight is not None for target in rule.targets)
+        wrong = {
+            "matches is empty, and the picker has several pools; name the models, since the rule would take "
+            "those of other pools": takes_others,
+            f"matches: only {len(models)} of {len(rule.matches)} entries name a model (at most {_MOST} "
+            "count)": len(models) < len(rule.matches),
+            f"targets: {len(targets)} of {len(rule.targets)} have a modelRewrite of 1 to {MAX_NAME_CHARS} "
+            f"characters (at most {_MOST} count); a rule without one is left out": not targets
+            or len(targets) < len(rule.targets),
+            "targets: some have a weight and some have none; a missing weight counts as 1": 0
+            < weighted
+            < len(rule.targets),
+        }
+        faults += [f"spec.rules[{number}].{fault}" for fault, so in wrong.items() if so]
+    if len(found.spec.rules) > _MOST:
+        faults.insert(0, f"spec.rules has more than {_MOST} rules; the others are left out")
+    return rules, faults[:_NAMED] if found.spec.rules else ["spec.rules is empty"]
+
+
+def judge_objectives(newer_first: Sequence[Objectives], *, existing: Collection[str]) -> Iterator[Wanted]:
+    """Yield the status of each objective of the picker's pools. existing: the pools that exist."""
+    owners: dict[str, str] = {}
+    for claim in (claim for each in newer_first for claim in each.oldest_first()):
+        owner = owners.setdefault(claim.name, claim.content.group)
+        if owner != claim.content.group:
+            yield _wanted(claim, "Conflicted", f"{owner} has an objective of this name, which counts")
+        else:
+            good = f"requests that name it have priority {claim.content.value}"
+            yield _wanted(claim, *_in_pool(claim, existing, good))
+
+
+def judge_rewrites(
+    newer_first: Sequence[ModelRewrites], *, existing: Collection[str], served: frozenset[str] | None
+) -> Iterator[Wanted]:
+    """Yield the status of each rewrite of the picker's pools.
+
+    existing: the pools that exist. served: every model that a server lists. None: the lists are not known.
+    """
+    owners: dict[str, Claim[Usable[Sequence[Rewrite]]]] = {}
+    for claim in (claim for each in newer_first for claim in each.oldest_first()):
+        rules, faults = claim.content.value, claim.content.faults
+        names = dict.fromkeys(model for rule in rules for model in rule.models or ("",))
+        taken = {name: owner for name in names if (owner := owners.setdefault(name, claim)) is not claim}
+        gone = {t.model for rule in rules for t in rule.targets} - served if served is not None else set()
+        if faults:
+            reason, message = "Invalid", "; ".join(faults)
+        elif taken:
+            reason, message = "Conflicted", f"{_conflicts(taken)}; the other names of this rewrite count"
+        else:
+            reason, message = _in_pool(claim, existing, "its rules are in use")
+            if gone and reason == ACCEPTED:
+                named = ", ".join(model[:100] for model in sorted(gone)[:_NAMED])
+                reason = "ModelNotServed"
+                message = f"no server lists {named}, so requests that go there get 404"
+        yield _wanted(claim, reason, message)
+
+
+def _conflicts(taken: Mapping[str, Claim[Usable[Any]]]) -> str:
+    """taken: the names of a rewrite that an earlier one has. The name "" stands for every other name."""
+    conflicts = [
+        f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite "
+        f"{owner.name} of {owner.content.group}"
+        for model, owner in list(taken.items())[:_NAMED]
+    ]
+    more = [f"and {len(taken) - _NAMED} more"] if len(taken) > _NAMED else []
+    return "; ".join(conflicts + more)
+
+
+def _in_pool(claim: Claim[Usable[Any]], existing: Collection[str], good: str) -> tuple[str, str]:
+    """Return reason and message of an object that is good if its pool exists."""
+    if claim.content.pool in existing:
+        return ACCEPTED, good
+    return "TargetNotFound", "no InferencePool has the name in spec.poolRef.name"
+
+
+def _wanted(claim: Claim[Any], reason: str, message: str) -> Wanted:
+    said = condition(ACCEPTED, reason, message, generation=claim.metadata.generation)
+    return Wanted(claim, ClaimStatus((said,)))
