@@ -80,11 +80,7 @@ class ClusterObjects:
 
     async def feed(self, data: bytes) -> bool:
         taken = False
-        for kind, sink in (
-            (Pod, self._discovery),
-            (PolicyObject, self._policies),
-            (Pool, _Pools(self._discovery)),
-        ):
+        for kind, sink in ((Pod, self._discovery), (PolicyObject, self._policies), (Pool, _Pools())):
             for reader in (_Reader(page=data), _Reader(line=data)):
                 taken |= await _follow(reader, kind, sink)
         # One way is enough for these: their pages and lines are read like those of the others.
@@ -112,17 +108,14 @@ class ClusterObjects:
 
 
 class _Pools:
-    """Does what the watch of the pool does with an object."""
-
-    def __init__(self, discovery: Discovery) -> None:
-        self._discovery = discovery
+    """Reads of a pool what its watch reads."""
 
     def replace(self, pools: Iterable[Pool]) -> None:
         for found in pools:
             self.put(found)
 
     def put(self, found: Pool) -> None:
-        self._discovery.set_ports(pool_ports(found))
+        assert all(0 < port < 65_536 for port in pool_ports(found))
 
     def remove(self, _: Pool) -> None: ...
 
@@ -137,7 +130,7 @@ class _Writes(Api):
         return msgspec.json.encode(body)
 
 
-class _Reader:
+class _Reader(Api):
     """An API server that sends one answer and then hangs."""
 
     def __init__(
@@ -147,7 +140,7 @@ class _Reader:
         self._line = line
         self.done = asyncio.Event()
 
-    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes:
+    async def request(self, method: str, path: str, *, query: Query = (), body: object = None) -> bytes:
         page, self._page = self._page, None
         if page is None:
             self.done.set()

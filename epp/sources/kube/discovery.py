@@ -1,8 +1,8 @@
 """Turns pods and ports into endpoints: which servers exist, with name, address and process.
 
-Pure. The reflectors of the pool and of its pods pass objects in, and the caller asks for the endpoints when
-something has changed. Only the fields of a pod that affect its endpoints are kept. An update that changes
-none of them has no effect, so the status heartbeats of a thousand pods cause no work.
+Pure. The reflector of the pods passes them in, and the caller asks for the endpoints when something has
+changed. Of a pod only the endpoints are kept. An update that changes none of them has no effect, so the
+status heartbeats of a thousand pods cause no work.
 
 An endpoint is one target port of one pod that is Ready (`_ready`) and not terminating, named `pod:port`. Its
 `incarnation` is the pod's uid together with values that change when a container of the port restarts. A new
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -26,26 +25,6 @@ _MOST_ADAPTERS = 4096
 _VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
 
 
-@dataclass(frozen=True, slots=True)
-class _FoundServer:
-    """The facts that are kept about a pod that may get requests."""
-
-    created: str
-    uid: str
-    host: str
-    processes: Mapping[str, str]
-    """For each container, the number of its current start."""
-    ports: Mapping[int, str]
-    """For each declared port, the container that serves it."""
-    model: str
-    adapters: frozenset[str]
-    metrics: str
-    role: Role
-    front: int
-    """The port that passes requests on to data parallel ranks; the target ports are then these ranks. 0: each
-    target port is a whole server."""
-
-
 class Found(NamedTuple):
     """An endpoint, and when its pod was created."""
 
@@ -54,77 +33,87 @@ class Found(NamedTuple):
 
 
 class Discovery:
-    """The pods of one pool by name. `changed` is true until the endpoints have been asked for."""
+    """The pods of one pool by name. Each of `ports` is an endpoint of every pod. `changed` is true until the
+    endpoints have been asked for.
+    """
 
-    def __init__(self, *, pool: str, family: AddressFamily, ports: Sequence[int] = ()) -> None:
+    def __init__(self, *, pool: str, family: AddressFamily, ports: Sequence[int]) -> None:
         self._pool = pool
         self._family = family
-        self._ports: tuple[int, ...] = tuple(ports)
-        self._servers: dict[str, _FoundServer] = {}
-        self.changed = False
-
-    def __len__(self) -> int:
-        return len(self._servers)
-
-    def set_ports(self, ports: Sequence[int]) -> None:
-        """Set the pool's target ports. Each is an endpoint of every pod."""
-        if tuple(ports) != self._ports:
-            self._ports = tuple(ports)
-            self.changed = True
+        self._ports = ports
+        self._servers: dict[str, Sequence[Found]] = {}
+        self.changed = True
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        servers = {pod.metadata.name: server for pod in pods if (server := self._server(pod)) is not None}
+        servers = {pod.metadata.name: found for pod in pods if (found := self._endpoints(pod))}
         if servers != self._servers:
             self._servers = servers
             self.changed = True
 
     def put(self, pod: Pod) -> None:
-        server = self._server(pod)
-        if server is None:
+        found = self._endpoints(pod)
+        if not found:
             self.remove(pod)
-        elif self._servers.get(pod.metadata.name) != server:
-            self._servers[pod.metadata.name] = server
+        elif self._servers.get(pod.metadata.name) != found:
+            self._servers[pod.metadata.name] = found
             self.changed = True
 
     def remove(self, pod: Pod) -> None:
         if self._servers.pop(pod.metadata.name, None) is not None:
             self.changed = True
 
-    def found(self) -> list[Found]:
+    def found(self) -> Sequence[Found]:
         """Return an endpoint for each port of each server. `united` makes names and addresses unique."""
         self.changed = False
-        return [
-            Found(server.created, _endpoint(name, server, port, rank=rank, pool=self._pool))
-            for name, server in self._servers.items()
-            for rank, port in enumerate(self._ports)
-        ]
+        return [*chain.from_iterable(self._servers.values())]
 
     def check_integrity(self) -> None:
         changed, endpoints = self.changed, united([self.found()])
         assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
         assert len(endpoints) <= len(self._servers) * len(self._ports)
-        assert endpoints == united([self.found()])
         self.changed = changed
 
-    def _server(self, pod: Pod) -> _FoundServer | None:
-        """Return the facts about a pod, or None if the pod gets no requests now."""
+    def _endpoints(self, pod: Pod) -> Sequence[Found]:
+        """Return the endpoints of a pod. There are none if the pod gets no requests now."""
         host = _host(pod, self._family)
         if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
-            return None
+            return ()
         annotations = pod.metadata.annotations
-        return _FoundServer(
-            created=pod.metadata.creation_timestamp,
-            uid=pod.metadata.uid,
-            host=host,
-            processes={s.name: f"{s.restart_count}/{s.container_id}" for s in pod.status.container_statuses},
-            ports={p.container_port: c.name for c in pod.spec.containers for p in c.ports},
-            model=annotations.model if len(annotations.model) <= MAX_NAME_CHARS else "",
-            adapters=_adapters(annotations.adapters),
-            # An invalid place is ignored: the page is then expected at the same place as the others'.
-            metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
-            front=_port(annotations.data_parallel_port),
-            role=ROLES.get(pod.metadata.labels.role, Role.UNSAID),
-        )
+        model = annotations.model if len(annotations.model) <= MAX_NAME_CHARS else ""
+        adapters = _adapters(annotations.adapters)
+        # An invalid place is ignored: the page is then expected at the same place as the others'.
+        metrics = annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else ""
+        # If the pod has a front, the target ports are data parallel ranks. Else each is a whole server.
+        front = _port(annotations.data_parallel_port)
+        role = ROLES.get(pod.metadata.labels.role, Role.UNSAID)
+        return [
+            Found(
+                pod.metadata.creation_timestamp,
+                Endpoint(
+                    name=EndpointName(f"{pod.metadata.name}:{port}"),
+                    address=Address(host, port),
+                    model=model,
+                    pool=self._pool,
+                    adapters=adapters,
+                    incarnation=f"{pod.metadata.uid}/{_process(pod, port)}",
+                    metrics=metrics,
+                    role=role,
+                    rank=rank if front else None,
+                    behind=Address(host, front) if front else None,
+                ),
+            )
+            for rank, port in enumerate(self._ports)
+        ]
+
+
+def _process(pod: Pod, port: int) -> str:
+    """Return a text that changes when a container that may serve the port restarts."""
+    serving = {c.name for c in pod.spec.containers for p in c.ports if p.container_port == port}
+    starts = {s.name: f"{s.restart_count}/{s.container_id}" for s in pod.status.container_statuses}
+    # No container needs to declare its port, so any of them may serve it.
+    return " ".join(
+        f"{name}={start}" for name, start in sorted(starts.items()) if name in (serving or starts)
+    )
 
 
 def _adapters(text: str) -> frozenset[str]:
@@ -164,24 +153,6 @@ def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
     by_age = sorted(by_name.values(), key=lambda found: found.created)
     by_address = {found.endpoint.address: found.endpoint for found in by_age}
     return sorted(by_address.values(), key=lambda endpoint: endpoint.name)
-
-
-def _endpoint(name: str, server: _FoundServer, port: int, *, rank: int, pool: str) -> Endpoint:
-    process = server.processes.get(server.ports.get(port, ""))
-    if process is None:  # no container declares the port, which is legal, so any container may serve it
-        process = " ".join(f"{key}={value}" for key, value in sorted(server.processes.items()))
-    return Endpoint(
-        name=EndpointName(f"{name}:{port}"),
-        address=Address(server.host, port),
-        model=server.model,
-        pool=pool,
-        adapters=server.adapters,
-        incarnation=f"{server.uid}/{process}",
-        metrics=server.metrics,
-        role=server.role,
-        rank=rank if server.front else None,
-        behind=Address(server.host, server.front) if server.front else None,
-    )
 
 
 def _port(text: str) -> int:

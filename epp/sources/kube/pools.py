@@ -1,8 +1,8 @@
 """Follows the pools of the configuration and their pods, or the pods of a configured selector, and passes on
 the endpoints of all of them as one list.
 
-A changed selector of a pool starts a new watch of its pods. Until the new watch has listed its pods, the
-endpoints of the old watch stay.
+A changed selector or port of a pool starts a new watch of its pods. Until the new watch has listed its pods,
+the endpoints of the old watch stay.
 
 The first list is passed on only when every pool is known, so that a starting picker does not refuse the
 models of a pool that is listed a moment later. A pool that does not exist counts as known, without endpoints.
@@ -49,12 +49,13 @@ class PoolWatch:
     ) -> None:
         self.name = name
         self._access = access
-        self._selector = settings.selector
+        self._settings = settings
         self._on_change = on_change
         self._on_pool = on_pool
-        self._discovery = Discovery(pool=name, family=settings.address_family, ports=settings.target_ports)
+        self._followed: tuple[Mapping[str, str], Sequence[int]] = {}, ()
+        """Labels and ports of the pods."""
+        self._discovery = self._new_discovery()
         self._found: Sequence[Found] = ()
-        self._labels: Mapping[str, str] = {}
         # By name, as in the picker's Role: RBAC allows listing a single object.
         selectors = (("fieldSelector", f"metadata.name={name}"),)
         source = ListSource("pool", Pool, _POOLS.format(access.namespace), selectors)
@@ -67,8 +68,8 @@ class PoolWatch:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            if self._selector:
-                self._follow(self._selector)
+            if self._settings.selector:
+                self._follow(self._settings.selector, self._settings.target_ports)
                 await asyncio.get_running_loop().create_future()  # waits until cancelled
             await self._access.keep("kubernetes", self._pool.run)
 
@@ -83,9 +84,7 @@ class PoolWatch:
         return self.known and self._discovery.changed
 
     def found(self) -> Sequence[Found]:
-        """Return the endpoints. While the pods of a new selector are not listed yet, return the endpoints
-        from before.
-        """
+        """Return the endpoints: those from before while the pods of a new watch are not listed yet."""
         if self.changed:
             self._found = self._discovery.found()
         return self._found
@@ -96,17 +95,16 @@ class PoolWatch:
 
     def put(self, pool: Pool) -> None:
         came, self.exists = not self.exists, True
-        self._discovery.set_ports(pool_ports(pool))
         labels = pool.spec.selector.match_labels
         if not labels:  # it would select every pod of the namespace, including the gateway's own pods
             _log.error("InferencePool %s selects nothing: its spec.selector has no labels", self.name)
-        self._follow(labels)
+        self._follow(labels, pool_ports(pool))
         if came:
             self._on_pool()
 
     def remove(self, _: Pool | None = None) -> None:
         _log.warning("InferencePool %s does not exist, so it has no endpoints", self.name)
-        self._follow({})
+        self._follow({}, ())
         if self.exists:
             self.exists = False
             self._on_pool()
@@ -116,19 +114,16 @@ class PoolWatch:
         assert (self._pods is None) == (self._task is None)
         assert self.exists or self._pods is None, "pods are followed for a pool that exists"
 
-    def _follow(self, labels: Mapping[str, str]) -> None:
+    def _follow(self, labels: Mapping[str, str], ports: Sequence[int]) -> None:
         """Follow the pods with these labels. Without labels there are none."""
-        if labels and labels == self._labels:
+        if labels and (labels, ports) == self._followed:
             return
         if self._task is not None:
             self._task.cancel()
         self._task = self._pods = None
-        self._labels = dict(labels)
+        self._followed = labels, ports
+        self._discovery = self._new_discovery()
         if not labels:
-            self._discovery.replace(())
-            self._discovery.changed = (
-                True  # even if there were none before: now it is known that there are none
-            )
             return
         assert self._group is not None, "pods are followed only inside run()"
         selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
@@ -138,6 +133,10 @@ class PoolWatch:
         self._task = self._group.create_task(
             self._access.keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
         )
+
+    def _new_discovery(self) -> Discovery:
+        _, ports = self._followed
+        return Discovery(pool=self.name, family=self._settings.address_family, ports=ports)
 
 
 class Pools:

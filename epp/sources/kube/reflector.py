@@ -7,14 +7,14 @@ last version that was seen. A silent watch counts as dead. While the API server 
 the sink keeps its objects, and the next list corrects them. Pauses grow and are jittered, so that a fleet of
 pickers does not overload a server that comes back.
 
-Called by `pool` and `cluster`; `Reader` is the API server, or a test.
+Called by `pools` and `cluster`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from random import Random
@@ -24,7 +24,7 @@ import msgspec
 
 from epp.request.jsontext import CostlyJsonError, check_cost
 from epp.sources.keep import Keep, Pauses
-from epp.sources.kube.api import ApiError, Query, read
+from epp.sources.kube.api import Api, ApiError, read
 from epp.sources.kube.objects import Failure, ObjectMeta
 
 _log = logging.getLogger(__name__)
@@ -38,19 +38,16 @@ _IDLE_S: Final = 100.0
 _LONGEST_PAUSE_S: Final = 10.0
 _LIVED_S: Final = 5.0
 """A watch that lasted this long was not refused, so the next pause is short again."""
+_ADVICE: Final = {
+    401: "; the API server does not accept the credentials (any more): check the user of the kubeconfig, or the "
+    "pod's service account",
+    403: "; grant the picker's service account the rules of the chart's files/picker-rules.yaml",
+    404: "; is its CustomResourceDefinition installed?",
+}
 
 T = TypeVar("T", bound=msgspec.Struct)
 _Part = TypeVar("_Part", bound=msgspec.Struct)
 T_contra = TypeVar("T_contra", contravariant=True)
-
-
-class Reader(Protocol):
-    """The API server, as far as a reflector uses it."""
-
-    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
-    def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
-        """Return the lines of a watch; the first is empty. Closing the generator closes the connection."""
-        ...
 
 
 class Sink(Protocol[T_contra]):
@@ -79,7 +76,7 @@ class ListSource(Generic[T]):
 class Access:
     """What the reflectors share. `on_state` is called when the connection of one comes or goes."""
 
-    reader: Reader
+    api: Api
     namespace: str
     on_state: Callable[[str, bool], None]
     keep: Keep
@@ -114,7 +111,7 @@ class Reflector(Generic[T]):
     def __init__(
         self, access: Access, source: ListSource[T], *, sink: Sink[T], on_change: Callable[[], None]
     ) -> None:
-        self._reader = access.reader
+        self._api = access.api
         self._on_state = access.on_state
         self._rng = access.rng
         self._source = source
@@ -152,7 +149,7 @@ class Reflector(Generic[T]):
                 if error.status == _GONE:
                     self._version = ""
                 else:
-                    self._complain(error)
+                    self._report(error)
                 pause_s = self._pauses.next_s(at_least_s=error.retry_after_s)
             await asyncio.sleep(pause_s)
 
@@ -167,7 +164,7 @@ class Reflector(Generic[T]):
             query = [*self._source.selectors, ("limit", _PAGE)]
             if token:
                 query.append(("continue", token))
-            text = await self._reader.request("GET", self._source.path, query=query)
+            text = await self._api.request("GET", self._source.path, query=query)
             page = self._decode(text, _ObjectPage)
             found += [one for item in page.items if (one := self.read(item)) is not None]
             listed += len(page.items)
@@ -179,7 +176,7 @@ class Reflector(Generic[T]):
         self._sink.replace(found)
         self._version = page.metadata.resource_version
         self.synced = True
-        self._settle()
+        self._report()
         self._on_change()
 
     async def _watch(self) -> None:
@@ -192,9 +189,9 @@ class Reflector(Generic[T]):
         ]
         # If this loop is left early, by an event or by a cancellation,
         # the connection must not wait for the garbage collector.
-        async with aclosing(self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
+        async with aclosing(self._api.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
             async for line in lines:
-                self._settle()
+                self._report()
                 if line:
                     self._take(self._decode(line, _Event))
 
@@ -248,37 +245,16 @@ class Reflector(Generic[T]):
             self._version = ""
             raise
 
-    def _complain(self, error: ApiError) -> None:
-        complaint = f"{error.status} {error}" if error.status else "unreachable"
+    def _report(self, error: ApiError | None = None) -> None:
+        """Log each reason once, and say when the connection comes or goes."""
+        complaint = "" if error is None else f"{error.status} {error}" if error.status else "unreachable"
         if complaint != self._complaint:
-            self._complaint = complaint
-            _log.error(
-                "cannot watch %s; the last known state stays in use: %s%s",
-                self._source.what,
-                error,
-                _advice(error),
-            )
-        self._report(answers=False)
-
-    def _settle(self) -> None:
-        if self._complaint:
-            self._complaint = ""
-            _log.info("watching %s works again", self._source.what)
-        self._report(answers=True)
-
-    def _report(self, *, answers: bool) -> None:
-        if answers != self._answers:
-            self._answers = answers
-            self._on_state(self._source.what, answers)
-
-
-def _advice(error: ApiError) -> str:
-    match error.status:
-        case 401:
-            return "; the API server does not accept the credentials (any more): check the user of the kubeconfig, or the pod's service account"
-        case 403:
-            return "; grant the picker's service account the rules of the chart's files/picker-rules.yaml"
-        case 404:
-            return "; is its CustomResourceDefinition installed?"
-        case _:
-            return ""
+            self._complaint, what = complaint, self._source.what
+            if error is None:
+                _log.info("watching %s works again", what)
+            else:
+                advice = _ADVICE.get(error.status, "")
+                _log.error("cannot watch %s; the last known state stays in use: %s%s", what, error, advice)
+        if self._answers != (error is None):
+            self._answers = error is None
+            self._on_state(self._source.what, self._answers)

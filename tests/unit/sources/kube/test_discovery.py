@@ -90,14 +90,6 @@ def test_another_address_is_another_endpoint_of_the_same_name() -> None:
     assert shown(found) == ["a:8000 10.0.0.9:8000"]
 
 
-def test_another_target_port_replaces_the_endpoints_of_the_old_one() -> None:
-    found = discovery(pod("a", "10.0.0.1"))
-    endpoints(found)
-    found.set_ports((9000,))
-    assert found.changed
-    assert shown(found) == ["a:9000 10.0.0.1:9000"]
-
-
 def incarnation(found: object, port: int = 8000) -> str:
     (endpoint,) = endpoints(discovery(found, ports=(port,)))
     return endpoint.incarnation
@@ -210,8 +202,8 @@ def test_a_pod_whose_role_changes_is_another_endpoint() -> None:
 
 @pytest.mark.parametrize(("said", "front"), [("8000", 8000), ("", 0), ("no", 0), ("99999", 0)])
 def test_an_annotation_makes_the_target_ports_ranks_behind_one_front(said: str, front: int) -> None:
-    found = discovery(pod("a", "10.0.0.1", annotations={"prefix-gateway.dev/data-parallel-port": said}))
-    found.set_ports((8001, 8002))
+    annotations = {"prefix-gateway.dev/data-parallel-port": said}
+    found = discovery(pod("a", "10.0.0.1", annotations=annotations), ports=(8001, 8002))
     made = [(e.address.port, e.rank, e.behind) for e in endpoints(found)]
     behind = Address("10.0.0.1", front) if front else None
     assert made == [(8001, 0 if front else None, behind), (8002, 1 if front else None, behind)]

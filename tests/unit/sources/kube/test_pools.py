@@ -15,7 +15,7 @@ import pytest
 from epp.base.types import Endpoint
 from epp.config.kubernetes import Kubernetes
 from epp.sources.keep import Sources
-from epp.sources.kube.api import ApiError, Query
+from epp.sources.kube.api import Api, ApiError, Query
 from epp.sources.kube.objects import Pod, Pool
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import Access
@@ -25,7 +25,7 @@ from tests.unit.sources.kube.objects import pod, pool
 SELECTORS = {"a": {"model": "a"}, "b": {"model": "b"}}
 
 
-class WatchedServer:
+class WatchedServer(Api):
     """Objects by collection and name. Each list or event goes to all watchers."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class WatchedServer:
         """Selectors whose lists are refused."""
         self._watching: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(asyncio.Queue)
 
-    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes:
+    async def request(self, method: str, path: str, *, query: Query = (), body: object = None) -> bytes:
         key = self._key(query)
         if key in self.refused:
             raise ApiError("forbidden", status=403)
@@ -56,12 +56,12 @@ class WatchedServer:
 
     async def put(self, found: Pool) -> None:
         self.pools[found.metadata.name] = found
-        await self._send("ADDED", found)
+        await self._tell("ADDED", found)
 
     async def remove(self, name: str) -> None:
-        await self._send("DELETED", self.pools.pop(name))
+        await self._tell("DELETED", self.pools.pop(name))
 
-    async def _send(self, kind: str, found: Pool) -> None:
+    async def _tell(self, kind: str, found: Pool) -> None:
         queue = self._watching[f"metadata.name={found.metadata.name}"]
         await queue.put(json.dumps({"type": kind, "object": msgspec.to_builtins(found)}).encode())
 

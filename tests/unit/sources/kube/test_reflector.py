@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from epp.sources.keep import Sources
-from epp.sources.kube.api import ApiError, Query
+from epp.sources.kube.api import Api, ApiError, Query
 from epp.sources.kube.objects import Pod
 from epp.sources.kube.reflector import Access, ListSource, Reflector
 
@@ -30,7 +30,7 @@ def event(kind: str, obj: dict[str, Any]) -> bytes:
 GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old", "status": "Failure"})
 
 
-class ScriptedServer:
+class ScriptedServer(Api):
     """Plays its script: lists and watches in the order of the requests. At the end of the script it hangs."""
 
     def __init__(self, *script: object) -> None:
@@ -44,7 +44,7 @@ class ScriptedServer:
             return None
         return self.script.pop(0)
 
-    async def request(self, method: str, path: str, *, query: Query = ()) -> bytes:
+    async def request(self, method: str, path: str, *, query: Query = (), body: object = None) -> bytes:
         self.asked.append("list" + "".join(f" {k}={v}" for k, v in query if k == "continue"))
         step = self._next()
         if isinstance(step, ApiError):
