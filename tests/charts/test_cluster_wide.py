@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any, Final
@@ -102,22 +101,6 @@ async def test_policies_outlive_the_way_to_an_older_release_and_back(
     for namespace in ("one", "two"):
         plane.helm("uninstall", "gateway", "--namespace", namespace)
     assert stored() == SPEC, "the CRD is of no release"
-
-
-def test_the_command_of_the_page_takes_old_defaults_out_of_a_policy(own_cluster: ControlPlane) -> None:
-    plane = own_cluster
-    apply_crds(plane)
-    head = {"apiVersion": "prefix-gateway.dev/v1alpha1", "kind": "PrefixRoutingPolicy"}
-    policy = {**head, "metadata": {"name": "chat"}, "spec": SPEC}
-    plane.kubectl("apply", "-f", "-", stdin=json.dumps(policy))
-    defaults = json.dumps({"spec": {"load": {"maxWaiting": 128}}})
-    plane.kubectl("patch", "prefixroutingpolicy", "chat", "--type=merge", f"--patch={defaults}")
-    page = (REPOSITORY / "docs" / "kubernetes-policy.md").read_text()
-    (command,) = re.findall(r"^kubectl apply view-last-applied .*$", page, re.MULTILINE)
-    said: str | None = None
-    for words in command.replace(" -n llm", "").split(" | "):
-        said = plane.kubectl(*words.split()[1:], stdin=said)
-    assert plane.get("prefixroutingpolicy/chat")["spec"] == SPEC
 
 
 def test_who_administers_a_namespace_installs_both_charts_there(own_cluster: ControlPlane) -> None:

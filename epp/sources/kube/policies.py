@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from epp.base.errors import ConfigError
-from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec, only_set
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, check_spec, only_set
 from epp.sources.kube.claims import ACCEPTED, Claim, Claims, Wanted, condition
 from epp.sources.kube.objects import (
     PATH,
@@ -32,8 +32,6 @@ from epp.sources.kube.objects import (
     PolicyStatus,
 )
 
-_WRITTEN_OUT_FIELDS: Final = 20
-"""An object that sets so many fields to their defaults was written out by an early version of the CRD."""
 _PATIENCE_S: Final = 3.0
 """A policy for another picker gets a status from this one after this time. A picker that serves the target is
 faster. One that comes later replaces what is written here."""
@@ -56,7 +54,6 @@ class Stated:
     policy: Policy | None = None
     """The policy, if it is valid."""
     fault: str = ""
-    note: str = ""
     last: Policy | None = None
     """The spec that routes or was the last to route."""
 
@@ -134,7 +131,6 @@ class PolicySet(Claims[Stated]):
         try:
             if not stated.fault:
                 stated.policy = _policy(metadata, metadata.generation, found.spec)
-                stated.note = _written_out(metadata, found.spec, stated.policy.spec)
         except ConfigError as error:
             stated.fault = str(error)
         if before is not None and before.last is not None:
@@ -166,24 +162,6 @@ def _policy(metadata: ObjectMeta, generation: int, spec: object) -> Policy:
     return Policy(api_version=API_VERSION, kind=KIND, metadata=named, spec=check_spec(spec))
 
 
-def _written_out(metadata: ObjectMeta, stated: object, spec: PolicySpec) -> str:
-    """Return a note about an object that may carry the defaults of an early version."""
-    repeated = _fields(stated) - _fields(only_set(spec))
-    if repeated < _WRITTEN_OUT_FIELDS:
-        return ""
-    where = f"-n {metadata.namespace}"
-    return (
-        f"; {repeated} fields repeat defaults, so it may carry those of an early version: kubectl apply "
-        f"view-last-applied prefixroutingpolicy {metadata.name} {where} | kubectl replace {where} -f - "
-        "removes them"
-    )
-
-
-def _fields(spec: Any) -> int:
-    """Return how many fields a spec sets, at any depth."""
-    return sum(map(_fields, spec.values())) if isinstance(spec, dict) else 1
-
-
 Used = Mapping[str, Claim[Stated] | None]
 """The policy that routes and the one in dry run, by mode."""
 
@@ -213,7 +191,7 @@ def _accepted(claim: Claim[Stated], *, used: Used, existing: Collection[str]) ->
     elif stated.target.kind == "InferencePool" and stated.target.name not in existing:
         reason, message = "TargetNotFound", "no InferencePool has the name in spec.targetRef.name"
     else:
-        reason, message = ACCEPTED, f"the policy is valid{stated.note}"
+        reason, message = ACCEPTED, "the policy is valid"
     return condition(ACCEPTED, reason, message, generation=claim.metadata.generation)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.policy import DEFAULT_POLICY
 from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from tests.unit.sources.kube.objects import policy
@@ -62,21 +60,6 @@ def test_a_sound_policy_routes() -> None:
     policies = JudgedPolicies(policy("p", rule="affinity", generation=3))
     assert policies.acting == ("p", 3, "affinity")
     assert policies.told("p") == "True Accepted, True Programmed"
-
-
-def test_a_policy_that_repeats_many_defaults_says_how_to_remove_them() -> None:
-    defaults = msgspec.to_builtins(PolicySpec())
-    written_out = {name: each for name, each in defaults.items() if name not in ("targetRef", "rule")}
-    policies = JudgedPolicies(policy("p", rule="affinity", **written_out))
-    assert policies.told("p") == "True Accepted, True Programmed"
-    message = policies.messages("p")[0]
-    assert re.fullmatch(
-        r"the policy is valid; \d\d fields repeat defaults, so it may carry those of an early version: kubectl "
-        r"apply view-last-applied prefixroutingpolicy p -n n \| kubectl replace -n n -f - removes them",
-        message,
-    )
-    few = JudgedPolicies(policy("p", mode="Enforce", maxDestinations=3))
-    assert few.messages("p")[0] == "the policy is valid"
 
 
 def test_a_policy_for_another_pool_is_ignored() -> None:
