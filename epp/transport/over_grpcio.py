@@ -10,7 +10,6 @@ their age is not visible, so an overload of the picker is not noticed.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -107,61 +106,65 @@ class GrpcioTransport:
         return 0
 
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        streams = self._streams
-        call = _Call(context, task)
-        conversation = Conversation(streams, call)
-        broken = False
+        """Serve one call: write its answers, while a task of its own reads its messages. This task ends with
+        the call. Cancelled inside gRPC's own `read`, it would leak some 100 bytes (grpc/grpc#43360).
+        """
+        call = _Call(context)
+        conversation = Conversation(self._streams, call)
+        reading = asyncio.ensure_future(self._read(call, conversation))
+        reading.add_done_callback(call.ended)
         try:
-            while call.is_open:
-                data = await call.read()
-                now = streams.clock()
-                if data is _EOF:
-                    conversation.half_closed(now=now)
-                    break
-                conversation.message(data, now=now)
-                del data  # A body must not stay in memory until the next message.
-                await call.write()
-                if call.work_left:
-                    call.work_left = False
-                    streams.picker.tidy(now=streams.clock())
-        except asyncio.CancelledError:
-            if call.is_open:
-                raise
-            task.uncancel()  # The drain cancelled this handler: the call ends with OK.
-        except Exception:
-            broken = True
-            raise
+            while (message := await call.answers.get()) is not None:
+                await context.write(message)
+                if call.answers.empty():
+                    call.written.set()
+            if call.broken:
+                await reading
         finally:
-            conversation.gone(now=streams.clock(), broken=broken)
+            call.is_open = False
+            call.written.set()
+            conversation.gone(now=self._streams.clock(), broken=call.broken)
         if call.refused:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, call.refused)
 
+    async def _read(self, call: _Call, conversation: Conversation) -> None:
+        streams = self._streams
+        while (data := await call.context.read()) is not _EOF and call.is_open:
+            try:
+                conversation.message(data, now=streams.clock())
+            except Exception:
+                call.broken = True
+                raise
+            del data  # A body must not stay in memory until the next message.
+            await call.written.wait()
+            if call.work_left:
+                call.work_left = False
+                streams.picker.tidy(now=streams.clock())
+        if call.is_open:
+            conversation.half_closed(now=streams.clock())
+
 
 class _Call:
-    """One call as a `calls.Caller`. Answers to a message are written after the message was handled. An answer
-    that is ready only later, while the task waits for the data plane, is written by a task of its own.
-    """
+    """One call as a `calls.Caller`."""
 
-    def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes], task: asyncio.Task[None]) -> None:
-        self._context = context
-        self._task = task
-        self._reading = False
-        """Whether the task waits for the data plane."""
-        self._unwritten: deque[bytes] = deque()
-        self._late: set[asyncio.Future[None]] = set()
-        self._writing = asyncio.Lock()
-        """gRPC takes one message of a call at a time."""
+    def __init__(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        self.context = context
+        self.answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """The messages to be written. None: the call is over."""
+        self.written = asyncio.Event()
+        """Set while no message has to be written. Until then no further message is read."""
+        self.written.set()
         self.is_open = True
         self.work_left = False
+        self.broken = False
+        """Whether the conversation has failed."""
         self.refused = ""
         """Why the call must end with an error."""
 
     @property
     def trace(self) -> str:
         """The trace context of the call itself."""
-        values = [value for key, value in self._context.invocation_metadata() or () if key == TRACEPARENT]
+        values = [value for key, value in self.context.invocation_metadata() or () if key == TRACEPARENT]
         return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
     def waited_s(self) -> float:
@@ -169,12 +172,8 @@ class _Call:
         return 0.0
 
     def send(self, message: bytes) -> None:
-        self._unwritten.append(message)
-        if self._reading and len(self._unwritten) == 1:
-            writing = asyncio.ensure_future(self.write())
-            self._late.add(writing)
-            writing.add_done_callback(self._late.discard)
-            writing.add_done_callback(_look_at)
+        self.answers.put_nowait(message)
+        self.written.clear()
 
     def reply(self, reply: Reply) -> None:
         """Do nothing: every message goes to the conversation, which answers in the same way."""
@@ -186,28 +185,10 @@ class _Call:
         self.is_open = False
         if status != OK:
             self.refused = details
-        if self._reading:
-            self._task.cancel()
+        self.answers.put_nowait(None)
 
-    async def read(self) -> Any:
-        """Return the next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
-        (grpc/grpc#43360).
-        """
-        self._reading = True
-        reading = asyncio.ensure_future(self._context.read())
-        reading.add_done_callback(_look_at)
-        data = await asyncio.shield(reading)
-        self._reading = False
-        return data
-
-    async def write(self) -> None:
-        """Write all messages that are not written yet, including those that are sent meanwhile."""
-        async with self._writing:
-            while self._unwritten:
-                await self._context.write(self._unwritten.popleft())
-
-
-def _look_at(done: asyncio.Future[Any]) -> None:
-    """Read the exception: if no other code awaits this task any more, asyncio would log it as an error."""
-    if not done.cancelled():
-        done.exception()
+    def ended(self, reading: asyncio.Future[None]) -> None:
+        """End the answer after the last message. Reads the exception too, which asyncio would log."""
+        if not reading.cancelled():
+            reading.exception()
+        self.answers.put_nowait(None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
@@ -131,25 +130,16 @@ class Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-        session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        if session is not None and session.selected_alpn_protocol() != "h2":
-            self.server.fault("no_alpn_h2")
-            self.transport.abort()
-            return
         self.source = self.server.came(self, address_of(transport.get_extra_info("peername")))
         self.source.idle[self] = None
         self.flush()
 
     def data_received(self, data: bytes) -> None:
         now, turns = self.server.now(), self.server.turns
-        if self._paused_at < inf or turns.busy_since < inf:
-            if not self.connection.pending:
-                came_after = max(min(now, turns.busy_since), self._read_at)
-                self._read_after = min(came_after, self._paused_at)
-            if self._reading:
-                self._paused_at = inf
-        else:
-            self._read_after = now
+        if not self.connection.pending:
+            self._read_after = min(max(min(now, turns.busy_since), self._read_at), self._paused_at)
+        if self._reading:
+            self._paused_at = inf
         self._read_at = now
         if now > turns.ends:
             self._take_in(self.connection.receive(data, now=now, limit=0), now=now)
@@ -164,7 +154,6 @@ class Peer(asyncio.Protocol):
         self.connection.close(now=now)
         for stream_id in list(self._handlers):
             self._gone(stream_id, now=now)
-        self.inbox = Inbox()
         self.transport = None
 
     def pause_writing(self) -> None:

@@ -71,15 +71,6 @@ async def last_words(reader: asyncio.StreamReader) -> int:
     return goaway[-1].code
 
 
-async def test_tls_without_h2_is_refused(tmp_path: Path) -> None:
-    tls = write_tls(tmp_path)
-    context = ssl.create_default_context(cafile=tls.cert_file)
-    async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig:
-        async with connected(rig, context) as (reader, _):
-            assert await asyncio.wait_for(reader.read(), 60) == b""
-        await until_fault(rig, "no_alpn_h2")
-
-
 async def test_a_peer_that_never_speaks_tls_is_counted(tmp_path: Path) -> None:
     async with serving_picker(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig:
         async with connected(rig) as (reader, writer):

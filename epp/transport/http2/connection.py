@@ -20,7 +20,7 @@ from typing import Final
 
 from epp.transport.http2 import frames
 from epp.transport.http2.control import Control, Faults
-from epp.transport.http2.data_parts import DataParts, replied
+from epp.transport.http2.data_parts import DataParts
 from epp.transport.http2.frames import (
     HEAD_BYTES,
     MAX_STREAM_ID,
@@ -75,8 +75,6 @@ class Connection:
         self._preface_seen = False
         self._only: int = Kind.SETTINGS
         """The only kind of frames that may come now, or `_ANY`."""
-        self._between_frames = False
-        """Whether everything that came is read, and the next byte begins a frame that may be of any kind."""
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._table = StreamTable(limits, held, now=now)
         self._streams = self._table.by_number
@@ -89,8 +87,6 @@ class Connection:
         """Whether `receive` stopped at its limit and must be called again."""
         self.closing = False
         """Whether we have begun to leave, or the connection is over."""
-        self._replies = False
-        """Whether any stream has had a `reply`."""
         self.over = ""
         """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._table.take
@@ -128,11 +124,6 @@ class Connection:
             table = self._table
             table.now = self._read_at = now
             table.steps = limit
-            if self._replies and self._between_frames and data and limit:
-                rest = replied(data, self._table, self._limits)
-                if rest == len(data):
-                    return []
-                data = data[rest:]
             if data:
                 left = self._data[self._at :]
                 self._data, self._at = left + data if left else data, 0
@@ -162,7 +153,7 @@ class Connection:
         """
         stream = self._streams.get(stream_id)
         if stream is not None and stream.answered and stream.declared is None:
-            stream.reply, self._replies = reply, True
+            stream.reply = reply
 
     def leave(self, *, now: float) -> None:
         """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
@@ -185,7 +176,6 @@ class Connection:
             self._table.now = now
             try:
                 self._control.check(read_at=self._read_at)
-                self.closing = self._control.leaving
             except FrameError as error:
                 self._fail(error.code, error.reason)
         return self._taken()
@@ -243,7 +233,6 @@ class Connection:
             self._data, self._at = data, at
         else:
             self._data, self._at = data[at:], 0
-        self._between_frames = at == end and not parts.unfinished and self._only != _CONTINUATION
 
     def _on_frame(self, kind: int, flags: int, number: int, data: bytes, at: int, *, size: int) -> int:
         """Read a frame that `_on_data` does not take. Its payload of `size` bytes begins at `at`. Returns
@@ -284,7 +273,8 @@ class Connection:
 
     def _on_data(self, number: int, data: bytes, at: int, end: int, flags: int) -> bool:
         """Take a DATA frame with the body `data[at:end]`, if the body is one whole message, as nearly always,
-        or empty at the end of the stream. Returns whether the frame was taken.
+        or empty at the end of the stream, or has a reply, as the chunks of a full duplex answer. Returns
+        whether the frame was taken.
         """
         stream = self._streams.get(number)
         if stream is None or stream.state is not State.OPEN or stream.declared is not None:
@@ -297,17 +287,25 @@ class Connection:
                 return False
             self._table.peer_ended(stream)
             return True
-        if size > stream.window or stream.end is not None:
+        windows = self._windows
+        if size > stream.window or size > windows.window or stream.end is not None:
             return False
+        if stream.reply is not None:
+            messages = stream.reply(data, at, end)
+            if messages is not None and self._table.send_whole(stream, messages):
+                windows.window -= size
+                stream.window -= size
+                windows.taken_in(stream, size)
+                return True
         if size < PREFIX_BYTES or size > self._limits.max_message_bytes:
             return False
         if read_prefix(data, at) != (0, size - PREFIX_BYTES):
             return False
-        self._windows.take(size)
+        windows.window -= size
         stream.window -= size
         stream.reply = None
         self._table.events.append(Message(number, data[at + PREFIX_BYTES : end]))
-        self._windows.taken_in(stream, size)
+        windows.taken_in(stream, size)
         return True
 
     def _on_header_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:

@@ -15,14 +15,8 @@ from epp.transport.http2 import frames
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, Setting
 from epp.transport.http2.grpc_messages import BadMessageError, Fault, Gone
 from epp.transport.http2.headers import HeaderParts, refusal
-from epp.transport.http2.streams import State, Stream, StreamTable
+from epp.transport.http2.streams import Stream, StreamTable
 
-_FRAME_NAMES: Final = {
-    Kind.DATA: "data",
-    Kind.HEADERS: "headers",
-    Kind.RST_STREAM: "rst_stream",
-    Kind.WINDOW_UPDATE: "window_update",
-}
 _RATES: Final = {
     "rapid_reset": (10_000.0, 10_000.0),
     "ping_flood": (2_000.0, 500.0),
@@ -62,19 +56,15 @@ class Faults:
         """
         streams = self._streams
         stream = streams.by_number.get(number)
-        if stream is not None:
-            state = stream.state
-        else:  # Streams with even numbers are ours to open, and we open none.
-            state = State.CLOSED if number % 2 and number <= streams.last_id else State.IDLE
-        closed = state is not State.IDLE
-        if number in streams.lately or (closed and kind not in (Kind.HEADERS, Kind.DATA)):
+        # Streams with even numbers are ours to open, and we open none.
+        opened = stream is not None or (number % 2 and number <= streams.last_id)
+        if number in streams.lately or (opened and kind not in (Kind.HEADERS, Kind.DATA)):
             return
-        reason = f"{_FRAME_NAMES[kind]}_when_{state.name.lower()}"
-        if not closed:
-            raise FrameError(Code.PROTOCOL_ERROR, reason)
-        if state is State.CLOSED and kind == Kind.HEADERS:
-            raise FrameError(Code.STREAM_CLOSED, reason)
-        self.stream_error(number, Code.STREAM_CLOSED, reason)
+        if not opened:
+            raise FrameError(Code.PROTOCOL_ERROR, "frame_on_idle_stream")
+        if stream is None and kind == Kind.HEADERS:
+            raise FrameError(Code.STREAM_CLOSED, "frame_on_closed_stream")
+        self.stream_error(number, Code.STREAM_CLOSED, "frame_on_closed_stream")
 
     def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
         """End a call for a reason that its service does not know."""
@@ -133,8 +123,8 @@ _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 
 
 class Control:
-    """Knows what the peer knows of us: whether it has acknowledged our settings, and how far it knows that we
-    leave. Every method that handles a frame or checks the time may raise FrameError.
+    """Knows how far the peer knows that we leave. A method that handles a frame or checks the time may raise
+    FrameError.
     """
 
     def __init__(self, limits: Limits, streams: StreamTable, faults: Faults, parts: HeaderParts) -> None:
@@ -147,8 +137,6 @@ class Control:
         """When a quiet peer got a PING that it has not answered."""
         self.settings_seen = False
         """The preface of the peer is complete: its first SETTINGS have come."""
-        self.settings_acked = False
-        """The peer has acknowledged our settings."""
         self.leaving = False
         """The peer was asked to open no more streams."""
         self.left_for_good = False
@@ -207,7 +195,6 @@ class Control:
         self._faults.too_many("settings_flood")
         self.settings_seen = True
         if flags & Flag.ACK:
-            self.settings_acked = True
             return
         values = dict(frames.read_setting(payload, at) for at in range(0, len(payload), 6))
         if values.get(Setting.ENABLE_PUSH, 0) > 1:
@@ -247,14 +234,10 @@ class Control:
         self._check_quiet(now, read_at=read_at)
 
     def _check_hello(self, now: float) -> None:
-        limits = self._limits
-        if not self.settings_seen:
-            if now - self._started > limits.hello_s:
-                raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        elif not self.settings_acked and now - self._started > limits.settings_s:
-            raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
+        if not self.settings_seen and now - self._started > self._limits.hello_s:
+            raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
         since = self._header_parts.since
-        if since is not None and now - since > limits.header_s:
+        if since is not None and now - since > self._limits.header_s:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
 
     def _check_calls(self, now: float) -> None:
@@ -278,15 +261,8 @@ class Control:
                 self._faults.give_up(stream, error.status, error.details, reason=error.reason)
 
     def _check_quiet(self, now: float, *, read_at: float) -> None:
-        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever. Ask a peer
-        that has no streams to leave.
-        """
-        quiet_s = now - read_at
-        if not self._streams.by_number and quiet_s > self._limits.idle_s:
-            self.leave()
-            if quiet_s > self._limits.idle_s + self._limits.answer_s:
-                raise FrameError(Code.NO_ERROR, "peer_gone")
-        elif not self._streams.by_number or quiet_s <= self._limits.quiet_s:
+        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
+        if now - read_at <= self._limits.quiet_s:
             self._asked_at = None
         elif self._asked_at is None:
             self._asked_at = now

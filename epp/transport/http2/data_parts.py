@@ -1,24 +1,12 @@
 """DATA frames of other forms than one whole message for a handler. `DataParts` reads frames that come in
 parts, have padding or end a stream, or hold several messages or the beginning of a message. The body of a
-frame is passed on as it comes, so nothing but unfinished messages is kept. `replied` answers whole messages
-without making events: the chunks of a full duplex answer, which the picker only sends back. Pure; called by
-`connection`.
+frame is passed on as it comes, so nothing but unfinished messages is kept. Pure; called by `connection`.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from epp.transport.http2.control import Faults
-from epp.transport.http2.frames import (
-    HEAD_BYTES,
-    Code,
-    Flag,
-    FrameError,
-    Kind,
-    Limits,
-    unpack_head,
-)
+from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits
 from epp.transport.http2.grpc_messages import (
     INTERNAL,
     PREFIX_BYTES,
@@ -29,10 +17,6 @@ from epp.transport.http2.grpc_messages import (
     message_bytes,
 )
 from epp.transport.http2.streams import State, Stream, StreamTable
-
-_MOST_REPLIES: Final = 2_000
-"""The most frames that are answered by replies in one read. They take some 2 ms, after which other
-connections have their turn."""
 
 
 class DataParts:
@@ -161,41 +145,3 @@ class DataParts:
         if self._into_ends and stream is not None and not gone:
             self.peer_ended(stream)
         self._streams.windows.taken_in(None if gone else stream, self._into_size)
-
-
-def replied(data: bytes, streams: StreamTable, limits: Limits) -> int:
-    """Answer the frames at the beginning of `data` for which there are replies, but not too many. Returns
-    where the rest begins.
-
-    Each of these frames is a whole DATA frame. Most reads of a full duplex answer have no other frames. The
-    windows change as they do for all other frames.
-    """
-    windows, by_number, most_bytes = streams.windows, streams.by_number, limits.max_frame_bytes
-    at, end, left = 0, len(data), _MOST_REPLIES
-    while end - at > HEAD_BYTES and left:
-        high, low, kind, flags, number = unpack_head(data, at)
-        stream = by_number.get(number)
-        start, size = at + HEAD_BYTES, high << 8 | low
-        if (
-            kind != Kind.DATA
-            or flags
-            or stream is None
-            or stream.reply is None
-            or stream.end is not None
-            or stream.state is not State.OPEN
-            or stream.assembly is not None
-            or start + size > end
-            or size > most_bytes
-            or size > stream.window
-            or size > windows.window
-        ):
-            break
-        messages = stream.reply(data, start, start + size)
-        if messages is None or not streams.send_whole(stream, messages):
-            break
-        windows.window -= size
-        stream.window -= size
-        windows.taken_in(stream, size)
-        at = start + size
-        left -= 1
-    return at

@@ -41,18 +41,14 @@ class Limits:
     """Longest time from a HEADERS frame to the end of its block."""
     message_s: float = 30.0
     """Longest time from the beginning of a gRPC message to its end."""
-    settings_s: float = 30.0
-    """Longest time from our SETTINGS to their acknowledgement."""
     stalled_s: float = 300.0
     """A stream is reset if its answer waits this long for the peer's window."""
     linger_s: float = 10.0
     """How long a peer may go on sending after its call was refused."""
     quiet_s: float = 60.0
-    """A peer with open streams that sends nothing for this long gets a PING."""
+    """A peer that sends nothing for this long gets a PING."""
     answer_s: float = 20.0
-    """Longest wait for the answer to that PING, or to our request to leave."""
-    idle_s: float = 900.0
-    """A peer without streams that sends nothing for this long is asked to leave."""
+    """Longest wait for the answer to that PING."""
 
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -104,18 +100,13 @@ class Code(enum.IntEnum):
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
     FLOW_CONTROL_ERROR = 3
-    SETTINGS_TIMEOUT = 4
     STREAM_CLOSED = 5
     FRAME_SIZE_ERROR = 6
     REFUSED_STREAM = 7
     CANCEL = 8
     COMPRESSION_ERROR = 9
-    CONNECT_ERROR = 10
     ENHANCE_YOUR_CALM = 11
-    INADEQUATE_SECURITY = 12
-    HTTP_1_1_REQUIRED = 13
 
 
 class Setting(enum.IntEnum):

@@ -1,8 +1,7 @@
 """The open streams of one connection: the record of a stream, flow control in both directions, and how a
 stream ends. Pure; called by `connection` for each frame of a call.
 
-A stream that was never opened is IDLE. A stream that has left the table counts as CLOSED. The server opens no
-streams.
+A stream that has left the table counts as CLOSED. The server opens no streams.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ peer allows."""
 
 
 class State(enum.Enum):
-    IDLE = enum.auto()
     OPEN = enum.auto()
     ANSWERING = enum.auto()
     """Half-closed (remote): the peer has sent everything, and we still send."""
@@ -363,7 +361,7 @@ class StreamTable:
     def check_integrity(self) -> None:
         for number, stream in self.by_number.items():
             assert number == stream.number <= self.last_id
-            assert stream.state not in (State.IDLE, State.CLOSED)
+            assert stream.state is not State.CLOSED
             assert 0 <= stream.window <= self._limits.stream_window_bytes
             assert stream.end is None or stream.backlog or stream.lingers_until is not None
             assert not stream.owed or stream.backlog

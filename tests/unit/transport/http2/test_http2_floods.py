@@ -72,12 +72,12 @@ def test_the_same_frames_at_the_pace_of_a_busy_data_plane_are_accepted(reason: s
 FATAL: dict[str, tuple[bytes, Code, str]] = {
     "no preface": (b"GET / HTTP/1.1\r\n\r\n", Code.PROTOCOL_ERROR, "bad_preface"),
     "no settings": (PREFACE + ping(), Code.PROTOCOL_ERROR, "no_settings"),
-    "data on an idle stream": (hello() + data(1), Code.PROTOCOL_ERROR, "data_when_idle"),
-    "data on no stream": (hello() + data(0), Code.PROTOCOL_ERROR, "data_when_idle"),
+    "data on an idle stream": (hello() + data(1), Code.PROTOCOL_ERROR, "frame_on_idle_stream"),
+    "data on no stream": (hello() + data(0), Code.PROTOCOL_ERROR, "frame_on_idle_stream"),
     "headers of a closed stream": (
         hello() + headers(1) + reset(1) + headers(1),
         Code.STREAM_CLOSED,
-        "headers_when_closed",
+        "frame_on_closed_stream",
     ),
     "a stream that is ours to open": (hello() + headers(2), Code.PROTOCOL_ERROR, "bad_stream_number"),
     "push": (hello() + frame(Kind.PUSH_PROMISE, bytes(4), stream_id=1), Code.PROTOCOL_ERROR, "push_promise"),
