@@ -19,10 +19,10 @@ from epp.sources.sharing.batches import (
     SharedOver,
     SharedProved,
     SharedRestarted,
+    identity_of,
     pack_hashes,
 )
 from epp.sources.sharing.batches import encode as packed
-from epp.sources.sharing.speaker import identity_of
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
 from tests.unit.picker.picker_questions import text

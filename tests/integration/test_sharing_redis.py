@@ -132,12 +132,7 @@ async def test_a_password_that_is_renewed_is_read_again(tmp_path: Path) -> None:
         await wait_until(lambda: one.service.counts.errors["auth"] > 2, what="the old password is refused")
         assert one.serve(text("p")).decision.chosen
         secret.write_text("new")
-        said = one.service.counts.sent_batches
-        await wait_until(
-            lambda: one.service.counts.sent_batches > said + 1 and one.service.connected,
-            what="Redis lets the picker in again",
-            timeout_s=60,
-        )
+        await wait_until(lambda: one.service.connected, what="Redis lets the picker in again", timeout_s=60)
 
 
 @pytest.mark.core
@@ -162,7 +157,7 @@ async def test_tls_is_verified_and_a_certificate_shown_where_one_is_asked_for(tm
                     lambda s=refused: s.service.counts.errors.total() > 0,  # type: ignore[misc]  # as above
                     what="the picker does not connect",
                 )
-                assert refused.service.counts.sent_batches == 0
+                assert not refused.service.connected
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])

@@ -18,7 +18,9 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+from xxhash import xxh3_64_intdigest
 
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.server_caches import Roots
 
 FORMAT: Final = 2
@@ -36,7 +38,7 @@ _Number = Annotated[int, Meta(ge=0, le=2**62)]
 _Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 Name = Annotated[str, Meta(max_length=1_024)]
 Process = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-"""A hash that identifies the process of an endpoint: see `speaker.identity_of`."""
+"""A hash that identifies the process of an endpoint: see `identity_of`."""
 
 
 class Kept(enum.IntEnum):
@@ -172,3 +174,13 @@ def channel_of(pool: str, roots: Roots) -> str:
     The name is in braces, so that a cluster keeps all keys of a channel on one node.
     """
     return f"prefix-gateway:{{{pool}:{FORMAT}:{roots.fingerprint}}}"
+
+
+def identity_of(state: EndpointState) -> int:
+    """Return a hash of 32 bits that identifies the process of an endpoint, as far as the source shows. It is
+    the same on all pickers.
+    """
+    endpoint = state.endpoint
+    return (
+        xxh3_64_intdigest(f"{endpoint.incarnation}\0{endpoint.model}".encode("utf-8", "surrogatepass")) >> 32
+    )

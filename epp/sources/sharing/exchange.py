@@ -1,16 +1,54 @@
-"""Does one picker's side of sharing: makes the batches to send, and applies received batches. Pure.
+"""One picker's side of sharing: makes the batches to send, and applies received batches. Pure.
+
+Events enter a bounded queue as they happen, and are cut into batches. Nothing waits here. When the link is
+slow or away, the queue grows to its limit. From then on the oldest events are dropped and counted. The next
+batch then leaves out a number. So the others release all requests that were announced before, because the
+events of their ends may be among the dropped ones.
 
 Callers: `epp.sources.sharing.service`, over Redis or a local socket, and the simulator, with a delay.
+
+Invariants: `waiting_bytes` is the sum of the sizes of the events in the queue. A request has a number from
+its first event until its last.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
+from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.events import (
+    Began,
+    Cut,
+    Ended,
+    Fatal,
+    Hangs,
+    MadeState,
+    Moved,
+    Pick,
+    PickerEvent,
+    PrefillBegan,
+    PrefillEnded,
+    PrefillJob,
+    Proved,
+    Restarted,
+)
+from epp.picker.phases import Phase
 from epp.picker.picker import Picker
-from epp.sources.sharing.batches import channel_of
+from epp.sources.sharing import batches
+from epp.sources.sharing.batches import (
+    MOST_CHUNKS,
+    MOST_TOKENS,
+    Batch,
+    Event,
+    Kept,
+    channel_of,
+    encode,
+    identity_of,
+    milliseconds,
+    pack_hashes,
+)
 from epp.sources.sharing.listener import Listener
-from epp.sources.sharing.speaker import Speaker
 
 LIFE_SIGN_S: Final = 1.0
 """A picker with nothing to send sends a sign of life this often."""
@@ -18,6 +56,104 @@ OUTBOX_BYTES: Final = 16 * 2**20
 """Events that wait while Redis is slow or away. Beyond this the oldest events are dropped and counted."""
 PEER_TIMEOUT_S: Final = 5.0
 """A picker that has sent nothing for this long is considered dead. Its requests in flight no longer count."""
+_EVENT_BYTES: Final = 100
+"""Assumed memory of an event besides its chain."""
+_BATCH_BYTES: Final = 256 * 1024
+_PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
+_SERVERS_NEWS: Final[dict[type, type[batches.SharedRestarted | batches.SharedHangs | batches.SharedCut]]] = {
+    Restarted: batches.SharedRestarted,
+    Hangs: batches.SharedHangs,
+    Cut: batches.SharedCut,
+}
+
+
+class Speaker:
+    def __init__(self, *, speaker: bytes, limit_bytes: int) -> None:
+        self._speaker = speaker
+        self._limit_bytes = limit_bytes
+        self._events: deque[tuple[Event, int]] = deque()
+        """Each with its size in bytes."""
+        self.waiting_bytes = 0
+        self._numbers: dict[Pick | PrefillJob, int] = {}
+        """The work of a prefill server for a request has its own number: to other pickers it is a request to
+        that server."""
+        self._newest = 0
+        self._batches = 0
+        self.dropped = 0
+        """Number of events for which the queue had no room."""
+        self.num_sent = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of events in the queue."""
+        return len(self._events)
+
+    def on_event(self, event: PickerEvent) -> None:
+        """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
+        match event:
+            case Began(at, work) | PrefillBegan(at, work):
+                self._newest += 1
+                self._numbers[work] = self._newest
+                self._add_began(work, at=at)
+            case Moved(at, work):
+                self._add_began(work, at=at)
+            case Proved(at, work):
+                self._add_proof(work, at=at)
+            case Ended(at, work):
+                self._add_end(work, at=at, kept=_kept(work), failed=work.failed)
+            case PrefillEnded(at, work, outcome, failed):
+                self._add_end(work, at=at, kept=_PREFILL_KEPT[outcome], failed=failed)
+            case Restarted(at, server) | Hangs(at, server) | Cut(at, server):
+                self._add(_SERVERS_NEWS[type(event)](*_server(server, at=at)))
+            case MadeState(at, server, id_hash):
+                self._add(batches.SharedMade(*_server(server, at=at), id_hash))
+            case Fatal(at, body_hash, strikes):
+                self._add(batches.SharedFatal(milliseconds(at), body_hash, strikes))
+
+    def _add_began(self, work: Pick | PrefillJob, *, at: float) -> None:
+        number, guess, packed = self._numbers.get(work, 0), work.guess, _packed(work)
+        tokens = min(work.booking.tokens, MOST_TOKENS)
+        server = _server(work.state, at=at)
+        self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), len(packed))
+
+    def _add_proof(self, work: Pick | PrefillJob, *, at: float) -> None:
+        number = self._numbers.get(work)
+        if number is not None:
+            self._add(batches.SharedProved(milliseconds(at), number))
+        elif packed := _packed(work):  # the others know nothing of this request any more
+            self._add(batches.HeldChain(*_server(work.state, at=at), packed), len(packed))
+
+    def _add_end(self, work: Pick | PrefillJob, *, at: float, kept: Kept, failed: bool) -> None:
+        number = self._numbers.pop(work, 0)
+        self._add(batches.SharedOver(milliseconds(at), number, int(kept), failed))
+
+    def _add(self, event: Event, chain_bytes: int = 0) -> None:
+        size_bytes = _EVENT_BYTES + chain_bytes
+        self._events.append((event, size_bytes))
+        self.waiting_bytes += size_bytes
+        if self.waiting_bytes > self._limit_bytes:
+            self._batches += 1
+        while self.waiting_bytes > self._limit_bytes:
+            self.waiting_bytes -= self._events.popleft()[1]
+            self.dropped += 1
+
+    def batch(self, *, now: float) -> bytes:
+        """Return the next batch, with as many events as fit. Without events it is a sign of life."""
+        events: list[Event] = []
+        taken_bytes = 0
+        while self._events and taken_bytes < _BATCH_BYTES:
+            event, size_bytes = self._events.popleft()
+            events.append(event)
+            taken_bytes += size_bytes
+        self.waiting_bytes -= taken_bytes
+        self.num_sent += len(events)
+        self._batches += 1
+        return encode(Batch(self._speaker, self._batches, milliseconds(now), events))
+
+    def check_integrity(self) -> None:
+        assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)
+        assert self.waiting_bytes <= self._limit_bytes
+        assert all(0 < number <= self._newest for number in self._numbers.values())
 
 
 class Exchange:
@@ -60,3 +196,19 @@ class Exchange:
     def check_integrity(self) -> None:
         self.speaker.check_integrity()
         self.listener.check_integrity()
+
+
+def _server(state: EndpointState, *, at: float) -> tuple[int, str, int]:
+    return milliseconds(at), state.endpoint.name, identity_of(state)
+
+
+def _packed(work: Pick | PrefillJob) -> bytes:
+    return pack_hashes(work.guess.chain[:MOST_CHUNKS])
+
+
+def _kept(request: Pick) -> Kept:
+    if request.phase is Phase.DETACHED:
+        return Kept.DETACHED
+    if not request.guess.proven:
+        return Kept.LOST
+    return Kept.COMPUTED if request.computed else Kept.ABORTED

@@ -39,9 +39,9 @@ from epp.sources.sharing.batches import (
     SharedProved,
     SharedRestarted,
     decode_batch,
+    identity_of,
     unpack_hashes,
 )
-from epp.sources.sharing.speaker import identity_of
 
 _MOST_OPEN: Final = 100_000
 """Most open requests of one other picker. Further ones are ignored."""
@@ -75,7 +75,6 @@ class _Peer:
 
 @dataclass(slots=True)
 class ReceivedCounts:
-    batches: int = 0
     events: int = 0
     stale: int = 0
     """Events left out because their endpoint lost its cache after they were sent, or is another process
@@ -116,7 +115,6 @@ class Listener:
             return  # a sender that does not know whether a batch arrived sends it again
         if batch.number != peer.number + 1:
             self._missed(peer, now=now)
-        self.counts.batches += 1
         peer.number = batch.number
         peer.heard_at = now
         current = age_s < self._timeout_s

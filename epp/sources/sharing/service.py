@@ -47,7 +47,6 @@ _SPEAKER_BYTES: Final = 8
 
 @dataclass(slots=True)
 class LinkCounts:
-    sent_batches: int = 0
     malformed: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -71,7 +70,6 @@ class SharingService:
         self._clock = clock
         self._channel = ""
         """The channel that this picker has joined."""
-        self._work = asyncio.Event()
         self._joined = asyncio.Event()
         self._readable = asyncio.Event()
         """Set when there are endpoints that batches can be about, or when the wait for them is over."""
@@ -130,14 +128,12 @@ class SharingService:
                 self._warm.set()
             if len(exchange.picker.fleet) or self.warm:
                 self._readable.set()
-            self._work.set()
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _send(self) -> None:
         while True:
-            await self._work.wait()
-            self._work.clear()
             await self._retrying(_TELL, self._join_and_send)
+            await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _join_and_send(self) -> None:
         """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
@@ -178,7 +174,6 @@ class SharingService:
             if self._unsent is None:
                 return
             await self._link.send(self._unsent)
-            self.counts.sent_batches += 1
             self._unsent = None
 
     async def _read(self) -> None:

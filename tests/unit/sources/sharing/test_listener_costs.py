@@ -16,9 +16,9 @@ from epp.sources.sharing.batches import (
     MalformedBatchError,
     SharedBegan,
     encode,
+    identity_of,
     pack_hashes,
 )
-from epp.sources.sharing.speaker import identity_of
 from tests.unit.sources.sharing.pickers import Replica
 
 LONG = pack_hashes(range(1, MOST_CHUNKS + 1))
