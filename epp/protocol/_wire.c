@@ -15,6 +15,7 @@ enum { REQUEST_SLOT = 0x1A, RESPONSE_SLOT = 0x22, COMMON_RESPONSE = 0x0A, BODY_M
 enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10, LAST_BODY_FLAG = 0x20 };
 /* The bytes in front of a gRPC message: whether it is compressed, and its length. */
 enum { GRPC_HEAD = 5 };
+enum { MOST_HEADERS = 4096 }; /* codec.MOST_HEADERS */
 
 /* Bytes of a message: the next byte, and the end of the bytes. */
 typedef struct {
@@ -106,9 +107,9 @@ append_header(PyObject *found, PyObject *name, const Span *value)
 static int
 read_map(Span map, PyObject *names, PyObject *found)
 {
-    while (map.at < map.end) {
+    for (int count = 0; map.at < map.end; count++) {
         Span header, name, value;
-        if (!take_field(&map, FIRST, &header) || !take_field(&header, FIRST, &name))
+        if (count == MOST_HEADERS || !take_field(&map, FIRST, &header) || !take_field(&header, FIRST, &name))
             return 0;
         value.at = value.end = header.end;
         if (header.at < header.end && (!take_field(&header, RAW_VALUE, &value) || header.at != header.end))

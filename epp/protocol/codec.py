@@ -93,6 +93,7 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_E
 _SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
 _STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
 
+_NOTHING_AROUND: Final = (None, None, None, 0)
 Around = tuple[tuple[str, ...] | None, str | None, Modes | None, int]
 """The parts of a message besides its main part: the subset hint, the server that served (None: not stated),
 the modes, and `ResponseHeaders.lost`.
@@ -107,18 +108,16 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
     event: Event | None = None
     if tag in (_REQUEST_BODY_TAG, _RESPONSE_BODY_TAG):
         event = _cut_body(data)
-    if event is None:
-        _require_bounded(data)
-        if tag == _REQUEST_HEADERS_TAG:
-            event = _cut_request_headers(data, names)
-        elif tag == _RESPONSE_HEADERS_TAG:
-            event = _cut_response_headers(data, response_names)
+    elif tag == _REQUEST_HEADERS_TAG:
+        event = _cut_headers(data, names, response=False)
+    elif tag == _RESPONSE_HEADERS_TAG:
+        event = _cut_headers(data, response_names, response=True)
     return event or _decode_any(data, names=names, response_names=response_names)
 
 
-def _require_bounded(data: bytes) -> None:
+def _require_bounded(size_bytes: int) -> None:
     """Raise StreamProtocolError if bytes without a body are too many to be decoded."""
-    if len(data) > MOST_BYTES:
+    if size_bytes > MOST_BYTES:
         raise StreamProtocolError("message_too_large")
 
 
@@ -135,63 +134,52 @@ pieces of a response's body unchanged. None: some message must be decoded.
 
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     found = _wire.body_of(data)
-    if found is None:
+    around = _around(data, found[3]) if found is not None else None
+    if found is None or around is None:
         return None
-    start, end, end_of_stream, rest = found
-    around = _around(data[rest:])
-    if around is None:
-        return None
+    start, end, end_of_stream, _ = found
     if data[0] == _REQUEST_BODY_TAG:
         return RequestBody(memoryview(data)[start:end], end_of_stream, around[2])
     return ResponseBody(data[start:end], end_of_stream, around[2])
 
 
-def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders | None:
-    read = _wire.headers_of(data, _readable(names))
-    if read is None:
+def _cut_headers(
+    data: bytes, names: frozenset[str], *, response: bool
+) -> RequestHeaders | ResponseHeaders | None:
+    _require_bounded(len(data))
+    found = _wire.headers_of(data, _readable(names))
+    around = _around(data, found[2], response=response) if found is not None else None
+    if found is None or around is None:
         return None
-    headers, end_of_stream, end = read
-    _require_few(len(headers), MOST_HEADERS)
-    around = _around(data[end:])
-    if around is None:
-        return None
-    subset, _, modes, _ = around
+    headers, end_of_stream, _ = found
+    subset, served, modes, lost = around
+    if response:
+        return ResponseHeaders(headers, end_of_stream, served or "", modes, lost)
     return RequestHeaders(headers, end_of_stream, subset, modes)
 
 
-def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
-    """Decode response headers field by field, because the metadata hold the fallback list, and a large fleet
-    has very many such lists.
+def _around(data: bytes, at: int, *, response: bool = False) -> Around | None:
+    """Return the parts around a main part, which ends at `at`. None: something else than the known fields
+    stands there, or a field twice. So nothing is decoded twice.
+
+    Each field is read apart, because the metadata of a response hold the fallback list, and a large fleet has
+    very many such lists. If the attributes name the server, they are not read at all.
     """
-    read = _wire.headers_of(data, _readable(names))
-    if read is None:
+    if at == len(data):
+        return _NOTHING_AROUND
+    _require_bounded(len(data) - at)
+    fields = _wire.fields_of(data, at)
+    if fields is None or not _AROUND.issuperset(fields):
         return None
-    headers, end_of_stream, end = read
-    _require_few(len(headers), MOST_HEADERS)
-    parts = _wire.fields_of(data, end)
-    if parts is None or not _AROUND.issuperset(parts):
-        return None
-    # The attributes decide if they name the server. The metadata are read only if the attributes do not.
-    served, lost = "", 0
-    for tag in (_ATTRIBUTES_TAG, _METADATA_TAG):
-        around = _around(parts.get(tag, b""))
-        if around is None:
-            return None
-        if around[1] is not None:
-            served, lost = around[1], around[3]
-            break
-    around = _around(parts.get(_CONFIG_TAG, b""))
-    if around is None:
-        return None
-    return ResponseHeaders(headers, end_of_stream, served, around[2], lost)
+    _, served, _, lost = _field(fields.get(_ATTRIBUTES_TAG, b""))
+    subset, modes = None, _field(fields.get(_CONFIG_TAG, b""))[2]
+    if served is None or not response:
+        subset, served, _, _ = _field(fields.get(_METADATA_TAG, b""))
+    return subset, served, modes, lost
 
 
-def _around(data: bytes) -> Around | None:
-    """Return the parts around a main part. None: the bytes are broken, or hold more than the known fields."""
-    if len(data) <= _KEPT_BYTES:
-        return _kept_around(data)
-    _require_bounded(data)
-    return _decode_around(data)
+def _field(data: bytes) -> Around:
+    return _kept_field(data) if len(data) <= _KEPT_BYTES else _beside(_message(data))
 
 
 @functools.lru_cache(maxsize=16)
@@ -204,10 +192,8 @@ def _readable(names: frozenset[str]) -> tuple[str, ...]:
 
 def _decode_any(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
     """Decode one ProcessingRequest of any form by protobuf."""
-    try:
-        message = ext_proc.ProcessingRequest.FromString(data)
-    except DecodeError as error:
-        raise StreamProtocolError("undecodable") from error
+    _require_bounded(len(data))
+    message = _message(data)
     kind = message.WhichOneof("request")
     if kind is None:
         raise StreamProtocolError("empty_message")
@@ -225,16 +211,11 @@ def _decode_any(data: bytes, *, names: frozenset[str], response_names: frozenset
     return RequestTrailers() if kind == "request_trailers" else ResponseTrailers()
 
 
-def _decode_around(data: bytes) -> Around | None:
-    """Return the parts besides the main part. None: the bytes are broken, or hold a main part."""
+def _message(data: bytes) -> Any:
     try:
-        message = ext_proc.ProcessingRequest.FromString(data)
-    except DecodeError:
-        return None
-    return None if message.WhichOneof("request") is not None else _beside(message)
-
-
-_kept_around = functools.lru_cache(maxsize=4096)(_decode_around)
+        return ext_proc.ProcessingRequest.FromString(data)
+    except DecodeError as error:
+        raise StreamProtocolError("undecodable") from error
 
 
 def _beside(message: Any) -> Around:
@@ -245,6 +226,11 @@ def _beside(message: Any) -> Around:
         _modes(message.protocol_config) if message.HasField("protocol_config") else None,
         _lost(message),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_field(data: bytes, /) -> Around:
+    return _beside(_message(data))
 
 
 def _modes(config: Any) -> Modes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -76,6 +77,7 @@ ATTRIBUTES = b"".join(part(9, part(1, b"%d" % n)) for n in range(MOST_ATTRIBUTES
     [
         part(2, part(1, PATH * (MOST_HEADERS + 1))),
         part(2, part(1, UPPER * (MOST_HEADERS + 1))),
+        part(2, part(1, part(1, part(1, b"a")) * (MOST_HEADERS + 1))),
         part(3, part(1, STATUS * (MOST_HEADERS + 1))),
         part(3, part(1, UPPER * (MOST_HEADERS + 1))),
         part(2, b"") + ATTRIBUTES,
@@ -89,6 +91,28 @@ def test_a_message_has_a_bounded_number_of_headers_and_attributes(data: bytes) -
     assert len(data) < MOST_BYTES
     with pytest.raises(StreamProtocolError, match="too_many_fields"):
         decoded(data)
+
+
+def test_a_message_with_a_second_main_part_is_decoded_once() -> None:
+    called: list[str] = []
+    for number in (2, 3):
+        data = part(number, part(1, PATH)) + part(2, part(1, PATH * 2_000))
+        sys.setprofile(lambda _, event, what: called.append(what.__name__) if event == "c_call" else None)
+        try:
+            decoded(data)
+        finally:
+            sys.setprofile(None)
+    assert called.count("FromString") == 2
+
+
+def test_servers_that_a_request_ended_are_read_beside_any_headers() -> None:
+    message = asked(response_headers={"headers": {"headers": [{"key": ":status", "raw_value": b"503"}]}})
+    message.attributes["a filter"].fields[
+        "response.code_details"
+    ].string_value = "upstream_reset_before_response_started{connection_termination}"
+    event = decoded(message.SerializeToString())
+    assert isinstance(event, ResponseHeaders)
+    assert (event.headers, event.lost) == ([(":status", "503")], 1)
 
 
 def test_values_that_are_nested_too_deeply_are_undecodable() -> None:
