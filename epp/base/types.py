@@ -198,10 +198,7 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     bytes do not show its tokens. Without a prompt: the body is an upload, not JSON."""
     cache_salt: str = ""
     stream: bool = False
-    include_usage: bool = False
     max_tokens: int | None = None
-    priority: int = 0
-    """vLLM's priority: the lower value goes first."""
     unread: str = ""
     """Why the body was not read, as a short label. The request is then routed by load. Empty: it was read, or
     there is none."""

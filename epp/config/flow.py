@@ -34,10 +34,9 @@ class Flow(Strict, frozen=True):
     wait_for_server_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """How long a request waits, in either mode, while no server of its model is ready, as in a pool that was
     scaled to zero. 0: it gets 503 at once."""
-    order: Literal["Arrival", "Deadline", "Shortest"] = "Arrival"
-    """Which request of a tenant goes first. Arrival: the one that came first. Deadline: the one whose
-    deadline is nearest. Shortest: the one with the fewest tokens to compute; a request that waits moves
-    forward, so that long ones do not starve."""
+    order: Literal["Arrival", "Shortest"] = "Arrival"
+    """Which request of a tenant goes first. Arrival: the one that came first. Shortest: the one with the
+    fewest tokens to compute; a request that waits moves forward, so that long ones do not starve."""
     deadline_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """Deadline of the first token, for requests without the header `x-llm-d-slo-ttft-ms`. A request that
     cannot meet its deadline gets 429. 0 means no deadline."""
@@ -49,8 +48,6 @@ class Flow(Strict, frozen=True):
     """`ttlSeconds` for requests of one priority, such as `{"-10": 600}`."""
     in_all: WaitingSettings = WaitingSettings()
     """Bounds of all requests that wait at one picker."""
-    per_priority: WaitingSettings = WaitingSettings()
-    """Bounds of the waiting requests of each priority."""
     per_tenant: WaitingSettings = WaitingSettings()
     """Bounds of the waiting requests of each tenant, within a priority."""
     objectives: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
@@ -58,15 +55,13 @@ class Flow(Strict, frozen=True):
     name. The higher priority goes first."""
     models: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
     """Priority by model or adapter, if the header gives none."""
-    paths: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
-    """Priority by the beginning of the request's path, if neither header nor model gives one. The longest
-    matching beginning counts."""
-    claims: Annotated[
-        tuple[Literal["Objective", "Tenant", "Deadline", "BodyPriority"], ...], Meta(max_length=4)
-    ] = ("Objective", "Tenant", "Deadline")
-    """The parts of a request that the picker obeys: the headers with its objective, tenant and deadline, and
-    `priority` in the body (as in vLLM, the lower priority goes first). The picker ignores the parts that are
-    not listed here."""
+    claims: Annotated[tuple[Literal["Objective", "Tenant", "Deadline"], ...], Meta(max_length=3)] = (
+        "Objective",
+        "Tenant",
+        "Deadline",
+    )
+    """The headers of a request that the picker obeys: its objective, tenant and deadline. The picker ignores
+    the headers that are not listed here."""
     tenant_header: Annotated[str, Meta(pattern="^[a-z0-9-]+$", max_length=64)] = (
         "x-llm-d-inference-fairness-id"
     )

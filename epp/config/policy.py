@@ -40,7 +40,6 @@ RuleName = Literal[
     "prefix-hash",
     "session",
     "least-load",
-    "power-of-two",
     "round-robin",
     "random",
 ]

@@ -157,10 +157,6 @@ class Config(Strict, frozen=True):
     conformance_headers: bool = False
     """Obey the header `test-epp-endpoint-selection`. Use this only for conformance runs, because clients
     can then choose the endpoint."""
-    cost_metadata: bool = False
-    """Add three numbers to the dynamic metadata, for rate limits and access logs of the gateway
-    (docs/protocol.md): the estimated tokens of the prompt, the tokens of the prompt that the picker expects
-    in the server's cache, and the predicted seconds until the server begins its answer."""
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
     streams: StreamLimits = StreamLimits()

@@ -63,6 +63,9 @@ _REMOVED: Final = {
     "learnCapacity": "a cache has the size that its server states, or else `defaultCapacityTokens`",
     "headroomSeconds": "a request goes when its server will begin with it within 0.3 s",
     "whenLate": "a late request gets 429; to refuse none, write no deadline, and `order: Shortest`",
+    "costMetadata": "no gateway reads the estimates; decisions and recordings have them",
+    "perPriority": "`inAll` and `perTenant` bound what waits; the lowest priority is refused first",
+    "paths": "give a priority by `objectives` or `models`",
     "status": "every replica writes statuses, without a Lease, live numbers and Events; use the metrics",
 }
 """Fields of earlier releases, and what replaces each."""

@@ -42,12 +42,10 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 
 
 class FlowClaim(Struct, frozen=True, gc=False):
-    """What the headers and the path of a request say to flow control."""
+    """What the headers of a request say to flow control."""
 
     objective: str = ""
     tenant: str = ""
-    path: str = ""
-    """The path without its query string. Empty: no priority depends on the path."""
     ttft_s: float | None = None
 
 
@@ -213,21 +211,14 @@ class Gate:
 
     def _priority(self, spec: Flow, claim: FlowClaim, question: Question, queue: ModelQueue) -> int:
         """Return the priority of the request. The first of these that gives a priority counts: the objective
-        in the header (by the cluster's list, then by the policy's), the model, the path, the body.
+        in the header (by the cluster's list, then by the policy's), the model.
         """
         if claim.objective:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
             if named is not None:
                 return named
             queue.unknown_objectives += 1
-        of_model = spec.models.get(question.inference.model)
-        if of_model is not None:
-            return of_model
-        if spec.paths:
-            prefix = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
-            if prefix is not None:
-                return spec.paths[prefix]
-        return -question.inference.priority if "BodyPriority" in spec.claims else 0
+        return spec.models.get(question.inference.model, 0)
 
     def _carry_out(self, queue: ModelQueue, decided: Decided[WaitingRequest], *, now: float) -> None:
         item, refusal = decided

@@ -47,7 +47,7 @@ from epp.protocol.header_names import (
     read_claim,
     read_prescribed,
 )
-from epp.protocol.http_events import Answer, BodyMode, BodyRoom, Estimate, Modes, RequestHeaders, Slot
+from epp.protocol.http_events import Answer, BodyMode, BodyRoom, Modes, RequestHeaders, Slot
 from epp.request.blocked import BlockedPaths
 from epp.request.client_names import bounded_name, id_in_path, makes_state
 from epp.request.parse import parse_request, skim_request
@@ -72,7 +72,6 @@ class StreamSettings:
     """Whether the stream lives as long as the HTTP request. False: it ends once the data plane has the pick.
     """
     conformance_headers: bool = False
-    cost_metadata: bool = False
     retries_once: bool = False
     """Whether our own Envoy retries once, so that the picker may allow a second retry."""
     mode_override: bool = True
@@ -257,11 +256,8 @@ def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answ
     head, settings, decision = asked.head, context.settings, pick.decision
     decision.tenant = decision.tenant or head.claim.tenant
     destination = ",".join([address.text for address in pick.destinations])
-    cost: Estimate | None = None
-    if settings.cost_metadata:
-        cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
     if slot is Slot.REQUEST_TRAILERS:
-        return Answer(slot, destination=destination, cost=cost)
+        return Answer(slot, destination=destination)
     headers = [(DESTINATION, destination), *pick.set_headers]
     if asked.only_once:
         headers.append((MAX_RETRIES, "0"))
@@ -277,7 +273,6 @@ def answer(asked: Asked, slot: Slot, pick: Pick, context: StreamContext) -> Answ
         body=asked.changed_body if slot is Slot.REQUEST_BODY else None,
         remove_headers=not_set(head.reserved, headers),
         destination=destination,
-        cost=cost,
     )
 
 

@@ -73,9 +73,6 @@ _KEPT_BYTES: Final = 512
 
 _LB_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = f"{DESTINATION}-served"
-_PROMPT_TOKENS_KEY: Final = "x-prefix-gateway-prompt-tokens"
-_MATCHED_TOKENS_KEY: Final = "x-prefix-gateway-matched-tokens"
-_PREDICTED_KEY: Final = "x-prefix-gateway-predicted-seconds"
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = f"{DESTINATION}-subset"
 _UPSTREAM: Final = "upstream.address"
@@ -297,7 +294,7 @@ def encode(action: Action) -> bytes:
 
 def _only_names_servers(answer: Answer) -> bool:
     """Return whether the answer only names servers, or nothing, and names the same servers in each place."""
-    if answer.body is not None or answer.cost is not None:
+    if answer.body is not None:
         return False
     named, headers = answer.destination, answer.set_headers
     if headers != (((DESTINATION, named),) if named else ()):
@@ -370,10 +367,6 @@ def _fill(response: Any, answer: Answer) -> None:
             part.response.clear_route_cache = True
         metadata = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
         metadata[DESTINATION].string_value = answer.destination
-        if answer.cost is not None:
-            metadata[_PROMPT_TOKENS_KEY].number_value = answer.cost.prompt_tokens
-            metadata[_MATCHED_TOKENS_KEY].number_value = answer.cost.matched_tokens
-            metadata[_PREDICTED_KEY].number_value = answer.cost.predicted_s
     if answer.stream_response:
         response.mode_override.response_header_mode = _SEND
         response.mode_override.response_body_mode = _STREAMED

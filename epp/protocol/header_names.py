@@ -52,7 +52,6 @@ def read_claim(found: Mapping[str, str], flow: Flow) -> FlowClaim:
         tenant=bounded_name(found.get(flow.tenant_header, "").strip(), most_chars=MAX_TENANT_CHARS)
         if "Tenant" in claims
         else "",
-        path=found.get(":path", "").partition("?")[0] if flow.paths else "",
         ttft_s=int(milliseconds) / 1000 if readable else None,
     )
 

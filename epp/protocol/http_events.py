@@ -119,14 +119,6 @@ class Slot(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Estimate(Struct, frozen=True):
-    """The estimated cost of a request at the time of its pick."""
-
-    prompt_tokens: int
-    matched_tokens: int
-    predicted_s: float
-
-
 class Answer(Struct, frozen=True, gc=False):
     """Go on, perhaps with changes."""
 
@@ -136,8 +128,6 @@ class Answer(Struct, frozen=True, gc=False):
     remove_headers: tuple[str, ...] = ()
     destination: str = ""
     """The destination in the dynamic metadata. Empty: none is sent."""
-    cost: Estimate | None = None
-    """The estimated cost, for the dynamic metadata."""
     body: bytes | None = None
     """A whole body that replaces the request's body. None: the body goes on unchanged."""
     stream_response: bool = False

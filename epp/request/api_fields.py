@@ -14,20 +14,11 @@ from msgspec import Raw, Struct
 
 from epp.request.jsontext import NO_RAW
 
-MOST_PRIORITY: Final = 1000
-"""The largest priority that a policy may name and that other pickers accept."""
-
-
-class _StreamOptions(Struct, gc=False):
-    include_usage: bool | None = None
-
 
 class AnyBody(Struct, gc=False):
     model: Raw = NO_RAW
     cache_salt: Raw = NO_RAW
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    priority: Raw = NO_RAW
 
 
 class ChatMessage(Struct, gc=False):
@@ -142,13 +133,3 @@ DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
 DECODE_API_FIELDS: Final = msgspec.json.Decoder(ApiFields)
 DECODE_OTHER: Final = msgspec.json.Decoder(Other)
-
-
-def priority_in(raw: Raw) -> int:
-    """Return the priority as vLLM reads it. Anything but a short number counts as 0, since only flow control
-    reads it.
-    """
-    text = bytes(raw)
-    digits = text[1:] if text.startswith(b"-") else text
-    number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
-    return max(-MOST_PRIORITY, min(MOST_PRIORITY, number))

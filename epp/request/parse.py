@@ -38,7 +38,6 @@ from epp.request.api_fields import (
     AnyBody,
     ApiFields,
     Chat,
-    priority_in,
 )
 from epp.request.canonical import (
     PART,
@@ -320,7 +319,6 @@ def _request(
     salt = name_in(body.cache_salt) if given else ""
     if salt is None:
         raise UnfollowedError
-    options = body.stream_options
     return InferenceRequest(
         kind=kind,
         model=name_in(body.model) or "",
@@ -330,8 +328,6 @@ def _request(
         opaque=not prompts.token_ids and canonical.OPAQUE in prompts.first,
         cache_salt=salt,
         stream=body.stream is True,
-        include_usage=options is not None and options.include_usage is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,
         shaped=shaped,
-        priority=0 if body.priority is NO_RAW else priority_in(body.priority),
     )

@@ -52,7 +52,6 @@ def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSe
         max_destinations=config.caller.max_destinations,
         shows_answers=config.caller.shows_answers,
         conformance_headers=config.conformance_headers,
-        cost_metadata=config.cost_metadata,
         retries_once=config.caller.own_config and config.envoy.num_retries == 1,
         mode_override=config.streams.mode_override,
         longest_delay_s=config.asks_for_s,

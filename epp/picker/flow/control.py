@@ -168,7 +168,7 @@ class FlowControl(Generic[T]):
             deadline=deadline,
             expires_at=now
             + min(longest_s, settings.ttl_by_priority.get(str(priority), settings.ttl_seconds)),
-            place=_place(settings.order, arrived_at=now, deadline=deadline, own_s=forecast.own_s),
+            place=now + (PATIENCE * forecast.own_s if settings.order == "Shortest" else 0.0),
         )
         victims = self._queues.admit(item)
         if item in victims:
@@ -327,10 +327,3 @@ class FlowControl(Generic[T]):
     def _take(self, item: QueueItem[T]) -> None:
         self._queues.take(item)
         self._alarms.forget(item)
-
-
-def _place(order: str, *, arrived_at: float, deadline: float, own_s: float) -> float:
-    """Return the place of a request among those of its tenant. The smallest goes first."""
-    if order == "Deadline":
-        return deadline
-    return arrived_at + PATIENCE * own_s if order == "Shortest" else arrived_at

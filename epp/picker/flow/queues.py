@@ -8,7 +8,7 @@ a share while it is away.
 
 Invariants: a band keeps the flow of each tenant that has waiting requests or a tag above the floor. Other
 flows are kept until their places are needed. Counts equal sums. The waiting requests are within the bounds of
-requests and of bytes at every moment: in all, for each priority and for each tenant.
+requests and of bytes at every moment: in all, and for each tenant.
 
 An alarm is the time at which a request is considered again even if no event happens before: the latest time
 at which it can start, or the time at which it expires.
@@ -272,13 +272,11 @@ class Queues(Generic[T]):
 
     def _worst_over(self, flow: TenantFlow[T]) -> QueueItem[T] | None:
         """Return the request that is worth least, where a bound that counts this flow is exceeded: the newest
-        request of the tenant, of its band, or of the last band.
+        request of the tenant, or of the last band.
         """
         settings = self.settings
         if flow.load.over(settings.per_tenant):
             return flow.items[-1]
-        if flow.band.load.over(settings.per_priority):
-            return flow.band.worst()
         return self.bands()[-1].worst() if self.load.over(settings.in_all) else None
 
     def check_integrity(self) -> None:

@@ -96,20 +96,6 @@ class LeastLoad(Rule):
         return Choice(weighed, fewest(weighed.seen.burden(), self._rng), "load")
 
 
-class PowerOfTwo(Rule):
-    """Draws two candidates by chance. The less loaded one is the first choice, the other the second."""
-
-    gated = False
-
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
-        self._rng = rng
-
-    def rank(self, weighed: Weighed) -> Choice:
-        places, burden = _some(weighed, self._rng), weighed.seen.burden()
-        places[:2] = sorted(places[:2], key=lambda place: burden[place])
-        return Choice(weighed, places, "load")
-
-
 class Session(Rule):
     """Rendezvous hashing of the session header: each session keeps its endpoint while the endpoint stays.
 
@@ -193,7 +179,6 @@ RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
     "prefix-hash": PrefixHashRule,
     "session": Session,
     "least-load": LeastLoad,
-    "power-of-two": PowerOfTwo,
     "round-robin": RoundRobin,
     "random": Random,
 }

@@ -37,11 +37,10 @@ bounds = st.sampled_from(
 )
 all_settings = st.builds(
     Flow,
-    order=st.sampled_from(["Arrival", "Deadline", "Shortest"]),
+    order=st.sampled_from(["Arrival", "Shortest"]),
     deadline_seconds=st.sampled_from([0.0, 0.5, 2.0]),
     ttl_seconds=st.sampled_from([3600.0, 3.0]),
     in_all=bounds,
-    per_priority=bounds,
     per_tenant=bounds,
     max_tenants=st.sampled_from([1, 2, 256]),
 )
@@ -181,7 +180,7 @@ class FlowMachine(RuleBasedStateMachine):
         waiting only if the new request would be too large even without all such requests, or without the
         first `MOST_PUSHED_OUT` of them: pushing them out would then help nobody.
         """
-        if (self.settings.per_priority, self.settings.per_tenant) != (WaitingSettings(), WaitingSettings()):
+        if self.settings.per_tenant != WaitingSettings():
             return
         most_bytes = self.settings.in_all.max_bytes
         waiting = [h for h in self.waiting.values() if h.waits]
@@ -209,7 +208,6 @@ class FlowMachine(RuleBasedStateMachine):
         self.check_bound(self.settings.in_all, all_that_wait)
         for priority in {h.priority for h in all_that_wait}:
             of_priority = [h for h in all_that_wait if h.priority == priority]
-            self.check_bound(self.settings.per_priority, of_priority)
             for tenant in {h.tenant for h in of_priority}:
                 self.check_bound(self.settings.per_tenant, [h for h in of_priority if h.tenant == tenant])
 

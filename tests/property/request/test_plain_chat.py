@@ -99,7 +99,7 @@ def test_the_usual_chat_is_read_in_c() -> None:
     text = json.dumps(body).encode()
     assert plain_chat(text) is not None
     asked = parse_request(PATH, text)
-    assert (asked.model, asked.stream, asked.include_usage, asked.max_tokens) == ("m", True, True, 16)
+    assert (asked.model, asked.stream, asked.max_tokens) == ("m", True, 16)
     assert asked.prompt == b'\xffsystem\xfeBe br\xc3\xa9f.\xffuser\xfe"\n\xf0\x9f\x98\x80'
 
 

@@ -17,7 +17,7 @@ def test_fields_that_differ_from_the_defaults_read_back_as_the_same_spec() -> No
     spec = check_spec({"rule": "affinity", "gain": {"minMatchTokens": 128}, "sampling": {}})
     assert only_set(spec) == {"rule": "affinity", "gain": {"minMatchTokens": 128}}
     assert check_spec(only_set(spec)) == spec
-    assert only_set(check_spec({"flow": {"mode": "Hold", "paths": {}}})) == {"flow": {"mode": "Hold"}}
+    assert only_set(check_spec({"flow": {"mode": "Hold", "models": {}}})) == {"flow": {"mode": "Hold"}}
 
 
 def test_an_empty_spec_is_the_default_policy() -> None:

@@ -5,12 +5,9 @@ data plane sets, removes and reports.
 from __future__ import annotations
 
 import pytest
-from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 
 from epp.base.types import SERVER_HEADERS, Endpoint, EndpointName
-from epp.protocol.asking import StreamSettings
-from epp.protocol.codec import encode
-from epp.protocol.http_events import Answer, Estimate, Modes, RequestBody, RequestHeaders
+from epp.protocol.http_events import Answer, Modes, RequestBody, RequestHeaders
 from tests.unit.protocol.stream_bench import (
     ALL,
     BODY,
@@ -103,27 +100,6 @@ def test_the_session_header_of_the_policy_reaches_the_rule() -> None:
         run(bench.stream(), head(NONE, ("X-Who", "ann")))
         chosen.add(bench.seen.picks[-1].destinations[0])
     assert len(chosen) == 1
-
-
-def test_the_cost_of_a_request_is_sent_if_configured() -> None:
-    """A gateway's rate limit can count these tokens, and its access log can keep them."""
-    bench = Bench(settings=StreamSettings(cost_metadata=True))
-    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
-    decision = bench.seen.picks[0].decision
-    assert answer.cost == Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
-    assert decision.prompt_tokens > 100
-    assert decision.predicted_s > 0
-    told = (
-        ProcessingResponse.FromString(encode(answer)).dynamic_metadata.fields["envoy.lb"].struct_value.fields
-    )
-    assert told["x-prefix-gateway-prompt-tokens"].number_value == decision.prompt_tokens
-    assert told["x-prefix-gateway-matched-tokens"].number_value == decision.matched_tokens
-    assert told["x-prefix-gateway-predicted-seconds"].number_value == decision.predicted_s
-
-
-def test_the_cost_of_a_request_is_not_sent_by_default(bench: Bench) -> None:
-    (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
-    assert answer.cost is None
 
 
 def test_a_body_that_would_take_too_long_is_routed_by_load_and_model(bench: Bench) -> None:

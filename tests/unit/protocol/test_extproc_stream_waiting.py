@@ -196,32 +196,24 @@ PERSON = ("x-llm-d-inference-objective", "person")
 BY_ALL: dict[str, Any] = {
     "objectives": {"person": 7},
     "models": {"m": -3},
-    "paths": {"/v1/": 1, "/v1/completions": 2},
-    "claims": ("Objective", "Tenant", "Deadline", "BodyPriority"),
 }
 
 
-def priority_of(
-    *headers: tuple[str, str], body: bytes = BODY, cluster: Mapping[str, int], flow: Mapping[str, Any]
-) -> int:
-    """Return the priority of a waiting request with `"priority": 5` in its body."""
+def priority_of(*headers: tuple[str, str], cluster: Mapping[str, int], flow: Mapping[str, Any]) -> int:
     held = Held(**flow)
     held.gate.set_objectives(cluster)
     stream = held.stream()
     stream.receive(head(DUPLEX, *headers), now=1.0)
-    stream.receive(RequestBody(body[:-1] + b', "priority": 5}', end_of_stream=True), now=1.0)
+    stream.receive(END, now=1.0)
     [status] = held.gate.status(now=1.0)
     [priority] = status.requests
     return priority
 
 
-def test_the_cluster_then_the_policy_then_the_body_decide_the_priority() -> None:
-    without = {key: value for key, value in BY_ALL.items() if key != "models"}
+def test_the_cluster_then_the_policy_then_the_model_decide_the_priority() -> None:
     assert priority_of(PERSON, cluster={"person": 9}, flow=BY_ALL) == 9
     assert priority_of(PERSON, cluster={"other": 9}, flow=BY_ALL) == 7
     assert priority_of(cluster={"person": 9}, flow=BY_ALL) == -3
-    assert priority_of(cluster={}, flow=without) == 2
-    assert priority_of(cluster={}, flow={"claims": ("BodyPriority",)}) == -5
     assert priority_of(cluster={}, flow={}) == 0
 
 
@@ -243,7 +235,7 @@ def test_a_waiting_request_keeps_its_priority_whatever_changes() -> None:
     held.waits(DUPLEX, PERSON)
     held.gate.set_objectives({})
     policy = held.bench.picker.policy
-    flow = replace(policy.spec.flow, order="Deadline", deadline_seconds=800.0, objectives={"person": -3})
+    flow = replace(policy.spec.flow, order="Shortest", deadline_seconds=800.0, objectives={"person": -3})
     held.bench.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=flow)), now=1.0)
     held.gate.pump(now=2.0)
     assert dict(held.gate.status(now=2.0)[0].requests) == {10: 1}
@@ -258,15 +250,6 @@ def test_claims_that_clients_may_not_make_are_not_read() -> None:
     held = Held(claims=())
     held.waits(DUPLEX, ("x-llm-d-slo-ttft-ms", "1500"), ("x-llm-d-inference-fairness-id", "team"))
     assert [tenant for _, tenant, _ in held.tenants()] == [""]
-
-
-@pytest.mark.parametrize("text", [b'"high"', b"1.5", b"12345", b"[1]", b"null", b"true"])
-def test_a_priority_in_the_body_that_is_not_a_small_number_is_ignored(text: bytes) -> None:
-    held = Held(claims=("BodyPriority",))
-    stream = held.stream()
-    stream.receive(head(DUPLEX), now=1.0)
-    stream.receive(RequestBody(BODY[:-1] + b', "priority": ' + text + b"}", end_of_stream=True), now=1.0)
-    assert dict(held.gate.status(now=1.0)[0].requests) == {0: 1}
 
 
 def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from msgspec import Raw
 
 from epp.request.api_fields import (
     DECODE_API_FIELDS,
@@ -12,34 +11,8 @@ from epp.request.api_fields import (
     DECODE_COMPLETIONS,
     DECODE_OTHER,
     DECODE_RESPONSES,
-    MOST_PRIORITY,
-    priority_in,
 )
 from epp.request.jsontext import NO_RAW
-
-
-@pytest.mark.parametrize(
-    ("sent", "priority"),
-    [
-        (b"0", 0),
-        (b"7", 7),
-        (b"-7", -7),
-        (b"1000", MOST_PRIORITY),
-        (b"1001", MOST_PRIORITY),
-        (b"-9999", -MOST_PRIORITY),
-        (b"10000", 0),
-        (b"9" * 5000, 0),
-        (b"-", 0),
-        (b"--1", 0),
-        (b"1.5", 0),
-        (b"1e2", 0),
-        (b'"7"', 0),
-        (b"null", 0),
-        (b"", 0),
-    ],
-)
-def test_a_priority_that_is_not_a_small_whole_number_counts_as_0(sent: bytes, priority: int) -> None:
-    assert priority_in(Raw(sent)) == priority
 
 
 @pytest.mark.parametrize(("sent", "read"), [("16", 16), ("16.0", 16), ('"16"', 16), ("null", None)])

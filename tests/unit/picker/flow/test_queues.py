@@ -23,14 +23,6 @@ def test_the_higher_priority_goes_first() -> None:
     assert gate.let_go[1:] == [person, batch]
 
 
-def test_with_order_deadline_the_first_deadline_goes_first() -> None:
-    gate = gateway(Flow(order="Deadline"))
-    gate.offer(SECOND, now=0.0)
-    patient, pressed = (gate.offer(Ask(100), ttft_s=ttft_s, now=0.0) for ttft_s in (9.0, 5.0))
-    gate.run(now=0.0, until=2.0)
-    assert gate.let_go[1:] == [pressed, patient]
-
-
 @pytest.mark.parametrize("order", [("back", "busy"), ("busy", "back")], ids=["goes at once", "waits"])
 def test_a_tenant_that_comes_back_has_saved_up_no_share(order: Sequence[str]) -> None:
     gate = gateway()
@@ -106,11 +98,10 @@ def test_priorities_beyond_the_limit_count_as_the_next_lower_one() -> None:
     "settings",
     [
         Flow(in_all=WaitingSettings(max_requests=2)),
-        Flow(per_priority=WaitingSettings(max_requests=2)),
         Flow(per_tenant=WaitingSettings(max_requests=2)),
         Flow(in_all=WaitingSettings(max_bytes=25)),
     ],
-    ids=["in all", "of a priority", "of a tenant", "in bytes"],
+    ids=["in all", "of a tenant", "in bytes"],
 )
 def test_at_a_bound_the_new_request_is_refused_if_no_other_is_worth_less(settings: Flow) -> None:
     gate = gateway(settings)

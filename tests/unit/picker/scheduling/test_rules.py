@@ -137,7 +137,7 @@ def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) 
             assert other in picks[first + 1 : second]
 
 
-# -- power of two, least load, session -----------------------------------------------------------------------
+# -- least load, session -----------------------------------------------------------------------
 
 
 def test_least_load_takes_the_fewest_in_flight() -> None:
@@ -148,24 +148,6 @@ def test_least_load_takes_the_fewest_in_flight() -> None:
         "c",
         "a",
     ]
-
-
-def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> None:
-    seen = [SeenEndpoint(n, in_flight=i) for i, n in enumerate("abcd")]
-    counts = firsts(rule_of("power-of-two"), seen, times=1200)
-    assert counts["d"] == 0
-    # Endpoint a is in three of the six pairs. b is the better one of two pairs, and c of one.
-    assert 500 < counts["a"] < 700
-    assert 300 < counts["b"] < 500
-    assert 120 < counts["c"] < 280
-
-
-def test_power_of_two_falls_back_to_the_other_of_the_two() -> None:
-    seen = [SeenEndpoint(n, in_flight=i) for i, n in enumerate("abcd")]
-    rule = rule_of("power-of-two")
-    for _ in range(50):
-        first, second, *_ = rule.rank(weighed(seen)).places
-        assert seen[first].in_flight < seen[second].in_flight
 
 
 NAMES = [f"pod-{i}" for i in range(10)]

@@ -219,7 +219,7 @@ async def test_fields_that_a_newer_spec_lacks_are_removed() -> None:
 
 
 async def test_a_status_with_empty_maps_of_an_earlier_release_is_written_once() -> None:
-    empty: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}, "paths": {}}
+    empty: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}}
     stored = {"targetRef": {"name": "vllm"}, "flow": {"mode": "Hold", **empty}}
     status = {"lastAccepted": {"generation": 1, "spec": stored}}
     server, _ = await following(an_object(status=status, flow={"mode": "Hold"}))
