@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
+from epp.config.listening import Tls
 from epp.config.strict import Strict
-from epp.config.tls import Tls
 
 _OWN_MAX_MESSAGE_TIMEOUT_S: Final = 60.0
 

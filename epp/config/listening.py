@@ -1,4 +1,6 @@
-"""Defines the addresses at which the picker listens for Envoy and for people. Each worker has its own."""
+"""Defines the addresses at which the picker listens for Envoy and for people, and their certificates. Each
+worker has its own addresses.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,22 @@ from msgspec import Meta
 
 from epp.base.types import Address
 from epp.config.strict import Strict
-from epp.config.tls import Tls
+
+
+class Tls(Strict, frozen=True):
+    """Certificates as PEM files. They are read at start and again when they change. Replace a file by
+    renaming another file over it, because Envoy notices no other change.
+    """
+
+    cert_file: str
+    """File with the certificate, followed by the intermediate certificates."""
+    key_file: str
+    """File with the private key of the certificate."""
+    client_ca_file: str = ""
+    """CA file. If set, clients must show a certificate that this CA has signed (mTLS)."""
+    ca_file: str = ""
+    """Only in `listen.tls`: file with the CA by which Envoy verifies the picker. Empty means `certFile`
+    itself."""
 
 
 class Listen(Strict, frozen=True):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from epp.base.errors import ConfigError
+from epp.config.listening import Tls
 from epp.config.named_files import read_file
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.settings import Config
-from epp.config.tls import Tls
 from epp.observe.telemetry.metrics import Metrics
 from epp.observe.tracing import start as tracing
 from epp.request.rewriting import Rewrites

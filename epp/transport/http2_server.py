@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.config.listening import Listen
-from epp.config.tls import Tls
+from epp.config.listening import Listen, Tls
 from epp.transport.accepting import Acceptor
 from epp.transport.http2.frames import Limits
 from epp.transport.http2.grpc_messages import HeldBytes

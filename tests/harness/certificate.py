@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from epp.config.tls import Tls
+from epp.config.listening import Tls
 
 CERTIFICATE: Final = """\
 -----BEGIN CERTIFICATE-----

@@ -22,8 +22,8 @@ from typing import Any, Final
 import xxhash
 
 from epp.base.types import Endpoint
+from epp.config.listening import Tls
 from epp.config.settings import Config
-from epp.config.tls import Tls
 
 Message = dict[str, Any]
 """A message of Envoy, with the names of the fields as in Envoy's own documentation."""

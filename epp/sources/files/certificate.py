@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.base.errors import ConfigError
-from epp.config.tls import Tls
+from epp.config.listening import Tls
 
 _log = logging.getLogger(__name__)
 

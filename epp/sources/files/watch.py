@@ -55,12 +55,10 @@ class FileWatcher(Generic[T]):
         self._poll_s = poll_s
         self._handed_over = applied
         self._glimpsed: bytes | None = None
-        self._unreadable = ""
-        self._put_off = ""
+        self._refused = ""
+        """Why the content that was passed on last is not in use."""
         self.fault = ""
         """Why the content of the file is not in use. Empty: it is."""
-        self._in_use = True
-        """Whether the newest content that was passed on is in use."""
 
     async def run(self) -> None:
         while True:
@@ -69,21 +67,18 @@ class FileWatcher(Generic[T]):
 
     async def look(self) -> None:
         """Check the file once. A change is passed on at the second check that finds it."""
+        glimpsed, self._glimpsed = self._glimpsed, None
         try:
             # The file is read in a thread, so that a network file system that hangs cannot stop the picks.
             content = await asyncio.to_thread(self._read)
         except OSError as error:
-            self._glimpsed = None
-            self._log_unreadable(error.strerror or type(error).__name__)
+            reason = error.strerror or type(error).__name__
+            self._report(f"{self.path} cannot be read; what was read before stays: {reason}")
             return
-        if self._unreadable:
-            self._unreadable = ""
-            _log.info("%s can be read again", self.path)
-            self._on_result(self._in_use)
         if content == self._handed_over:
-            self._glimpsed = None
-        elif content == self._glimpsed:
-            self._glimpsed = None
+            if self.fault != self._refused:
+                self._report(self._refused, good="is in use again")
+        elif content == glimpsed:
             await self._hand_over(content)
         else:
             self._glimpsed = content
@@ -96,31 +91,21 @@ class FileWatcher(Generic[T]):
         return content
 
     async def _hand_over(self, content: bytes) -> None:
+        refused = ""
         try:
             self._on_change(await asyncio.to_thread(self._parse, content))
         except OSError as error:
-            reason = error.strerror or type(error).__name__
-            if reason != self._put_off:
-                self._put_off = reason
-                _log.error("%s has changed and cannot be used yet; will try again: %s", self.path, error)
-                self._report(in_use=False, fault=f"{self.path} cannot be used yet: {error}")
+            self._report(f"{self.path} has changed and cannot be used yet; will try again: {error}")
             return
         except ConfigError as error:
-            _log.error("%s has changed and is refused; the old content stays in use: %s", self.path, error)
-            self._report(in_use=False, fault=f"refused, the old content stays in use: {error}")
-        else:
-            _log.info("%s has changed and is in use", self.path)
-            self._report(in_use=True)
-        self._put_off = ""
-        self._handed_over = content
+            refused = f"{self.path} has changed and is refused; the old content stays in use: {error}"
+        self._handed_over, self._refused = content, refused
+        self._report(refused, good="has changed and is in use")
 
-    def _report(self, *, in_use: bool, fault: str = "") -> None:
-        self._in_use, self.fault = in_use, fault
-        self._on_result(in_use)
-
-    def _log_unreadable(self, reason: str) -> None:
-        """Log each reason once, not four times a second."""
-        if reason != self._unreadable:
-            self._unreadable = reason
-            _log.error("%s cannot be read; what was read before stays: %s", self.path, reason)
-            self._on_result(False)
+    def _report(self, fault: str, *, good: str = "") -> None:
+        """Pass on the result, and log it. A fault that lasts is reported once, not four times a second."""
+        if fault and fault == self.fault:
+            return
+        self.fault = fault
+        _log.log(logging.ERROR if fault else logging.INFO, "%s", fault or f"{self.path} {good}")
+        self._on_result(not fault)

@@ -17,9 +17,8 @@ import yaml
 
 from epp.base.errors import ConfigError
 from epp.config.envoy import Envoy, EnvoyTracing
-from epp.config.listening import Listen
+from epp.config.listening import Listen, Tls
 from epp.config.settings import Config
-from epp.config.tls import Tls
 from epp.serve.envoy import files
 from epp.serve.envoy.bootstrap import bootstrap
 from tests.harness.certificate import write_tls

@@ -157,7 +157,7 @@ async def test_a_missing_file_keeps_the_old_state_and_its_return_is_noticed(
     assert [s for s in said if "cannot be read" in s] == [
         f"{path} cannot be read; what was read before stays: No such file or directory"
     ]
-    assert f"{path} can be read again" in said
+    assert f"{path} is in use again" in said
 
 
 @pytest.mark.parametrize("large", [False, True])
