@@ -86,19 +86,6 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
             assert words[words.index("-c") + 1] in inside, words
 
 
-def test_commands_from_nothing_to_the_first_token_are_as_many_as_page_says() -> None:
-    """`helm test` succeeds once a completion was answered (tests/cluster/test_built_images.py). The test
-    counts all blocks of commands up to that one.
-    """
-    section = PAGE.partition("## Five minutes")[2].partition("Then send a request yourself")[0]
-    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines() if line]
-    assert commands[-1].startswith("helm test ")
-    assert "test.model=demo" in commands[-2], "without a model the test asks for no completion"
-    said = section.split()[0]
-    assert ["One", "Two", "Three", "Four", "Five", "Six", "Seven"][len(commands) - 1] == said
-
-
 def test_values_that_are_named_exist() -> None:
     values = "".join((chart / "values.yaml").read_text() for chart in (GATEWAY, MODEL_SERVER))
     for name in re.findall(

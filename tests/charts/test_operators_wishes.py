@@ -208,11 +208,3 @@ def test_the_roles_to_view_or_edit_a_namespace_include_its_policies(helm: Helm) 
     assert view["rules"][0]["verbs"] == ["get", "list", "watch"]
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
     assert "ClusterRole" not in kinds(helm.render(GATEWAY, {}))
-
-
-def test_three_old_replica_sets_are_kept_and_each_port_says_what_it_speaks(helm: Helm) -> None:
-    objects = helm.render(GATEWAY) + helm.render(MODEL_SERVER)
-    limits = {o["spec"]["revisionHistoryLimit"] for o in objects if o["kind"] == "Deployment"}
-    assert limits == {3}
-    metrics = of_kind(objects, "Service", "gateway-prefix-gateway-metrics")
-    assert {port["appProtocol"] for port in metrics["spec"]["ports"]} == {"http"}
