@@ -22,12 +22,11 @@ from epp.request.rewriting import Rewrites
 from epp.sources.keep import Keep
 from epp.sources.kube import llmd
 from epp.sources.kube.api import Api, namespace_of
-from epp.sources.kube.claims import Claims
 from epp.sources.kube.objects import PolicyObject
 from epp.sources.kube.policies import PolicySet, ResolvedPolicies
 from epp.sources.kube.pools import Pools
 from epp.sources.kube.reflector import Access, ListSource, Reflector
-from epp.sources.kube.statuses import StatusWriter
+from epp.sources.kube.statuses import Claims, StatusWriter
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0

@@ -23,8 +23,8 @@ from typing import Any, Final, Generic, get_args
 from epp.config.kubernetes import LlmdGroup
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget
-from epp.sources.kube.claims import ACCEPTED, C, Claim, Claims, Wanted, condition
 from epp.sources.kube.objects import ClaimStatus, ModelRewrite, Objective
+from epp.sources.kube.statuses import ACCEPTED, C, Claim, Claims, Wanted, condition
 
 _MOST: Final = 1024
 """Most objects of the picker's pools, rules of one object, and names and targets of one rule. Others are left

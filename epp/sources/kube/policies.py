@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 from epp.base.errors import ConfigError
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, check_spec, only_set
-from epp.sources.kube.claims import ACCEPTED, Claim, Claims, Wanted, condition
 from epp.sources.kube.objects import (
     PATH,
     Condition,
@@ -31,6 +30,7 @@ from epp.sources.kube.objects import (
     PolicyObject,
     PolicyStatus,
 )
+from epp.sources.kube.statuses import ACCEPTED, Claim, Claims, Wanted, condition
 
 _PATIENCE_S: Final = 3.0
 """A policy for another picker gets a status from this one after this time. A picker that serves the target is

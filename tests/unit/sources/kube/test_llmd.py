@@ -11,7 +11,6 @@ import pytest
 from epp.base.types import ApiKind, InferenceRequest
 from epp.config.kubernetes import LlmdGroup
 from epp.request.rewriting import Rewrites
-from epp.sources.kube.claims import Wanted
 from epp.sources.kube.llmd import (
     GROUPS,
     ModelRewrites,
@@ -24,6 +23,7 @@ from epp.sources.kube.llmd import (
     rewrites_in,
 )
 from epp.sources.kube.objects import Condition, ModelRewrite, Objective
+from epp.sources.kube.statuses import Wanted
 from tests.harness.role import rules
 from tests.unit.sources.kube.objects import rewrite, rewrites_of, rule
 
