@@ -177,20 +177,6 @@ class Http2Server:
             peer.tick(now=now)
 
 
-def cannot_listen(address: str, error: OSError) -> ConfigError:
-    hint = "is another picker running?" if error.errno == errno.EADDRINUSE else "choose another"
-    return ConfigError(f"listen.address: cannot listen on {address}: {error.strerror}; {hint}")
-
-
-def require_folder(path: Path) -> None:
-    """Check the folder of a unix socket. Raises ConfigError if it does not exist."""
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "
-            "the path"
-        )
-
-
 def max_peers() -> int:
     """Return the most connections at once. File descriptors remain for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -201,21 +187,27 @@ def max_peers() -> int:
 
 def bound(listen: Listen) -> socket.socket:
     """Return a listening socket. Raises ConfigError with the reason if it cannot listen."""
-    if listen.address.startswith("unix:"):
-        return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
-    host, _, port = listen.address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = listen.address
     try:
+        if address.startswith("unix:"):
+            return _bound_to_path(Path(address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server(
             (host, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
         )
     except OSError as error:
-        raise cannot_listen(listen.address, error) from error
+        hint = "is another picker running?" if error.errno == errno.EADDRINUSE else "choose another"
+        raise ConfigError(f"listen.address: cannot listen on {address}: {error.strerror}; {hint}") from error
 
 
 def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
-    require_folder(path)
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "
+            "the path"
+        )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -226,9 +218,9 @@ def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
         # another user could not connect, and would go on without the picker.
         path.chmod(mode)
         sock.listen(_BACKLOG)
-    except OSError as error:
+    except OSError:
         sock.close()
-        raise cannot_listen(f"unix:{path}", error) from error
+        raise
     return sock
 
 

@@ -218,16 +218,34 @@ class Http2Transport:
         self._streams = streams
         self._listen = listen
         self._health = health
-        self.server = Http2Server(
+        most_bytes = streams.max_message_bytes
+        self.server = self._server(
             self._services(),
-            limits=Limits(max_message_bytes=streams.max_message_bytes),
-            max_held_bytes=max(streams.context.settings.room.max_bytes, streams.max_message_bytes),
-            max_peers=max_peers(),
-            clock=streams.clock,
-            on_fault=streams.fault,
-            after_writing=streams.picker.tidy,
+            message_bytes=most_bytes,
+            held_bytes=max(streams.context.settings.room.max_bytes, most_bytes),
+            peers=max_peers(),
         )
-        self._probed = self._for_probes() if listen.health_address else None
+        self._probed: Http2Server | None = None
+        if listen.health_address:
+            self._probed = self._server(
+                self._health_services(),
+                message_bytes=_MOST_QUESTION_BYTES,
+                held_bytes=_MOST_PROBERS * _MOST_QUESTION_BYTES,
+                peers=_MOST_PROBERS,
+            )
+
+    def _server(
+        self, services: Mapping[str, Service], *, message_bytes: int, held_bytes: int, peers: int
+    ) -> Http2Server:
+        return Http2Server(
+            services,
+            limits=Limits(max_message_bytes=message_bytes),
+            max_held_bytes=held_bytes,
+            max_peers=peers,
+            clock=self._streams.clock,
+            on_fault=self._streams.fault,
+            after_writing=self._streams.picker.tidy,
+        )
 
     async def start(self) -> int:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
@@ -246,17 +264,6 @@ class Http2Transport:
 
     def check_integrity(self) -> None:
         self.server.check_integrity()
-
-    def _for_probes(self) -> Http2Server:
-        return Http2Server(
-            self._health_services(),
-            limits=Limits(max_message_bytes=_MOST_QUESTION_BYTES),
-            max_held_bytes=_MOST_PROBERS * _MOST_QUESTION_BYTES,
-            max_peers=_MOST_PROBERS,
-            clock=self._streams.clock,
-            on_fault=self._streams.fault,
-            after_writing=lambda **_: None,
-        )
 
     def _services(self) -> Mapping[str, Service]:
         streams = self._streams

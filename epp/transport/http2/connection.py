@@ -105,14 +105,11 @@ class Connection:
         return self._windows.unsent
 
     @property
-    def drained(self) -> bool:
-        """Whether the peer knows that we leave, and no stream is open any more."""
-        return self._control.left_for_good and not self._streams
-
-    @property
     def ends(self) -> bool:
-        """Whether the connection must be closed, because it is over or drained."""
-        return bool(self.over) or self.drained
+        """Whether the connection must be closed, because it is over, or the peer knows that we leave and no
+        stream is open any more.
+        """
+        return bool(self.over) or (self._control.left_for_good and not self._streams)
 
     def is_open(self, stream_id: int) -> bool:
         """Return whether an answer on this stream can still reach the peer."""

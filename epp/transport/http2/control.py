@@ -13,7 +13,7 @@ from typing import Final
 
 from epp.transport.http2 import frames
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, Setting
-from epp.transport.http2.grpc_messages import BadMessageError, Fault, Gone
+from epp.transport.http2.grpc_messages import Assembly, BadMessageError, Fault, Gone
 from epp.transport.http2.headers import HeaderParts, refusal
 from epp.transport.http2.streams import Stream, StreamTable
 
@@ -73,6 +73,12 @@ class Faults:
         self._streams.events.append(Gone(stream.number, reason))
         stream.drop_assembly()
         self._streams.end(stream, status, details)
+
+    def give_up_torn(self, stream: Stream, assembly: Assembly) -> None:
+        try:
+            assembly.require_whole()
+        except BadMessageError as error:
+            self.give_up(stream, error.status, error.details, reason=error.reason)
 
     def stream_error(self, number: int, code: Code, reason: str) -> None:
         streams = self._streams
@@ -242,23 +248,15 @@ class Control:
 
     def _check_calls(self, now: float) -> None:
         streams = self._streams
-        torn = [streams.by_number.get(number) for number in streams.unfinished.torn]
-        streams.unfinished.torn.clear()
-        for stream in torn:
-            self._end_torn(stream)
+        torn, streams.unfinished.torn = streams.unfinished.torn, []
+        for stream in filter(None, map(streams.by_number.get, torn)):
+            if stream.assembly is not None:  # The call waits for the rest of a message that was thrown away.
+                self._faults.give_up_torn(stream, stream.assembly)
         for stream in [s for s in streams.lingering.values() if s.lingers_until and s.lingers_until <= now]:
             streams.send_reset(stream.number, Code.NO_ERROR)
             streams.forget(stream)
         for stream in streams.stalled(now - self._limits.stalled_s):
             self._faults.reset(stream, Code.CANCEL, "window_never_opened")
-
-    def _end_torn(self, stream: Stream | None) -> None:
-        """End the call, if it waits for the rest of a message whose bytes were thrown away."""
-        if stream is not None and stream.assembly is not None:
-            try:
-                stream.assembly.require_whole()
-            except BadMessageError as error:
-                self._faults.give_up(stream, error.status, error.details, reason=error.reason)
 
     def _check_quiet(self, now: float, *, read_at: float) -> None:
         """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""

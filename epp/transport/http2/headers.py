@@ -121,43 +121,40 @@ class HeaderParts:
         """The stream of the latest block."""
         self.ends = False
         """Whether this block ends the peer's side of the stream."""
-        self._block = bytearray()
+        self._block = b""
         self._frames = 0
 
     def take(self, kind: int, flags: int, number: int, payload: bytes, *, now: float) -> bytes | None:
         """Add a HEADERS or CONTINUATION frame. Returns the block if it is complete. Raises FrameError."""
         if kind == Kind.HEADERS:
-            self._begin(flags, number, payload)
-        else:
-            self._go_on(payload)
-        if not flags & Flag.END_HEADERS:
-            if self.since is None:
-                self.since = now
-            return None
-        block, self._block, self.since = bytes(self._block), bytearray(), None
-        return block
-
-    def _begin(self, flags: int, number: int, payload: bytes) -> None:
-        start, end = 0, len(payload)
-        if flags & Flag.PADDED:
-            start = 1
-            end -= payload[0] if payload else 1
-        if flags & Flag.PRIORITY:
-            start += 5
-        if end < start:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_padding")
-        self.number, self.ends = number, bool(flags & Flag.END_STREAM)
-        self._block, self._frames = bytearray(payload[start:end]), 1
-
-    def _go_on(self, payload: bytes) -> None:
-        if self.since is None:
+            self._block, self._frames = _unpadded(flags, payload), 1
+            self.number, self.ends, self.since = number, bool(flags & Flag.END_STREAM), now
+        elif self.since is None:
             raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
-        self._block += payload
-        self._frames += 1
+        else:
+            self._block += payload
+            self._frames += 1
         if self._frames > self._limits.max_header_frames:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "continuation_flood")
         if len(self._block) > self._limits.max_header_bytes:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
+        if not flags & Flag.END_HEADERS:
+            return None
+        block, self._block, self.since = self._block, b"", None
+        return block
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    """Return the part of a HEADERS frame that belongs to the block."""
+    start, end = 0, len(payload)
+    if flags & Flag.PADDED:
+        start = 1
+        end -= payload[0] if payload else 1
+    if flags & Flag.PRIORITY:
+        start += 5
+    if end < start:
+        raise FrameError(Code.PROTOCOL_ERROR, "bad_padding")
+    return payload[start:end]
 
 
 def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:

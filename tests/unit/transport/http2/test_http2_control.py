@@ -54,10 +54,10 @@ def test_a_graceful_shutdown_takes_two_steps() -> None:
     assert int.from_bytes(goaway.payload[:4]) == 3
     assert side.feed(headers(5)) == [Fault("too_many_streams")]
     assert side.sent()[0].code == Code.REFUSED_STREAM
-    assert not side.connection.drained
+    assert not side.connection.ends
     side.connection.end(1)
     side.connection.end(3)
-    assert side.connection.drained
+    assert side.connection.ends
 
 
 def test_a_ping_is_answered() -> None:
