@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from epp.tools.conformance.dataplane import DESTINATION, LB
 from tests.dialects.shapes import DUPLEX, EXT_PROC
+from tests.harness.data_plane import DESTINATION, LB
 from tests.harness.envoy import ENVOY
 from tests.harness.kubelet.api import Api, JsonObject
 from tests.harness.kubelet.running import RunningNode

@@ -16,8 +16,8 @@ from typing import Any, Final
 import grpc
 import pytest
 
-from epp.tools.conformance.dataplane import DUPLEX, StreamExchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.data_plane import DUPLEX, StreamExchange, exchange
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL
 from tests.harness.site import Site, running_site
@@ -138,7 +138,7 @@ class SiteGateway:
     ) -> asyncio.Task[StreamExchange]:
         """Begin a request. The task ends with the picker's answer. The client leaves when the stack ends."""
         self._asked += 1
-        one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX, patience_s=120))
+        one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX))
         body = json.dumps({"model": "m", "prompt": f"{self._asked} " * 80}).encode()
         headers = [("x-request-id", f"r{self._asked}")]
         if named:

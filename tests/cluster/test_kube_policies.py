@@ -17,8 +17,8 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import API_VERSION
 from epp.sources.kube.api import Api, ApiError
 from epp.sources.kube.objects import PLURAL
-from epp.tools.conformance.dataplane import BUFFERED, exchange
 from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.data_plane import BUFFERED, exchange
 from tests.harness.gateway import PickerProcess
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL, install_policy_crd, picker_account, policy_document

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.tools.conformance.dataplane import BUFFERED, DESTINATION, StreamExchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
+from tests.harness.data_plane import BUFFERED, DESTINATION, StreamExchange, exchange
 from tests.harness.gateway import PickerProcess, running_picker
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import (

@@ -12,12 +12,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.config.settings import Config
-from epp.tools.conformance import dataplane
-from epp.tools.conformance.dataplane import BUFFERED, Mode, StreamExchange
+from tests.harness import data_plane
 from tests.harness.backend import Backend, running_backend
+from tests.harness.data_plane import BUFFERED, Mode, StreamExchange
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_endpoints, write_policy
 from tests.harness.ports import free_port
-from tests.harness.processes import wait_until
 
 BODY: Final = b'{"model": "m", "prompt": "hello"}'
 """An ordinary completion request."""
@@ -30,13 +29,6 @@ CALM: Mapping[str, Any] = {
 """A policy under which the picker does nothing by itself. It samples no answers, and it drops no endpoint
 while the test's loop is busy elsewhere.
 """
-ALIAS: Final = "gpt"
-"""The name that `picker_of_models` replaces by `m`."""
-_APART: Mapping[str, Any] = {
-    **CALM,
-    "cost": {"stalledRequestWeight": 5},
-    "disaggregation": {"minUncachedTokens": 64},
-}
 
 
 @dataclass(slots=True)
@@ -57,7 +49,7 @@ class OwnPicker:
         if self._exchanges % 15 == 0:  # so that it reads every body even on a busy machine
             await self.process.reads_bodies()
         self._exchanges += 1
-        async with dataplane.exchange(self.channel, mode=mode) as exchange:
+        async with data_plane.exchange(self.channel, mode=mode) as exchange:
             yield exchange
 
     async def route(self, mode: Mode = BUFFERED, body: Any = BODY, **request: Any) -> StreamExchange:
@@ -97,25 +89,3 @@ async def own_picker(
         process = await stack.enter_async_context(running_picker(config, directory=directory))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         yield OwnPicker(channel, [str(b.address) for b in backends], process, config, backends)
-
-
-@asynccontextmanager
-async def picker_of_models(directory: Path, **fields: Any) -> AsyncIterator[OwnPicker]:
-    """Run our picker with an alias and servers that list one model.
-    The last server computes prompts for the others, `endpoints`.
-    """
-    async with own_picker(directory, policy=_APART, **fields) as picker:
-        *answering, prefiller = picker.backends
-        for backend in picker.backends:
-            backend.models = [{"id": "m"}]
-        alias = {"models": [ALIAS], "targets": [{"model": "m"}]}
-        write_endpoints(picker.config, picker.backends, roles={prefiller.name: "prefill"}, rewrites=[alias])
-
-        async def known() -> bool:
-            reply = await picker.route(body=None, method="GET", path="/v1/models")
-            listed = reply.immediate is not None and ALIAS.encode() in reply.immediate.body
-            return listed and await picker.process.metric("epp_endpoints_without_model_list") == 0
-
-        await wait_until(known, what="every server has listed its models")
-        picker.endpoints = [str(b.address) for b in answering]
-        yield picker

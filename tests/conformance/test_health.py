@@ -14,10 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epp.tools.conformance.dataplane import BUFFERED, DUPLEX, Mode, StreamExchange, exchange
-from tests.conformance.modes import DUPLEX_REQUEST, MODES
 from tests.conformance.picker import BODY, OwnPicker, health_of, own_picker
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
+from tests.harness.data_plane import BUFFERED, DUPLEX, DUPLEX_REQUEST, MODES, Mode, StreamExchange, exchange
 from tests.harness.processes import wait_until
 from tests.harness.transport import transport
 

@@ -17,8 +17,8 @@ from aiohttp import web
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 
 from epp.base.types import Address
-from epp.tools.conformance import dataplane
-from epp.tools.conformance.dataplane import DESTINATION, LB, Immediate
+from tests.harness import data_plane
+from tests.harness.data_plane import DESTINATION, LB, Immediate
 from tests.harness.listening import serving
 
 _HOP_BY_HOP: Final = {
@@ -72,7 +72,7 @@ class AgentGateway(Scripted):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = [(name, value) for name, value in _plain(request.headers).items()]
-        async with dataplane.exchange(self._channel, mode=dataplane.DUPLEX) as exchange:
+        async with data_plane.exchange(self._channel, mode=data_plane.DUPLEX) as exchange:
             try:
                 await exchange.send(
                     body or None, method=request.method, path=request.raw_path, headers=headers
@@ -151,7 +151,7 @@ class NginxGatewayFabric(Scripted):
         try:
             async with (
                 grpc.aio.insecure_channel(self._picker, options=options) as channel,
-                dataplane.exchange(channel, mode=dataplane.BARE) as exchange,
+                data_plane.exchange(channel, mode=data_plane.BARE) as exchange,
             ):
                 await exchange.send(body or None, headers=list(_plain(request.headers).items()))
                 return "" if exchange.immediate else exchange.destination

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from epp.tools.conformance.dataplane import DESTINATION, LB, SUBSET_HINT
+from tests.harness.data_plane import DESTINATION, LB
 from tests.harness.envoy import cluster, connection_manager
 
 EXT_PROC: Final = "envoy.filters.http.ext_proc"
+SUBSET_HINT: Final = "envoy.lb.subset_hint"
 SUBSET_HEADER: Final = "x-test-subset"
 Edit = Callable[[dict[str, Any]], None]
 

@@ -1,7 +1,7 @@
 """Plays the data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and carries
-out the picker's answers. It follows only the protocol, so it works with any picker. A
-`StreamExchange` is one HTTP request on one gRPC stream. An exchange fails (AssertionError) if no data plane
-could use the answer. Values of headers are text with one character for each byte.
+out the picker's answers. A `StreamExchange` is one HTTP request on one gRPC stream. An exchange fails
+(AssertionError) if no data plane could use the answer. Values of headers are text with one character for each
+byte.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 from google.protobuf import json_format
 
-from epp.config.dialects import DialectName
-
-METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+_METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 DESTINATION: Final = "x-gateway-destination-endpoint"
 LB: Final = "envoy.lb"
-SUBSET_HINT: Final = "envoy.lb.subset_hint"
-MAX_PIECE_BYTES: Final = 62_000
-PATIENCE_S: Final = 15.0
+_PATIENCE_S: Final = 120.0
 
 _BODY: Final = processing_mode_pb2.ProcessingMode.BodySendMode
 Headers = Sequence[tuple[str, str]]
@@ -50,20 +46,19 @@ class Mode:
 
 BUFFERED: Final = Mode(_BODY.BUFFERED)
 DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED)
+DUPLEX_REQUEST: Final = Mode(_BODY.FULL_DUPLEX_STREAMED)
 BARE: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, silent=True, bare=True)
 
-MODES: Final[Mapping[DialectName, Mode]] = {
-    "envoy": BUFFERED,
-    "envoy-gateway": BUFFERED,
-    "istio": DUPLEX,
-    "ai-gateway": DUPLEX,
-    "agentgateway": DUPLEX,
-    "nginx": BARE,
-    "gke": DUPLEX,
+MODES: Final[Mapping[str, Mode]] = {
+    "none": Mode(_BODY.NONE),
+    "buffered": BUFFERED,
+    "buffered_partial": Mode(_BODY.BUFFERED_PARTIAL),
+    "streamed": Mode(_BODY.STREAMED, _BODY.STREAMED),
+    "full_duplex": DUPLEX,
+    "full_duplex_request": DUPLEX_REQUEST,
+    "full_duplex_silent": Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED, silent=True),
 }
-"""The body modes of each gateway."""
-
-SENDS_SUBSETS: Final[frozenset[DialectName]] = frozenset(("envoy", "envoy-gateway", "gke"))
+"""All ways in which a data plane may send bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +96,8 @@ class Half:
 class StreamExchange:
     """One HTTP request. The function `exchange` makes it."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, mode: Mode, patience_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, mode: Mode) -> None:
         self.mode = mode
-        self._patience_s = patience_s
         self.request = Half([])
         self.response = Half([])
         self.immediate: Immediate | None = None
@@ -111,7 +105,7 @@ class StreamExchange:
         """The picker's dynamic metadata, by namespace."""
         self._told_modes = mode.silent
         self.call: Any = channel.stream_stream(
-            METHOD,
+            _METHOD,
             request_serializer=wire.ProcessingRequest.SerializeToString,
             response_deserializer=wire.ProcessingResponse.FromString,
         )()
@@ -137,11 +131,6 @@ class StreamExchange:
     def destinations(self) -> list[str]:
         return [part.strip() for part in self.destination.split(",")]
 
-    @property
-    def refused(self) -> Immediate:
-        assert self.immediate is not None, f"routed to {self.request.values(DESTINATION)}"
-        return self.immediate
-
     # -- the request -----------------------------------------------------------------------------------------
 
     async def send(
@@ -151,12 +140,10 @@ class StreamExchange:
         method: str = "POST",
         path: str = "/v1/completions",
         headers: Headers = (),
-        subset: Any = None,
         trailers: bool = False,
     ) -> StreamExchange:
         """Send the whole request by the rules of the mode, and receive every answer to it. `body` is None if
-        there is no body, and a sequence if the body comes in pieces. `subset` is the value of the hint, a
-        list or text.
+        there is no body, and a sequence if the body comes in pieces.
         """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         pseudo = ((":method", method), (":path", path), (":scheme", "http"), (":authority", "models.test"))
@@ -166,9 +153,6 @@ class StreamExchange:
             await self._ask_only(sent, pieces)
             return self
         message = _with_headers("request_headers", sent, end=body is None)
-        if subset is not None:
-            hint = message.metadata_context.filter_metadata[SUBSET_HINT]
-            hint.update({f"{DESTINATION}-subset": subset})
         if body is None or self.mode.request == _BODY.NONE:
             await self._ask(message, self.request)
         elif self.mode.duplex:
@@ -184,7 +168,7 @@ class StreamExchange:
         for message in (head, *_bodies("request_body", [b"".join(pieces)] if pieces else [], trailers=False)):
             await self.call.write(message)
         await self.call.done_writing()
-        while (answer := await asyncio.wait_for(self.call.read(), self._patience_s)) is not grpc.aio.EOF:
+        while (answer := await asyncio.wait_for(self.call.read(), _PATIENCE_S)) is not grpc.aio.EOF:
             kind = answer.WhichOneof("response")
             if kind == "immediate_response":
                 self.immediate = _immediate(answer.immediate_response)
@@ -249,12 +233,12 @@ class StreamExchange:
     async def finish(self) -> Any:
         """End the HTTP request: close our side, and return the stream's gRPC status."""
         await self.call.done_writing()
-        assert await asyncio.wait_for(self.call.read(), self._patience_s) is grpc.aio.EOF
+        assert await asyncio.wait_for(self.call.read(), _PATIENCE_S) is grpc.aio.EOF
         return await self.code()
 
     async def code(self) -> Any:
         """Return the stream's gRPC status, once the picker ends it."""
-        return await asyncio.wait_for(self.call.code(), self._patience_s)
+        return await asyncio.wait_for(self.call.code(), _PATIENCE_S)
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -275,7 +259,7 @@ class StreamExchange:
         await self._read(half)
 
     async def _read(self, half: Half) -> None:
-        answer = await asyncio.wait_for(self.call.read(), self._patience_s)
+        answer = await asyncio.wait_for(self.call.read(), _PATIENCE_S)
         assert answer is not grpc.aio.EOF, f"the picker ended the stream: {await self.code()}"
         if answer.HasField("dynamic_metadata"):
             self.metadata.update(json_format.MessageToDict(answer.dynamic_metadata))
@@ -351,13 +335,11 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 
 
 @asynccontextmanager
-async def exchange(
-    channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = PATIENCE_S
-) -> AsyncIterator[StreamExchange]:
+async def exchange(channel: grpc.aio.Channel, *, mode: Mode = BUFFERED) -> AsyncIterator[StreamExchange]:
     """Open one HTTP request. If a test leaves the request open, the request is cancelled at the end, as when
-    a client goes away. `patience_s`: how long to wait for an answer of the picker.
+    a client goes away.
     """
-    running = StreamExchange(channel, mode=mode, patience_s=patience_s)
+    running = StreamExchange(channel, mode=mode)
     try:
         yield running
     finally:
