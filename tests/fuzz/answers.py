@@ -1,17 +1,14 @@
-"""Answers of model servers that the picker reads, and answers of other pickers."""
+"""Answers of model servers that the picker reads."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from epp.base.types import ApiKind
-from epp.observe.misses.command import parsed, table
 from epp.request.response import ResponseReader
 from tests.fuzz.behind import OfBytes
-from tests.fuzz.trees import as_json
 
 _KINDS = (ApiKind.CHAT, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES)
 _TYPES = ("text/event-stream", "application/json")
@@ -63,37 +60,6 @@ class SampledAnswers(OfBytes):
             reader.feed(data[at : at + size], now=float(n))
         reader.check_integrity()
         reader.finish()
-        return True
-
-    async def check(self) -> None: ...
-
-
-class PickerPages:
-    """The account of another picker, or of anyone at its address, for `epp explain`."""
-
-    words: Sequence[bytes] = (b'"requests":[', b'"causes":', b'"servers":[]')
-
-    def __init__(self) -> None:
-        cause: dict[str, Any] = {"cause": "new", "title": "t", "tokens": 5, "advice": "a"}
-        cause |= {
-            "share_of_missed": 0.5,
-            "share_of_prompt": 0.1,
-            "servers": [{"name": "s", "tokens": 5, "full": 0.5}],
-        }
-        account: dict[str, Any] = {"window_s": 300.0, "requests": 3, "prompt_tokens": 9, "matched_tokens": 4}
-        account |= {"hit_ratio": 0.4, "causes": [cause]}
-        self.documents: Sequence[object] = [account, account | {"causes": []}]
-        self.seeds: Sequence[bytes] = [self.encode(document) for document in self.documents]
-
-    def encode(self, document: object, /) -> bytes:
-        return as_json(document)
-
-    async def feed(self, data: bytes) -> bool:
-        try:
-            account = parsed(data)
-        except ValueError:
-            return False
-        assert table(account)
         return True
 
     async def check(self) -> None: ...

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.fuzz.answers import PickerPages, SampledAnswers
+from tests.fuzz.answers import SampledAnswers
 from tests.fuzz.cluster_objects import ClusterObjects
 from tests.fuzz.data_plane import AccessLogMessages, Connections, ExtProcMessages, Transports
 from tests.fuzz.entry import Entry
 from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.kv import KvEvents
 from tests.fuzz.peers import PeerBatches
-from tests.fuzz.recordings import Recordings
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
     "http2": Connections,
@@ -26,6 +25,4 @@ ENTRIES: dict[str, Callable[[], Entry]] = {
     "kv_events": KvEvents,
     "api_server": ClusterObjects,
     "answers": SampledAnswers,
-    "picker_pages": PickerPages,
-    "recordings": Recordings,
 }

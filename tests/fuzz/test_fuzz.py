@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.entries import ENTRIES
-from tests.fuzz.hunting import HUNTED, by_cpu, by_lines, hunt
+from tests.fuzz.hunting import HUNTED, hunt
 from tests.fuzz.listening import LISTENING
 from tests.fuzz.run import feed
 
 BYTES = 4_000_000
-"""Bytes for each entry: about a minute for all eighteen on one core."""
+"""Bytes for each entry: about a minute for all fourteen on one core."""
 SEED = 1
 INPUTS = 200
 """Inputs of each hunt for costly ones."""
@@ -30,17 +30,8 @@ async def test_generated_input_is_taken_or_refused_and_leaves_the_picker_sound(n
 
 @pytest.mark.parametrize("name", HUNTED)
 async def test_no_input_runs_more_lines_than_its_size_allows(name: str) -> None:
-    entry = ENTRIES[name]()
-    worst = await hunt(name, entry, by_lines(name, entry), seed=SEED, inputs=INPUTS)
-    assert worst.share <= 1, (worst.amount, len(worst.data), worst.data[:300])
-
-
-@pytest.mark.parametrize("name", HUNTED)
-async def test_the_inputs_that_take_most_cpu_leave_the_entry_sound(name: str) -> None:
-    make = ENTRIES[name]
-    entry = make()
-    slowest = await hunt(name, entry, by_cpu(entry, make), seed=SEED, inputs=5 * INPUTS)
-    print(f"{name}: the slowest took {slowest.amount:.2f} ms of CPU for {len(slowest.data):,} bytes")
+    worst = await hunt(name, ENTRIES[name](), seed=SEED, inputs=INPUTS)
+    assert worst.share <= 1, (worst.lines, len(worst.data), worst.data[:300])
 
 
 @pytest.mark.parametrize("name", LISTENING)
