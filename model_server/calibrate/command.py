@@ -3,7 +3,8 @@ server's OpenAI API.
 
 The server should do nothing else during the measurement. It has to stream one token in each event, and to
 accept token ids as prompts and `ignore_eos`. This model server does so with --runner hf, and so does vLLM.
-`serve --cost FILE` reads the file that this command writes.
+The API key, if the server asks for one, comes from the environment variable VLLM_API_KEY. The costs go to
+standard output, and `serve --cost FILE` reads a file of them.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ import asyncio
 import os
 import random
 import sys
-from dataclasses import asdict
-from pathlib import Path
-from typing import Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import aiohttp
+import msgspec
 
-from model_server.calibrate.client import CalibrationError, ServerUnderTest, find_model
 from model_server.calibrate.cost_file import cost_document
-from model_server.calibrate.fit import Fit, FitError, Quality, fit
-from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of
+from model_server.calibrate.fit import FitError, fit
+from model_server.calibrate.probes import LATE_AFTER_TOKENS, Probe, Sample, Trace, fastest, plan, sample_of
 
 _LEAST_PROMPT_TOKENS: Final = 64
 _ANSWER_TOKENS: Final = 80
 """Tokens of a context that are kept for the answer. The longest answer of a probe has 64."""
+_TOKEN_IDS: Final = range(100, 1000)
+"""These ids are ordinary tokens in every vocabulary."""
+_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_read=600)
+
+
+class CalibrationError(Exception):
+    """The server cannot be measured. The message says why, and what to do."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,34 +45,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME", help="model to measure (default: the first in the server's list)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to write the costs to (default: print them)"
-    )
-    parser.add_argument(
         "--max-prompt-tokens",
         type=int,
         default=2048,
         metavar="N",
         help="longest prompt that is sent, in tokens; its prefill should take many times as long as a decode step (default %(default)s)",
-    )
-    parser.add_argument(
-        "--max-batch",
-        type=int,
-        default=8,
-        metavar="N",
-        help="largest number of requests that are sent at the same time (default %(default)s)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=3,
-        metavar="N",
-        help="number of times that each measurement is made; the fastest one counts (default %(default)s)",
-    )
-    parser.add_argument(
-        "--api-key-env",
-        default="VLLM_API_KEY",
-        metavar="NAME",
-        help="environment variable that holds the server's API key, if the server asks for a key (default %(default)s)",
     )
 
 
@@ -72,23 +57,14 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if the times were fitted, 1 if the server could not be measured or its times do not fit, 2
     for bad flags.
     """
-    if args.max_prompt_tokens < _LEAST_PROMPT_TOKENS or args.max_batch < 2 or args.repeats < 1:
-        print(
-            f"model-server: --max-prompt-tokens must be at least {_LEAST_PROMPT_TOKENS}, --max-batch at least 2, "
-            "and --repeats at least 1",
-            file=sys.stderr,
-        )
+    if args.max_prompt_tokens < _LEAST_PROMPT_TOKENS:
+        print(f"model-server: --max-prompt-tokens must be at least {_LEAST_PROMPT_TOKENS}", file=sys.stderr)
         return 2
     if not args.url.startswith(("http://", "https://")):
         print("model-server: --url must be an http URL", file=sys.stderr)
         return 2
     try:
-        text = asyncio.run(_calibrate(args))
-        if args.out is None:
-            print(text, end="")
-        else:
-            args.out.write_text(text)
-            print(f"{args.out}: use it with `model-server serve --cost {args.out}`")
+        print(asyncio.run(_calibrate(args)), end="")
     except* (CalibrationError, FitError, aiohttp.ClientError, OSError) as errors:
         print(f"model-server: {_first(errors)}", file=sys.stderr)
         return_code = 1
@@ -97,30 +73,19 @@ def run(args: argparse.Namespace) -> int:
     return return_code
 
 
-def longest_prompt(asked_tokens: int, context_tokens: int | None) -> int:
-    """Return the tokens of the longest prompt to send. context_tokens: the length of the model's context, or
-    None if the server does not name it. Raises CalibrationError if the context is too short for the probes.
-    """
-    if context_tokens is None:
-        return asked_tokens
-    most = min(asked_tokens, context_tokens - _ANSWER_TOKENS)
-    if most < _LEAST_PROMPT_TOKENS:
-        raise CalibrationError(
-            f"the context of the model has {context_tokens} tokens, and the measurement needs at least "
-            f"{_LEAST_PROMPT_TOKENS + _ANSWER_TOKENS}: measure a model with a longer context"
-        )
-    return most
-
-
 async def _calibrate(args: argparse.Namespace) -> str:
-    key = os.environ.get(args.api_key_env)
+    key = os.environ.get("VLLM_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     base = args.url.rstrip("/") + "/"
     async with aiohttp.ClientSession(base, headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
-        model, longest = await find_model(http, args.model)
-        most = longest_prompt(args.max_prompt_tokens, longest)
-        server = ServerUnderTest(http, model=model, rng=random.Random())
-        probes = plan(max_prompt_tokens=most, max_batch=args.max_batch, repeats=args.repeats)
+        model, context_tokens = await _find_model(http, args.model)
+        server = _ServerUnderTest(http, model)
+        most = min(args.max_prompt_tokens, (context_tokens or sys.maxsize) - _ANSWER_TOKENS)
+        if most < _LEAST_PROMPT_TOKENS:
+            raise CalibrationError(
+                f"a context of {context_tokens} tokens is too short: measure a model with a longer one"
+            )
+        probes = plan(max_prompt_tokens=most)
         await server.observe(probes[0])  # the first request is slow: the process compiles and allocates
         measured: dict[Probe, list[Sample]] = {probe: [] for probe in probes}
         for number, probe in enumerate(probes, start=1):
@@ -129,42 +94,101 @@ async def _calibrate(args: argparse.Namespace) -> str:
             if sample is not None:
                 measured[probe].append(sample)
     print(file=sys.stderr)
-    samples = fastest(measured)
-    found = fit(samples)
-    print(_about(found), file=sys.stderr)
-    source = {"url": args.url, "model": model, "max_prompt_tokens": most, "samples": len(samples)}
-    return cost_document(found.costs, fit=_fit_document(found), source=source)
+    return cost_document(fit(fastest(measured)))
 
 
-def _about(found: Fit) -> str:
-    costs = found.costs
-    prefill = f"{costs.prefill_tokens_per_s:,.0f} tokens/s, twice the time for each token after {costs.context_knee_tokens:,.0f} tokens"
-    step = f"{costs.decode_step_s * 1e3:.2f} ms, {costs.decode_per_request_s * 1e3:.3f} ms for each further request"
-    context = f"{costs.decode_per_context_token_s * 1e6:.3f} us for each token of context"
-    return "\n".join(
-        (
-            f"prefill  {prefill}  {_quality(found.prefill)}",
-            f"decode   {step}, {context}  {_quality(found.decode)}",
-            f"both     prefill takes {costs.interference:.0%} longer beside decoding  {_quality(found.mixed)}",
-            f"left out: {found.overhead_s * 1e3:.1f} ms that each request takes in addition, and the time to load adapters",
-        )
+async def _find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[str, int | None]:
+    """Return a model's name and, if the server states it, its greatest length."""
+    async with http.get("v1/models") as response:
+        page = await response.read()
+    try:
+        response.raise_for_status()
+        cards: Sequence[dict[str, Any]] = msgspec.json.decode(page)["data"]
+    except (aiohttp.ClientResponseError, msgspec.DecodeError, KeyError, TypeError) as error:
+        raise CalibrationError(
+            f"GET v1/models answers {response.status} and no list of models: is this an OpenAI-compatible server?"
+        ) from error
+    for card in cards:
+        if wanted in (None, card["id"]):
+            length = card.get("max_model_len")
+            return str(card["id"]), int(length) if length else None
+    raise CalibrationError(
+        f"the server has no model {wanted!r}; it has {', '.join(card['id'] for card in cards)}"
     )
 
 
-def _quality(quality: Quality | None) -> str:
-    if quality is None:
-        return "(not measured: the default value)"
-    return f"(R² {quality.r2:.4f}, median error {quality.median_error:.1%}, {quality.samples} samples)"
+class _Event(msgspec.Struct):
+    choices: list[Any] = msgspec.field(default_factory=list)
+    usage: dict[str, Any] | None = None
 
 
-def _fit_document(found: Fit) -> dict[str, object]:
-    parts = {"prefill": found.prefill, "decode": found.decode, "mixed": found.mixed}
-    qualities = {
-        name: {key: round(value, 5) for key, value in asdict(quality).items()}
-        for name, quality in parts.items()
-        if quality is not None
-    }
-    return {**qualities, "overhead_s": round(found.overhead_s, 6)}
+class _ServerUnderTest:
+    """Sends probes, and notes when each token came."""
+
+    def __init__(self, http: aiohttp.ClientSession, model: str) -> None:
+        self._http = http
+        self._model = model
+
+    async def observe(self, probe: Probe) -> list[Trace]:
+        """Send a probe and return the times of its tokens. Raise CalibrationError or aiohttp.ClientError."""
+        times: list[list[float]] = [[] for _ in probe.together]
+        ready = asyncio.Event()
+
+        def on_token() -> None:
+            if all(len(one) >= LATE_AFTER_TOKENS for one in times):
+                ready.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            sent = [
+                tasks.create_task(self._ask(length, probe.answer_tokens, seen, on_token))
+                for length, seen in zip(probe.together, times, strict=True)
+            ]
+            if probe.late_tokens is not None:
+                await ready.wait()
+                sent.append(tasks.create_task(self._ask(probe.late_tokens, 1, [], on_token)))
+        return [task.result() for task in sent]
+
+    async def _ask(
+        self, num_tokens: int, answer_tokens: int, seen: list[float], on_token: Callable[[], None]
+    ) -> Trace:
+        body = {
+            "model": self._model,
+            "prompt": random.choices(_TOKEN_IDS, k=num_tokens),
+            "max_tokens": answer_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent_s = time.monotonic()
+        num_reported = 0
+        async with self._http.post("v1/completions", json=body, timeout=_NO_TIMEOUT) as response:
+            if response.status != 200:
+                raise CalibrationError(
+                    f"the server answers {response.status}: {(await response.text())[:500]}"
+                )
+            async for line in response.content:
+                event = _read(line)
+                if event is not None and event.choices:
+                    seen.append(time.monotonic())
+                    on_token()
+                elif event is not None and event.usage is not None:
+                    num_reported = int(event.usage["completion_tokens"])
+        if num_reported != len(seen):
+            raise CalibrationError(
+                f"{num_reported} tokens came in {len(seen)} events, but the time of each token is needed: "
+                "start the server with --stream-interval 1 and without speculation"
+            )
+        return Trace(sent_s, seen)
+
+
+def _read(line: bytes) -> _Event | None:
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return None
+    try:
+        return msgspec.json.decode(line[len(b"data: ") :], type=_Event)
+    except msgspec.MsgspecError as error:
+        raise CalibrationError(f"an event of the stream cannot be read: {line[:200]!r}") from error
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

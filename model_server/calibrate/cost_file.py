@@ -1,12 +1,9 @@
-"""The file of a calibration: the costs, how well they fit, and the server on which they were measured. The
-file is YAML. JSON is accepted too, since JSON is also YAML.
-"""
+"""The file of a calibration, as YAML. JSON is accepted too, since JSON is also YAML."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
@@ -14,10 +11,10 @@ import yaml
 from model_server.runners.cost import CostModel
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _File(msgspec.Struct):
+    """Files of release 0.1 have more fields, which nothing reads."""
+
     costs: dict[str, float]
-    fit: dict[str, Any] = msgspec.field(default_factory=dict)
-    source: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def read_costs(path: Path) -> CostModel:
@@ -38,7 +35,7 @@ def read_costs(path: Path) -> CostModel:
         ) from error
 
 
-def cost_document(costs: CostModel, *, fit: dict[str, Any], source: dict[str, Any]) -> str:
+def cost_document(costs: CostModel) -> str:
     """Return the text of the file. `speed` is not a cost and is left out."""
     figures = {name: float(f"{value:.6g}") for name, value in asdict(costs).items() if name != "speed"}
-    return yaml.safe_dump({"costs": figures, "fit": fit, "source": source}, sort_keys=False)
+    return yaml.safe_dump({"costs": figures}, sort_keys=False)

@@ -1,8 +1,8 @@
-"""Computes the cost model's figures from samples, by least squares on relative errors, and how well the
-figures fit. This module does no I/O.
+"""Computes the cost model's figures from samples, by least squares on relative errors. This module does no
+I/O.
 
 Prefill alone takes a + n / rate + n² / (2 · rate · knee). Here a is the cost of a request besides its
-computation (network, scheduling). The cost model has no place for this cost, so it is reported and left out.
+computation (network, scheduling). The cost model has no place for this cost, so it is left out.
 Decode takes step + per request + per context token. The cost of prefill beside decode is the time that both
 take together, beyond the times that each takes alone. Figures that would be below zero are set to zero.
 """
@@ -10,7 +10,7 @@ take together, beyond the times that each takes alone. Figures that would be bel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -26,32 +26,9 @@ class FitError(Exception):
     """The samples do not determine the costs. The message says which samples are missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """How well one part of the model fits the samples."""
-
-    samples: int
-    r2: float
-    median_error: float
-    """The median of the relative errors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    costs: CostModel
-    overhead_s: float
-    """The time of a request besides the server's computation. It is not part of the costs."""
-    prefill: Quality
-    decode: Quality
-    mixed: Quality | None
-    """None means that no prompt was measured beside decoding requests, so `interference` has its default."""
-
-
-def fit(samples: Sequence[Sample]) -> Fit:
+def fit(samples: Sequence[Sample]) -> CostModel:
     decodes = [sample for sample in samples if isinstance(sample, DecodeSample)]
     prefills = [sample for sample in samples if isinstance(sample, PrefillSample)]
-    if len({sample.batch for sample in decodes}) < 2:
-        raise FitError("decoding was measured at fewer than two batch sizes")
     rows = [(1.0, sample.batch - 1.0, sample.context_tokens) for sample in decodes]
     step_s, per_request_s, per_token_s = _least_squares(rows, [sample.seconds for sample in decodes])
 
@@ -62,9 +39,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
             "fewer than three prompt lengths took clearly longer than a decode step: send longer prompts"
         )
     lengths = [float(sample.num_tokens) for sample in clear]
-    overhead_s, slope, bend = _least_squares(
-        [(1.0, n, n * n) for n in lengths], [sample.seconds for sample in clear]
-    )
+    _, slope, bend = _least_squares([(1.0, n, n * n) for n in lengths], [sample.seconds for sample in clear])
     if slope <= 0:
         raise FitError("prefill time did not grow with the prompt: the samples are too noisy")
     alone = CostModel(
@@ -78,24 +53,10 @@ def fit(samples: Sequence[Sample]) -> Fit:
     mixed = [sample for sample in samples if isinstance(sample, MixedSample)]
     shares = [_interference(alone, sample) for sample in mixed]
     interference = max(0.0, median(shares)) if shares else CostModel().interference
-    costs = CostModel(**{**_figures(alone), "interference": interference})
-    return Fit(
-        costs,
-        overhead_s,
-        prefill=_quality(
-            [sample.seconds for sample in clear],
-            [overhead_s + costs.prefill_s(start=0, num_tokens=sample.num_tokens) for sample in clear],
-        ),
-        decode=_quality(
-            [sample.seconds for sample in decodes], [decode_s(costs, sample) for sample in decodes]
-        ),
-        mixed=_quality([sample.seconds for sample in mixed], [_mixed_s(costs, sample) for sample in mixed])
-        if mixed
-        else None,
-    )
+    return replace(alone, interference=interference)
 
 
-def decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
+def _decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
     """Return the time of one step that decodes this many requests."""
     return (
         costs.decode_step_s
@@ -104,27 +65,9 @@ def decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
     )
 
 
-def _mixed_s(costs: CostModel, sample: MixedSample) -> float:
-    prefill = costs.prefill_s(start=0, num_tokens=sample.num_tokens)
-    return sample.steps * decode_s(costs, sample) + prefill * (1 + costs.interference)
-
-
 def _interference(costs: CostModel, sample: MixedSample) -> float:
     prefill = costs.prefill_s(start=0, num_tokens=sample.num_tokens)
-    return (sample.seconds - sample.steps * decode_s(costs, sample)) / prefill - 1
-
-
-def _figures(costs: CostModel) -> dict[str, float]:
-    return {name: getattr(costs, name) for name in CostModel.__dataclass_fields__}
-
-
-def _quality(seen: Sequence[float], predicted: Sequence[float]) -> Quality:
-    errors = [value - expected for value, expected in zip(seen, predicted, strict=True)]
-    mean = sum(seen) / len(seen)
-    spread = sum((value - mean) ** 2 for value in seen)
-    r2 = 1 - sum(error * error for error in errors) / spread if spread else 0.0
-    relative = [abs(error) / value for error, value in zip(errors, seen, strict=True)]
-    return Quality(len(seen), r2, median(relative))
+    return (sample.seconds - sample.steps * _decode_s(costs, sample)) / prefill - 1
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> list[float]:

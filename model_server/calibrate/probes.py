@@ -66,18 +66,16 @@ class MixedSample:
 Sample = PrefillSample | DecodeSample | MixedSample
 
 
-def plan(*, max_prompt_tokens: int, max_batch: int, repeats: int) -> list[Probe]:
-    """Return the probes, interleaved so that a slow minute affects all kinds alike."""
-    lengths = sorted({max_prompt_tokens // divisor for divisor in (1, 2, 3, 4, 8)} - {0})
-    batches = sorted({1, 2, 4, max_batch // 2, max_batch} & set(range(1, max_batch + 1)))
-    half = max(1, max_prompt_tokens // 2)
+def plan(*, max_prompt_tokens: int) -> list[Probe]:
+    """Return the probes, each three times. A slow minute affects all kinds alike."""
+    half = max_prompt_tokens // 2
     once = [
-        *(Probe((length,), 1) for length in lengths),
-        *(Probe((_SHORT_TOKENS,) * batch, 24) for batch in batches),
-        *(Probe((half,) * batch, 24) for batch in batches[:3]),
-        *(Probe((_SHORT_TOKENS,) * batch, 64, half) for batch in batches[1:4]),
+        *(Probe((max_prompt_tokens // divisor,), 1) for divisor in (8, 4, 3, 2, 1)),
+        *(Probe((_SHORT_TOKENS,) * batch, 24) for batch in (1, 2, 4, 8)),
+        *(Probe((half,) * batch, 24) for batch in (1, 2, 4)),
+        *(Probe((_SHORT_TOKENS,) * batch, 64, half) for batch in (2, 4, 8)),
     ]
-    return once * repeats
+    return once * 3
 
 
 def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
@@ -94,11 +92,7 @@ def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
 
 def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
     """Return the fastest of equal probes, since other work on a machine can only make a probe slower."""
-    return [min(samples, key=_seconds) for samples in measured.values() if samples]
-
-
-def _seconds(sample: Sample) -> float:
-    return sample.seconds
+    return [min(samples, key=lambda sample: sample.seconds) for samples in measured.values() if samples]
 
 
 def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:

@@ -9,9 +9,7 @@ import random
 
 import pytest
 
-from model_server.calibrate.client import CalibrationError
-from model_server.calibrate.command import longest_prompt
-from model_server.calibrate.fit import Fit, FitError, fit
+from model_server.calibrate.fit import FitError, fit
 from model_server.calibrate.probes import (
     LATE_AFTER_TOKENS,
     DecodeSample,
@@ -81,8 +79,8 @@ class VirtualServer:
         return request
 
 
-def calibrated(server: VirtualServer, *, repeats: int = 1, max_batch: int = 8) -> Fit:
-    probes = plan(max_prompt_tokens=2048, max_batch=max_batch, repeats=repeats)
+def calibrated(server: VirtualServer) -> CostModel:
+    probes = plan(max_prompt_tokens=2048)
     measured: dict[Probe, list[Sample]] = {probe: [] for probe in probes}
     for probe in probes:
         sample = sample_of(probe, server.observe(probe))
@@ -95,38 +93,30 @@ def calibrated(server: VirtualServer, *, repeats: int = 1, max_batch: int = 8) -
 @pytest.mark.parametrize("budget", [256, 2048])
 def test_the_costs_of_a_known_server_are_found(costs: CostModel, budget: int) -> None:
     found = calibrated(VirtualServer(costs, budget=budget))
-    assert found.costs.prefill_tokens_per_s == pytest.approx(costs.prefill_tokens_per_s, rel=0.02)
-    assert found.costs.context_knee_tokens == pytest.approx(costs.context_knee_tokens, rel=0.1)
-    assert found.costs.decode_step_s == pytest.approx(costs.decode_step_s, rel=0.01)
-    assert found.costs.decode_per_request_s == pytest.approx(costs.decode_per_request_s, rel=0.05)
-    assert found.costs.decode_per_context_token_s == pytest.approx(costs.decode_per_context_token_s, rel=0.1)
-    assert found.costs.interference == pytest.approx(costs.interference, abs=0.02)
-    assert found.overhead_s == pytest.approx(0, abs=1e-3)
-    for quality in (found.prefill, found.decode, found.mixed):
-        assert quality is not None
-        assert quality.r2 > 0.999
-        assert quality.median_error < 0.005
+    assert found.prefill_tokens_per_s == pytest.approx(costs.prefill_tokens_per_s, rel=0.02)
+    assert found.context_knee_tokens == pytest.approx(costs.context_knee_tokens, rel=0.1)
+    assert found.decode_step_s == pytest.approx(costs.decode_step_s, rel=0.01)
+    assert found.decode_per_request_s == pytest.approx(costs.decode_per_request_s, rel=0.05)
+    assert found.decode_per_context_token_s == pytest.approx(costs.decode_per_context_token_s, rel=0.1)
+    assert found.interference == pytest.approx(costs.interference, abs=0.02)
 
 
-def test_noise_costs_precision_and_lowers_the_reported_quality() -> None:
-    found = calibrated(VirtualServer(SLOW, noise_s=0.004), repeats=3)
-    assert found.costs.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.1)
-    assert found.costs.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.1)
-    assert found.costs.interference == pytest.approx(SLOW.interference, abs=0.1)
-    assert found.prefill.median_error > 0
-    assert found.decode.median_error > 1e-4
+def test_noise_costs_a_tenth_of_the_precision() -> None:
+    found = calibrated(VirtualServer(SLOW, noise_s=0.004))
+    assert found.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.1)
+    assert found.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.1)
+    assert found.interference == pytest.approx(SLOW.interference, abs=0.1)
 
 
 def test_costs_are_found_even_if_other_programs_use_the_machine() -> None:
-    found = calibrated(VirtualServer(SLOW, stalls=0.1), repeats=4)
-    assert found.costs.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.02)
-    assert found.costs.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.02)
-    assert found.decode.r2 > 0.99
+    found = calibrated(VirtualServer(SLOW, stalls=0.1))
+    assert found.prefill_tokens_per_s == pytest.approx(SLOW.prefill_tokens_per_s, rel=0.02)
+    assert found.decode_step_s == pytest.approx(SLOW.decode_step_s, rel=0.02)
 
 
 def test_a_server_without_a_knee_or_cost_of_context_is_fitted_without_them() -> None:
     flat = CostModel(context_knee_tokens=1e9, decode_per_context_token_s=0.0, decode_per_request_s=0.0)
-    costs = calibrated(VirtualServer(flat)).costs
+    costs = calibrated(VirtualServer(flat))
     assert costs.context_knee_tokens > 1e6
     assert costs.decode_per_context_token_s == pytest.approx(0, abs=1e-9)
     assert costs.decode_per_request_s == pytest.approx(0, abs=1e-6)
@@ -134,7 +124,7 @@ def test_a_server_without_a_knee_or_cost_of_context_is_fitted_without_them() -> 
 
 def test_samples_without_information_are_refused_with_what_is_missing() -> None:
     same = [DecodeSample(1, 40.0, 0.1)] * 5
-    with pytest.raises(FitError, match="two batch sizes"):
+    with pytest.raises(FitError, match="too similar"):
         fit(same)
     decodes = [DecodeSample(batch, 40.0 * batch + extra, 0.1) for batch in (1, 2) for extra in (0, 99)]
     with pytest.raises(FitError, match="send longer prompts"):
@@ -144,11 +134,3 @@ def test_samples_without_information_are_refused_with_what_is_missing() -> None:
 def test_a_late_prompt_that_came_after_the_answer_gives_no_sample() -> None:
     ended = Trace(0.0, (1.0, 2.0, 3.0))
     assert sample_of(Probe((8,), 3, 8), [ended, Trace(3.5, (4.0,))]) is None
-
-
-def test_a_context_that_is_too_short_for_the_probes_is_refused() -> None:
-    assert longest_prompt(2048, None) == 2048
-    assert longest_prompt(2048, 4096) == 2048
-    assert longest_prompt(2048, 144) == 64
-    with pytest.raises(CalibrationError, match="143 tokens, and the measurement needs at least 144"):
-        longest_prompt(2048, 143)

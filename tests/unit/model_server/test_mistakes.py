@@ -71,7 +71,7 @@ def test_calibrating_a_server_that_serves_no_models_is_error_of_one_line(
     with a_web_page() as url:
         assert main(["calibrate", "--url", url]) == 1
     said = capsys.readouterr().err
-    assert "not a list of models" in said
+    assert "no list of models" in said
     assert said.count("\n") == 1
 
 
