@@ -20,7 +20,7 @@ def test_a_server_is_measured_over_http_and_serve_reads_the_file(
     figures are.
     """
     file = tmp_path / "costs.yaml"
-    with serving_process("--prefill-tokens-per-s", "3000", "--decode-step-ms", "3", "--model", "m") as (
+    with serving_process("--prefill-tokens-per-s", "3000", "--decode-step-ms", "8", "--model", "m") as (
         _,
         port,
     ):
