@@ -128,7 +128,3 @@ class FatalRequestError(SaturatedError):
 
 class ConfigError(Exception):
     """A configuration, policy or endpoints file cannot be used. The message names the file and the field."""
-
-
-class RecordingTakenError(Exception):
-    """Another reader already records this picker. The picker hands out each request once."""

@@ -47,7 +47,7 @@ def an_admin(
         "not_ready": str,
         "explain": lambda window_s: {"window_s": window_s},
         "board": a_board(ring, state),
-        "recording": lambda *_: (b"", 0),
+        "recording": lambda _: (b"", 0, 1),
         "hosts": (),
         "policy": lambda: DEFAULT_POLICY,
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import secrets
 import sys
 import time
 import urllib.error
@@ -36,14 +35,14 @@ class Counts:
     requests: int = 0
     size_bytes: int = 0
     left_out: int = 0
-    """Requests that are missing because the picker had no room for them. It was not asked often enough."""
+    """Requests that are missing because the picker was not asked often enough."""
 
 
 def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> Counts:
     """Record for this time, or until interrupted. ConfigError: the picker cannot be reached, or the file
     cannot be written.
     """
-    url = f"{admin.rstrip('/')}/recording?reader={secrets.token_hex(8)}"
+    url = f"{admin.rstrip('/')}/recording"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
     counts, head = Counts(), [b"", b""]
@@ -52,7 +51,7 @@ def record(path: Path, *, admin: str, max_bytes: int, seconds: float | None) -> 
         file: FileIO | None = None
         for text, left_out in _answers(url, admin, until_s=until_s):
             *new, requests = _parted(text, admin)
-            counts.left_out = left_out
+            counts.left_out += left_out
             lines = b"".join(line for line, old in zip(new, head, strict=True) if line != old) + requests
             if counts.size_bytes + len(lines) > max_bytes:
                 break
@@ -95,14 +94,20 @@ def _parted(text: bytes, admin: str) -> list[bytes]:
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
-    """Yield one answer each second, and one at the end. A silent picker is asked again for a while."""
-    heard_s, interrupted = float("-inf"), False
+    """Yield one answer each second, and one at the end, each with the number of requests that are missing
+    before it. A silent picker is asked again for a while.
+    """
+    heard_s, interrupted, following = float("-inf"), False, ""
     while True:
         last = interrupted or (until_s is not None and time.monotonic() >= until_s)
         try:
-            answer = _ask(f"{url}&last" if last else url)
+            with urllib.request.urlopen(f"{url}{following}", timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked by the caller
+                left_out, text = _number(answer, "Left-Out"), answer.read(_MOST_BYTES)
+                following = f"?since={_number(answer, 'Next')}"
         except urllib.error.HTTPError as error:
-            raise ConfigError(_refusal(admin, error.code)) from error
+            raise ConfigError(
+                f"--admin {admin}: status {error.code}; is it a picker of this version?"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() - heard_s > _TRY_AGAIN_FOR_S:
                 why = getattr(error, "reason", error)
@@ -111,7 +116,7 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
                 ) from error
         else:
             heard_s = time.monotonic()
-            yield answer
+            yield text, left_out
         if last:
             return
         left_s = _EVERY_S if until_s is None else min(_EVERY_S, until_s - time.monotonic())
@@ -121,18 +126,9 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
             interrupted = True
 
 
-def _ask(url: str) -> tuple[bytes, int]:
-    with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked by the caller
-        left_out = answer.headers.get("Left-Out", "0")
-        return answer.read(_MOST_BYTES), int(left_out) if left_out.isdecimal() and len(left_out) < 20 else 0
-
-
-def _refusal(admin: str, status: int) -> str:
-    reasons = {
-        409: "another `epp record` is reading this picker; only one at a time can",
-        404: "this picker has an older version, which `epp record` cannot read",
-    }
-    return f"--admin {admin}: {reasons.get(status, f'status {status}')}"
+def _number(answer: http.client.HTTPResponse, header: str) -> int:
+    text = answer.headers.get(header, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
 def _show(counts: Counts | None) -> None:

@@ -1,9 +1,9 @@
 """Serves the lines of a recording over the admin address, for `epp record`. This module writes no file.
 
-It makes a line for each request that has ended, on the event loop, after the answer. If the lines are taken
-too slowly, later ones are dropped and counted. It listens to the picker only while a reader asks for lines:
-the first request of a reader begins the recording, and a pause without requests ends it. There is one reader
-at a time, until it says that it is done or stops asking, because each line is handed out once. Called by
+It makes a line for each request that has ended, on the event loop, after the answer. The lines are numbered,
+and a reader asks for those from a number on, so any number of readers may read. If the lines are read too
+slowly, the oldest are dropped, and the reader gets their number. The module listens to the picker only while
+somebody reads: the first question begins the recording, and a pause without questions ends it. Called by
 `app` and, through it, by the admin address.
 """
 
@@ -11,140 +11,129 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 import msgspec
 
-from epp.base.errors import RecordingTakenError
-from epp.observe.recording.lines import Line, Opening, RecordedRequest, ServerLine, Servers, encode, packed
+from epp.observe.recording.lines import Opening, RecordedRequest, ServerLine, Servers, encode, packed
 from epp.picker.events import Ended, Pick, PickerEvent
 from epp.picker.picker import Picker
 
 _KEY_BYTES: Final = 16
 GONE_AFTER_S: Final = 15.0
-"""A reader that has not asked for this long is gone."""
-_MOST_WAITING_BYTES: Final = 8 * 2**20
-_LINE_BYTES: Final = 600
-"""Memory of a line without its chunks."""
+"""If nobody has asked for this long, the recording ends."""
+_MOST_BYTES: Final = 8 * 2**20
 _TENANT_BYTES: Final = 6
 
 
-class Recorder:
-    """`key`: the key of the hashes of tenants' names; at most 64 bytes."""
+class LinesRead(NamedTuple):
+    """Lines, the number of lines before them that were dropped unread, and the number of the next line."""
 
-    def __init__(self, *, key: bytes, most_waiting_bytes: int = _MOST_WAITING_BYTES) -> None:
-        self._key = key
-        self._most_waiting_bytes = most_waiting_bytes
-        self._waiting: list[RecordedRequest] = []
-        self._waiting_bytes = 0
-        self.dropped = 0
-        """Requests that were left out because too many lines waited."""
-
-    def ended(self, request: Pick, *, unix_now_s: float) -> None:
-        chain = request.chain
-        size = _LINE_BYTES + 8 * len(chain)
-        if self._waiting_bytes + size > self._most_waiting_bytes:
-            self.dropped += 1
-            return
-        self._waiting_bytes += size
-        decision = request.decision
-        self._waiting.append(
-            RecordedRequest(
-                at_unix_s=decision.at_unix_s,
-                waited_s=decision.waited_s,
-                kind=str(decision.kind),
-                base_model=request.state.model,
-                adapter=decision.adapter,
-                tenant=self._hashed(decision.tenant),
-                priority=decision.priority,
-                stream=request.streams,
-                prompt_bytes=request.prompt.size.text_bytes,
-                prompt_tokens=decision.prompt_tokens,
-                matched_tokens=decision.matched_tokens,
-                reason=decision.reason,
-                server=decision.served_by or decision.chosen,
-                outcome=decision.outcome,
-                status=decision.status,
-                headers_s=decision.headers_s,
-                ended_s=max(0.0, unix_now_s - decision.at_unix_s),
-                cached_tokens=decision.cached_tokens,
-                ttft_s=decision.ttft_s,
-                output_tokens=decision.output_tokens,
-                chunks=packed(chain),
-            )
-        )
-
-    def take(self) -> list[RecordedRequest]:
-        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        return taken
-
-    def _hashed(self, tenant: str) -> str:
-        if not tenant:
-            return ""
-        return blake2b(
-            tenant.encode("utf-8", "surrogatepass"), key=self._key, digest_size=_TENANT_BYTES
-        ).hexdigest()
-
-    def check_integrity(self) -> None:
-        expected = sum(_LINE_BYTES + len(line.chunks) for line in self._waiting)
-        assert self._waiting_bytes == expected <= self._most_waiting_bytes
+    lines: bytes
+    left_out: int
+    following: int
 
 
 class Tap:
-    def __init__(self, picker: Picker, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """`on`: somebody reads, so requests are recorded."""
+
+    def __init__(
+        self, picker: Picker, *, clock: Callable[[], float] = time.monotonic, most_bytes: int = _MOST_BYTES
+    ) -> None:
         self._picker = picker
         self._clock = clock
-        self._recorder: Recorder | None = None
-        """None: no reader is recording."""
-        self._reader = ""
+        self._most_bytes = most_bytes
+        self.on = False
         self._asked_at = 0.0
+        self._key = b""
+        self._lines: deque[bytes] = deque()
+        self._lines_bytes = 0
+        self._following = 1
 
-    @property
-    def on(self) -> bool:
-        return self._recorder is not None
-
-    def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
-        """Return the lines since this reader's last question, and the number of requests that were left out
-        so far. The opening line and the line of the servers come first, as in a file.
-
-        last: the reader is done, and another one may begin. RecordingTakenError: another reader is recording.
+    def read(self, since: int | None) -> LinesRead:
+        """Return the lines about picker and servers, then those of the requests from number `since` on. None:
+        none yet.
         """
-        now = self._clock()
-        if self.on and now - self._asked_at > GONE_AFTER_S:
-            self._end()
-        if self._recorder is None:
-            self._recorder = recorder_of(self._picker)
-            self._reader = reader
+        self._asked_at = self._clock()
+        if not self.on:
+            self.on = True
+            self._key = key_of(self._picker)
             self._picker.subscribe(self.on_event)
             self._picker.add_recorders(1)
-        elif self._reader != reader:
-            raise RecordingTakenError
-        self._asked_at = now
-        lines: list[Line] = [opening_of(self._picker), servers_of(self._picker), *self._recorder.take()]
-        dropped = self._recorder.dropped
-        if last:
-            self._end()
-        return b"".join(map(encode, lines)), dropped
+        first = self._following - len(self._lines)
+        if since is None:
+            since = self._following
+        elif since > self._following:  # the number comes from an earlier process
+            since = first
+        start = max(since, first)
+        head = [encode(opening_of(self._picker)), encode(servers_of(self._picker))]
+        lines = b"".join([*head, *islice(self._lines, start - first, None)])
+        return LinesRead(lines, start - since, self._following)
 
     def on_event(self, event: PickerEvent) -> None:
-        if not isinstance(event, Ended) or self._recorder is None:
+        if not isinstance(event, Ended):
             return
         if self._clock() - self._asked_at > GONE_AFTER_S:
             self._end()
-        else:
-            self._recorder.ended(event.request, unix_now_s=time.time())
+            return
+        line = encode(line_of(event.request, unix_now_s=time.time(), key=self._key))
+        self._lines.append(line)
+        self._following += 1
+        self._lines_bytes += len(line)
+        while self._lines_bytes > self._most_bytes:
+            self._lines_bytes -= len(self._lines.popleft())
 
     def _end(self) -> None:
+        self.on = False
+        self._lines.clear()
+        self._lines_bytes = 0
         self._picker.unsubscribe(self.on_event)
         self._picker.add_recorders(-1)
-        self._recorder = None
 
 
-def recorder_of(picker: Picker) -> Recorder:
-    """Return a recorder that hashes the names of tenants with the picker's secret, if it has one."""
-    return Recorder(key=picker.caches.secret.key or secrets.token_bytes(_KEY_BYTES))
+def line_of(request: Pick, *, unix_now_s: float, key: bytes) -> RecordedRequest:
+    """Return what a recording keeps of a request. key: of the hashes of tenants' names; at most 64 bytes."""
+    decision = request.decision
+    return RecordedRequest(
+        at_unix_s=decision.at_unix_s,
+        waited_s=decision.waited_s,
+        kind=str(decision.kind),
+        base_model=request.state.model,
+        adapter=decision.adapter,
+        tenant=_hashed(decision.tenant, key),
+        priority=decision.priority,
+        stream=request.streams,
+        prompt_bytes=request.prompt.size.text_bytes,
+        prompt_tokens=decision.prompt_tokens,
+        matched_tokens=decision.matched_tokens,
+        reason=decision.reason,
+        server=decision.served_by or decision.chosen,
+        outcome=decision.outcome,
+        status=decision.status,
+        headers_s=decision.headers_s,
+        ended_s=max(0.0, unix_now_s - decision.at_unix_s),
+        cached_tokens=decision.cached_tokens,
+        ttft_s=decision.ttft_s,
+        output_tokens=decision.output_tokens,
+        chunks=packed(request.chain),
+    )
+
+
+def _hashed(tenant: str, key: bytes) -> str:
+    if not tenant:
+        return ""
+    return blake2b(tenant.encode("utf-8", "surrogatepass"), key=key, digest_size=_TENANT_BYTES).hexdigest()
+
+
+def key_of(picker: Picker) -> bytes:
+    """Return the key of the hashes of tenants: the picker's secret, or else a random one, so that nobody can
+    guess names.
+    """
+    return picker.caches.secret.key or secrets.token_bytes(_KEY_BYTES)
 
 
 def opening_of(picker: Picker) -> Opening:

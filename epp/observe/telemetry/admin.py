@@ -23,7 +23,6 @@ import msgspec
 from aiohttp import web
 from multidict import MultiMapping
 
-from epp.base.errors import RecordingTakenError
 from epp.base.types import Address
 from epp.config.policy import Policy
 from epp.observe.telemetry.board import Board
@@ -41,7 +40,6 @@ _PORTION: Final = 20
 _MAX_CONNECTIONS: Final = 64
 _BACKLOG: Final = 100
 _LIFETIME_S: Final = 10.0
-_READER: Final = re.compile(r"[0-9a-f]{16}")
 _FILES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
 """The live page, served as it is: the script fills it from `live`."""
 _CONTENT_SECURITY_POLICY: Final = (
@@ -68,7 +66,7 @@ class AdminServer:
         not_ready: Callable[[], str],
         explain: Callable[[float], dict[str, Any]],
         board: Board,
-        recording: Callable[[str, bool], tuple[bytes, int]],
+        recording: Callable[[int | None], tuple[bytes, int, int]],
         hosts: tuple[str, ...],
         policy: Callable[[], Policy],
     ) -> None:
@@ -203,17 +201,11 @@ class AdminServer:
         )
 
     async def _recorded(self, request: web.Request) -> web.Response:
-        """Return the requests since the last question of `epp record`."""
-        reader = request.query.get("reader", "")
-        if not _READER.fullmatch(reader):
-            raise web.HTTPBadRequest(text="reader: 16 hexadecimal digits, the same in every question")
-        try:
-            lines, left_out = self._recording(reader, "last" in request.query)
-        except RecordingTakenError as error:
-            raise web.HTTPConflict(text="another reader is reading the recording") from error
-        return web.Response(
-            body=lines, content_type="application/x-ndjson", headers={"Left-Out": str(left_out)}
-        )
+        """Return the requests from a number on, for `epp record`."""
+        since = _whole(request.query, "since", usual=1, most=10**9) if "since" in request.query else None
+        lines, left_out, following = self._recording(since)
+        headers = {"Left-Out": str(left_out), "Next": str(following)}
+        return web.Response(body=lines, content_type="application/x-ndjson", headers=headers)
 
     async def _policy_in_use(self, _: web.Request) -> web.Response:
         return _json(msgspec.to_builtins(self._policy()))

@@ -14,7 +14,7 @@ from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.observe.recording.lines import Line, encode
-from epp.observe.recording.tap import Recorder, opening_of, servers_of
+from epp.observe.recording.tap import line_of, opening_of, servers_of
 from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from model_server.sim.fleet import Fleet, FleetPlan
@@ -27,7 +27,7 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
     """
     rng = random.Random(seed)
     picker = a_picker(PolicySpec(rule=rule), on=())  # type: ignore[arg-type]
-    recorder = Recorder(key=b"k")
+    lines: list[Line] = []
     said = [text(f"system {n % 4}", 6000) for n in range(12)]
     for n in range(requests):
         user, now = rng.randrange(12), n * 0.5
@@ -40,13 +40,12 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
             )
             picker.on_feedback(pick, told, now=now + 1.2)
         picker.end(pick, outcome="ended", now=now + 1.2)
-        recorder.ended(pick, unix_now_s=1000.0 + now + 1.2)
-    write(path, picker, recorder)
+        lines.append(line_of(pick, unix_now_s=1000.0 + now + 1.2, key=b"k"))
+    write(path, picker, lines)
 
 
-def write(path: Path, picker: Picker, recorder: Recorder) -> None:
-    lines: list[Line] = [opening_of(picker), servers_of(picker), *recorder.take()]
-    path.write_bytes(b"".join(map(encode, lines)))
+def write(path: Path, picker: Picker, lines: list[Line]) -> None:
+    path.write_bytes(b"".join(map(encode, [opening_of(picker), servers_of(picker), *lines])))
 
 
 class _RecordingRouter(PickerRouter):
@@ -55,12 +54,12 @@ class _RecordingRouter(PickerRouter):
     def __init__(self, rule: RuleName) -> None:
         policy = replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, rule=rule))
         super().__init__(policy, seed=1)
-        self.recorder = Recorder(key=b"k", most_waiting_bytes=2**30)
+        self.lines: list[Line] = []
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
         pick = self._open[request_id].pick
         super().ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
-        self.recorder.ended(pick, unix_now_s=now)
+        self.lines.append(line_of(pick, unix_now_s=now, key=b"k"))
 
 
 def record_simulation(path: Path, *, requests: int, rule: RuleName = "least-cost") -> Row:
@@ -72,7 +71,7 @@ def record_simulation(path: Path, *, requests: int, rule: RuleName = "least-cost
     plan = FleetPlan(shape=shape_of(spec), num_servers=4, horizon_s=3600.0)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
     picker = router.pickers[0]
-    write(path, picker, router.recorder)
+    write(path, picker, router.lines)
     return row_of(outcome)
 
 
