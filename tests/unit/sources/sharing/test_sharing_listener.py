@@ -157,6 +157,28 @@ def test_a_batch_older_than_the_timeout_teaches_prefixes_and_books_nothing() -> 
     assert other.matched(text("p"), now=16.0)
 
 
+def test_old_batches_are_read_to_their_end_while_silent_pickers_expire() -> None:
+    """A picker that joins reads what the link kept, in many turns of the loop."""
+    one, other = two()
+    pick = one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=70.0, age_s=60.0)
+    other.exchange.listener.expire(now=70.1)
+    one.end(pick, now=11.0)
+    other.receive(one.send(now=11.0), now=70.2, age_s=59.2)
+    assert other.matched(text("p"), now=71.0)
+
+
+@pytest.mark.parametrize(("age_s", "excluded"), [(0.0, {"failing"}), (60.0, {""})])
+def test_failures_in_old_batches_say_nothing_about_a_server_now(age_s: float, excluded: set[str]) -> None:
+    one, other = two()
+    for n in range(4):
+        only = Address("10.0.0.1", 8000)
+        one.end(one.pick(text(str(n)), now=10.0, only=only), now=10.1, status=500)
+    other.receive(one.send(now=10.2), now=10.2 + age_s, age_s=age_s)
+    candidates = other.pick(text("q"), now=10.3 + age_s).decision.candidates
+    assert {c.excluded for c in candidates if c.name == "a"} == excluded
+
+
 def test_another_pickers_guess_evicts_nothing_until_it_is_proven() -> None:
     policy = policy_of(PolicySpec(table=Table(default_capacity_tokens=2000)))
     one, other = (Replica(n, on=endpoints("a"), policy=policy) for n in (1, 2))
