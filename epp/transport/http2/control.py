@@ -70,7 +70,7 @@ class Faults:
         """End a call for a reason that its service does not know."""
         self.too_many("stream_error_flood")
         self._streams.events.append(Fault(reason))
-        self._streams.events.append(Gone(stream.number, reason))
+        self._streams.events.append(Gone(stream.number))
         stream.drop_assembly()
         self._streams.end(stream, status, details)
 
@@ -91,13 +91,8 @@ class Faults:
         streams.send_reset(number, code)
 
     def reset(self, stream: Stream, code: Code, reason: str) -> None:
-        handler_waits = stream.handler_waits
-        self._streams.forget(stream)
-        try:
-            self.stream_error(stream.number, code, reason)
-        finally:  # The owner gets its event even if this was one fault too many.
-            if handler_waits:
-                self._streams.events.append(Gone(stream.number, reason))
+        self._streams.cut(stream)
+        self.stream_error(stream.number, code, reason)
 
     def refuse(self, stream: Stream, http_status: int) -> None:
         """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
@@ -116,10 +111,7 @@ class Faults:
         streams = self._streams
         streams.out.append(frames.goaway(streams.last_id, code, reason))
         for stream in list(streams.by_number.values()):
-            handler_waits = stream.handler_waits
-            streams.forget(stream)
-            if handler_waits:
-                streams.events.append(Gone(stream.number, "connection"))
+            streams.cut(stream)
 
 
 _DRAINING: Final = b"draining"
@@ -190,10 +182,7 @@ class Control:
             return
         if not stream.answered:
             self._faults.too_many("rapid_reset")
-        handler_waits = stream.handler_waits
-        self._streams.forget(stream)
-        if handler_waits:
-            self._streams.events.append(Gone(number, "reset"))
+        self._streams.cut(stream)
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & Flag.ACK and payload):

@@ -202,12 +202,9 @@ class HalfClosed(Struct, frozen=True, gc=False):
 
 
 class Gone(Struct, frozen=True, gc=False):
-    """The call has ended, but its owner did not end it. `reason`: `reset` if the peer reset it, else the
-    fault.
-    """
+    """The call has ended, but its owner did not end it."""
 
     stream_id: int
-    reason: str
 
 
 class Fault(Struct, frozen=True, gc=False):

@@ -16,6 +16,7 @@ from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, pac
 from epp.transport.http2.grpc_messages import (
     Assembly,
     Event,
+    Gone,
     HalfClosed,
     HeldBytes,
     Holder,
@@ -82,11 +83,6 @@ class Stream:
         self.stalled_since: float | None = None
         self.lingers_until: float | None = None
         """If we refused the call: until when the peer may go on sending. These bytes are thrown away."""
-
-    @property
-    def handler_waits(self) -> bool:
-        """Whether a handler has the call, and has not ended it."""
-        return self.lingers_until is None and self.end is None
 
     def drop_assembly(self) -> None:
         if self.assembly is not None:
@@ -344,6 +340,14 @@ class StreamTable:
         if len(self.lately) >= _LATELY:
             del self.lately[next(iter(self.lately))]
         self.lately[number] = None
+
+    def cut(self, stream: Stream) -> None:
+        """Forget a stream that has not come to its end. The handler of the call learns of this, if there is
+        one and it has not ended the call.
+        """
+        self.forget(stream)
+        if stream.lingers_until is None and stream.end is None:
+            self.events.append(Gone(stream.number))
 
     def forget(self, stream: Stream) -> None:
         stream.state = State.CLOSED

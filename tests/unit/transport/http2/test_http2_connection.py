@@ -74,7 +74,7 @@ def test_a_client_that_overruns_a_window_is_stopped(where: str) -> None:
     side = CallerSide(limits=limits).opened()
     if where == "stream":
         events = side.feed(headers(1), data(1, bytes(1001)))
-        assert events[1:] == [Fault("window_overrun"), Gone(1, "window_overrun")]
+        assert events[1:] == [Gone(1), Fault("window_overrun")]
         (stop,) = side.sent()
         assert (stop.kind, stop.code) == (Kind.RST_STREAM, Code.FLOW_CONTROL_ERROR)
     else:
@@ -175,8 +175,8 @@ def test_closing_ends_every_call() -> None:
     side = CallerSide().opened()
     side.feed(headers(1), headers(3))
     assert side.connection.close(now=side.now) == [
-        Gone(1, "connection"),
-        Gone(3, "connection"),
+        Gone(1),
+        Gone(3),
     ]
     assert side.sent()[-1].code == Code.NO_ERROR
     assert side.connection.close(now=side.now) == []

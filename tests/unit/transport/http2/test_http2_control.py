@@ -36,7 +36,7 @@ def test_change_of_the_initial_window_changes_the_windows_of_open_streams() -> N
 def test_a_reset_ends_a_call_once() -> None:
     side = CallerSide().opened()
     side.feed(headers(1))
-    assert side.feed(reset(1), reset(1)) == [Gone(1, "reset")]
+    assert side.feed(reset(1), reset(1)) == [Gone(1)]
     side.connection.send(1, b"late")
     side.connection.end(1)
     assert side.sent() == []
@@ -129,7 +129,7 @@ def test_a_stream_whose_window_never_opens_is_ended_after_a_time() -> None:
     for _ in range(10):
         assert side.tick(29) == []
         side.feed(ping())
-    assert side.tick(29) == [Fault("window_never_opened"), Gone(1, "window_never_opened")]
+    assert side.tick(29) == [Gone(1), Fault("window_never_opened")]
     assert side.connection.streams == 1
 
 
@@ -138,5 +138,5 @@ def test_a_message_that_stays_unfinished_ends_its_call_after_a_time() -> None:
     side.feed(headers(1), data(1, grpc(b"hello")[:-1]))
     side.now += 31
     side.held.expire(began_before=side.now - side.limits.message_s)
-    assert side.tick(0) == [Fault("message_too_slow"), Gone(1, "message_too_slow")]
+    assert side.tick(0) == [Fault("message_too_slow"), Gone(1)]
     assert side.status(side.sent())[0] == 8

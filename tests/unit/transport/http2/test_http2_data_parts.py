@@ -19,14 +19,14 @@ from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset
 def test_a_message_that_is_refused_ends_only_its_own_call(wire: bytes, status: int, reason: str) -> None:
     side = CallerSide().opened()
     events = side.feed(headers(1), headers(3), data(1, wire), data(3, grpc(b"fine")))
-    assert events[2:] == [Fault(reason), Gone(1, reason), Message(3, b"fine")]
+    assert events[2:] == [Fault(reason), Gone(1), Message(3, b"fine")]
     assert side.status(side.sent())[0] == status
 
 
 def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
     side = CallerSide().opened()
     events = side.feed(headers(1), data(1, grpc(b"hello")[:-1], ends=True))
-    assert events[1:] == [Fault("cut_message"), Gone(1, "cut_message")]
+    assert events[1:] == [Fault("cut_message"), Gone(1)]
     assert side.status(side.sent())[0] == 13
     assert side.held.now == 0
 
@@ -38,7 +38,7 @@ def test_oldest_unfinished_message_of_all_connections_pays_for_a_new_one() -> No
     events = two.feed(headers(1), data(1, grpc(b"x" * 200)[:150]), data(1, grpc(b"x" * 200)[150:]))
     assert events[1:] == [Message(1, b"x" * 200)]
     assert held.now == 0
-    assert one.tick(0.1) == [Fault("too_much_held"), Gone(1, "too_much_held")]
+    assert one.tick(0.1) == [Fault("too_much_held"), Gone(1)]
     assert one.status(one.sent())[0] == 8
 
 
