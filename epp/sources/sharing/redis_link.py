@@ -46,7 +46,7 @@ _STREAM_BATCHES: Final = 10_000
 """About how many batches the stream keeps. One holds the events of one picker in one flush interval."""
 _KEEP_MS: Final = 3_600_000
 """An unused channel is deleted after this time."""
-_RENEW_S: Final = 600.0
+_RENEW_S: Final = 60.0
 """How often a picker that sends sets this time again."""
 _START: Final = b"0-0"
 _MOST_VALUE_BYTES: Final = 2**20
