@@ -23,10 +23,18 @@ from epp.base.types import Address, ChunkHash
 from epp.picker.decision import Decision, Question
 from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
 from epp.picker.phases import OVER, Phase
-from epp.picker.prefix_index.guesses import GuessedEntries
-from epp.picker.prefix_index.table import PrefixTable, Recorded
+from epp.picker.prefix_index.table import Mirror, PrefixTable, Recorded, Run
 from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt
+
+
+class GuessedEntries(Struct, frozen=True, eq=False, gc=False):
+    """The entries of one guess: the deepest run and its ancestors."""
+
+    mirror: Mirror
+    counts: dict[Run, int]
+    """The mirror's `guessed` at that time. If the mirror has another one now, this guess is void."""
+    leaf: Run
 
 
 class Guess(Struct, eq=False, gc=False):
@@ -259,23 +267,3 @@ PickerEvent = (
 )
 
 Listener = Callable[[PickerEvent], None]
-
-
-class Listeners:
-    """The listeners, in the order in which they subscribed."""
-
-    __slots__ = ("_all",)
-
-    def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
-
-    def add(self, listener: Listener) -> None:
-        self._all = (*self._all, listener)
-
-    def remove(self, listener: Listener) -> None:
-        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
-        self._all = tuple(each for each in self._all if each != listener)
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self._all:
-            listener(event)

@@ -12,13 +12,14 @@ from collections.abc import Set as AbstractSet
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 from epp.config.policy import PolicySpec
+from epp.picker.commit import Listeners
 from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.endpoints.recently_left import RecentlyLeft
-from epp.picker.events import Cut, Hangs, Listener, Listeners, Restarted
+from epp.picker.events import Cut, Hangs, Listener, Restarted
 from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import KvReport

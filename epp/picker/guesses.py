@@ -7,7 +7,8 @@ unless these come before the prefill, as they do in an answer that is streamed; 
 shows that the booking is computed; by the good end of its answer. Then the prompt becomes the newest use of
 the server's cache, and the request counts. If the server refuses the request, or if it ends earlier, the
 guess is dropped. Then everything is as if the request had never come. Nothing is assumed of a prompt that is
-certainly too long for its server.
+certainly too long for its server. What does not fit into `GUESSED_SHARE` of the server's cache is not
+written, so the newest guess is the first to go.
 
 Each guess is settled once. Requests of other pickers have guesses too (`sharing.listener`), which are settled
 as these pickers report. Synchronous; the picker owns the object.
@@ -19,19 +20,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from epp.base.types import ChunkHash
+from epp.base.types import ChunkHash, EndpointName
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, Booking, EndpointState
 from epp.picker.endpoints.fleet import Fleet
-from epp.picker.events import Guess, Listener, Pick, PrefillJob, Proved
+from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
-from epp.picker.prefix_index import guesses
-from epp.picker.prefix_index.table import NOTHING, Recorded
+from epp.picker.prefix_index.table import NOTHING, Mirror, PrefixTable, Recorded, Run
+from epp.picker.prefix_index.upkeep import disown
 from epp.picker.scheduling.schedule import Rule
 from epp.picker.server_caches import Prompt, ServerCaches
 
 _CERTAINLY: Final = 1.5
 """A prompt is certainly too long if the estimate of its tokens is more than this many times what the server
 can take."""
+GUESSED_SHARE: Final = 0.5
+"""Largest part of a server's capacity, and of the table's entries, that guesses may take."""
 _MOST_DOUBTED: Final = 64
 """The most answers of one server that wait for its next page."""
 
@@ -66,7 +69,7 @@ class Guesses:
             chain = []
         if adapter:
             booking.loads = state.expect_adapter(adapter)
-        entries = guesses.guess(table, name, chain) if chain else None
+        entries = guess_chain(table, name, chain) if chain else None
         return Guess(state, state.process, chain, booking, adapter, table, entries)
 
     def holds(self, guess: Guess) -> bool:
@@ -88,9 +91,11 @@ class Guesses:
             slots = self._caches.spec.lora.slots_per_endpoint
             guess.booking.loads |= guess.state.use_adapter(guess.adapter, most=slots, now=now)
         if not self.holds(guess):
-            guesses.drop(guess.table, guess.entries)
+            drop_guess(guess.table, guess.entries)
             return NOTHING
-        return guesses.prove(guess.table, guess.state.endpoint.name, guess.chain, guess.entries, now=now)
+        recorded = guess.table.record(guess.state.endpoint.name, guess.chain, now=now)
+        drop_guess(guess.table, guess.entries)
+        return recorded
 
     def drop(self, guess: Guess) -> None:
         """Take in that the server has not computed the prompt, and will not."""
@@ -99,7 +104,7 @@ class Guesses:
         guess.open = False
         if guess.adapter and self._same_process(guess):
             guess.state.settle_adapter(guess.adapter)
-        guesses.drop(guess.table, guess.entries)
+        drop_guess(guess.table, guess.entries)
 
     def used(self, guess: Guess, *, now: float) -> None:
         """Take in that a proven request has ended: servers order their blocks by the time when they are
@@ -167,7 +172,7 @@ class Guesses:
         self._awaited.pop(pick.booking, None)
         for rule in self.rules:
             rule.ended(pick.sent, computed=False)
-        guesses.drop(pick.guess.table, pick.guess.entries)
+        drop_guess(pick.guess.table, pick.guess.entries)
         pick.guess.entries = None
         doubted = self._doubted.setdefault(pick.state, deque())
         doubted.append((now, pick))
@@ -232,3 +237,67 @@ class Guesses:
 
     def _same_process(self, guess: Guess) -> bool:
         return guess.state.process == guess.process
+
+
+# -- what guesses write into the table -----------------------------------------------------------------------
+
+
+def guess_chain(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash]) -> GuessedEntries | None:
+    """Assume that the server will hold the chain, or the part of it for which there is room. None: nothing is
+    written, since the server has left, has no room, or has a cache that is smaller than the chain.
+    """
+    mirror = table.taking(name)
+    if mirror is None or table.size_bytes(0, len(chain)) > mirror.capacity_bytes:
+        return None
+    most = _most_chunks(table, mirror, chain)
+    runs = table.whole_path(chain if most == len(chain) else chain[:most])
+    if not runs:
+        return None
+    counts = mirror.guessed
+    for run in runs:
+        known = counts.get(run, 0)
+        counts[run] = known + 1
+        if not known and run not in mirror.last_use:
+            table.own(mirror, run)
+            mirror.guessed_bytes += table.size_bytes(run.start, run.end)
+            table.guessed_entries += len(run.hashes)
+    return GuessedEntries(mirror, counts, runs[-1])
+
+
+def drop_guess(table: PrefixTable, guess: GuessedEntries | None) -> None:
+    """Remove what is only held for this guess."""
+    if guess is None or guess.mirror.guessed is not guess.counts:
+        return
+    mirror, counts = guess.mirror, guess.counts
+    run: Run | None = guess.leaf
+    left: list[Run] = []
+    while run is not None:
+        above = run.parent
+        if counts[run] > 1:
+            counts[run] -= 1
+            left.append(run)
+        else:
+            del counts[run]
+            if run in mirror.last_use:
+                left.append(run)
+            else:
+                mirror.guessed_bytes -= table.size_bytes(run.start, run.end)
+                table.guessed_entries -= len(run.hashes)
+                disown(table, mirror, run)
+        run = above
+    table.mend(left[::-1])
+
+
+def _most_chunks(table: PrefixTable, mirror: Mirror, chain: Sequence[ChunkHash]) -> int:
+    """Return how many chunks of the chain may be written: those that the mirror holds, and those for which
+    there is room.
+    """
+    room_bytes = int(GUESSED_SHARE * mirror.capacity_bytes) - mirror.guessed_bytes
+    room = int(GUESSED_SHARE * table.max_entries) - table.guessed_entries
+    if table.size_bytes(0, len(chain)) <= room_bytes and len(chain) <= room:
+        return len(chain)
+    runs, covered = table.path(chain)
+    while runs and not runs[-1].holders & mirror.bit:
+        covered = runs.pop().start
+    by_bytes = table.schedule.chunks_in(table.schedule.end_bytes(covered) + max(0, room_bytes))
+    return min(len(chain), by_bytes, covered + max(0, room))

@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 )
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.guesses import GUESSED_SHARE, GuessedEntries, drop, guess, prove
+from epp.picker.events import GuessedEntries
+from epp.picker.guesses import GUESSED_SHARE, drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
@@ -253,7 +254,8 @@ class TableMachine(RuleBasedStateMachine):
         self, name: EndpointName, chain: list[ChunkHash], guessed: GuessedEntries | None, *, step_s: float
     ) -> None:
         now = self.tick(step_s)
-        recorded = prove(self.table, name, chain, guessed, now=now)
+        recorded = self.table.record(name, chain, now=now)
+        drop_guess(self.table, guessed)
         added = self.model.record(name, chain, now=now) if self.live(name) else []
         assert recorded.added == len(added)
         assert chain[recorded.held :] == added or not added
@@ -261,7 +263,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(target=handles, name=names, prompt=prompts() | seen)
     def guess(self, name: EndpointName, prompt: bytes) -> Handle | MultipleResults[Handle]:
         chain = self.chain(prompt)
-        guessed = guess(self.table, name, chain)
+        guessed = guess_chain(self.table, name, chain)
         if not self.live(name):
             assert guessed is None
             return multiple()
@@ -275,7 +277,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(handle=consumes(handles))
     def guess_is_dropped(self, handle: Handle) -> None:
-        drop(self.table, handle[2])
+        drop_guess(self.table, handle[2])
         self.model.drop(handle[3])
 
     @rule(name=names, prompt=prompts() | seen, step_s=steps_s)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.guesses import drop, guess
+from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, evict
@@ -40,11 +40,11 @@ def test_no_sequence_of_forged_chains_breaks_the_table(
             recorded = table.record(name, chain, now=now)
             assert table.match(chain).get(name, 0) >= recorded.held + recorded.added
         elif step == "guess":
-            guesses.append(guess(table, name, chain))
+            guesses.append(guess_chain(table, name, chain))
         elif step == "touch":
             table.touch(name, chain, now=now)
         elif step == "drop" and guesses:
-            drop(table, guesses.pop(len(chain) % len(guesses)))
+            drop_guess(table, guesses.pop(len(chain) % len(guesses)))
         elif step == "evict":
             evict(table, now)
             assert table.entries <= 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.picker.prefix_index.guesses import drop, guess
+from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.upkeep import add_endpoint, clear_endpoint, drop_endpoint, evict
 from tests.unit.picker.prefix_index.tables import A, chain, new_table
@@ -11,7 +11,7 @@ from tests.unit.picker.prefix_index.tables import A, chain, new_table
 def test_a_guess_matches_at_once_and_evicts_nothing_that_is_proven() -> None:
     table = new_table(A, capacity_bytes=8)
     table.record(A, chain("abcdefgh"), now=1)
-    guess(table, A, chain("ab1234"))
+    guess_chain(table, A, chain("ab1234"))
     evict(table, 2)
     assert table.match(chain("abcdefgh")) == {A: 8}
     assert table.match(chain("ab1234")) == {A: 6}
@@ -21,7 +21,7 @@ def test_a_guess_matches_at_once_and_evicts_nothing_that_is_proven() -> None:
 def test_guesses_take_half_of_a_cache_and_the_newest_goes_first() -> None:
     table = new_table(A, capacity_bytes=8)
     for text, fits in (("abc", 3), ("xyz", 1), ("uvw", 0), ("abcd", 3)):
-        guess(table, A, chain(text))
+        guess_chain(table, A, chain(text))
         assert table.match(chain(text)).get(A, 0) == fits, text
     check_integrity(table)
 
@@ -29,15 +29,15 @@ def test_guesses_take_half_of_a_cache_and_the_newest_goes_first() -> None:
 def test_a_guess_is_void_after_a_restart_or_a_departure() -> None:
     table = new_table(A)
     table.record(A, chain("a"), now=1)
-    before_restart = guess(table, A, chain("abc"))
+    before_restart = guess_chain(table, A, chain("abc"))
     clear_endpoint(table, A)
     assert table.match(chain("abc")) == {}
-    before_departure = guess(table, A, chain("abc"))
-    drop(table, before_restart)
+    before_departure = guess_chain(table, A, chain("abc"))
+    drop_guess(table, before_restart)
     assert table.match(chain("abc")) == {A: 3}
     drop_endpoint(table, A)
     add_endpoint(table, A, capacity_bytes=10)
-    guess(table, A, chain("abc"))
-    drop(table, before_departure)
+    guess_chain(table, A, chain("abc"))
+    drop_guess(table, before_departure)
     assert table.match(chain("abc")) == {A: 3}
     check_integrity(table)

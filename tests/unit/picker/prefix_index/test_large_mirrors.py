@@ -9,7 +9,7 @@ import random
 import pytest
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.prefix_index.guesses import drop, guess
+from epp.picker.guesses import drop_guess, guess_chain
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.reported import credit
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
@@ -87,7 +87,7 @@ def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable
 def test_the_table_stays_consistent_whatever_happens_during_a_removal(
     table: PrefixTable, *, leaves: bool
 ) -> None:
-    guesses = [guess(table, A, numbered_chain(n, more=b"xy")) for n in range(40)]
+    guesses = [guess_chain(table, A, numbered_chain(n, more=b"xy")) for n in range(40)]
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:
         drop_endpoint(table, A)
@@ -97,7 +97,7 @@ def test_the_table_stays_consistent_whatever_happens_during_a_removal(
     for n in range(40):
         now += 1
         found = numbered_chain(rng.randrange(MANY), more=rng.choice([b"", b"x", b"xyz"]))
-        drop(table, guesses[n])
+        drop_guess(table, guesses[n])
         table.touch(A, found, now=now)
         forget(table, A, found, keep=0, as_of=now)
         credit(table, A, found, now=now)
