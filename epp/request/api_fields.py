@@ -85,6 +85,10 @@ class Generate(AnyBody, gc=False):
     token_ids: Raw = NO_RAW
 
 
+class Named(Struct, gc=False):
+    id: Raw = NO_RAW
+
+
 class Other(Struct, gc=False):
     model: Raw = NO_RAW
     input_file_id: Raw = NO_RAW
@@ -132,4 +136,5 @@ DECODE_GENERATE: Final = _decoder(Generate)
 DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
 DECODE_API_FIELDS: Final = msgspec.json.Decoder(ApiFields)
+DECODE_NAMED: Final = msgspec.json.Decoder(Named)
 DECODE_OTHER: Final = msgspec.json.Decoder(Other)

@@ -16,11 +16,6 @@ import re
 from hashlib import blake2b
 from typing import Final
 
-import msgspec
-from msgspec import Raw, Struct
-
-from epp.request.jsontext import NO_RAW, first_byte
-
 MAX_NAME_CHARS: Final = 1024
 """The endpoints file allows no longer names of adapters. So no server has a longer name."""
 
@@ -28,9 +23,6 @@ MAX_TENANT_CHARS: Final = 255
 """Longest name of a tenant. Tenants' names go to other pickers, which accept at most one character more."""
 
 _DIGEST_BYTES: Final = 16
-_MOST_JSON_BYTES: Final = 12 * MAX_NAME_CHARS + 2
-"""Longest JSON of a name that is kept: each letter may be two escapes."""
-_DECODE = msgspec.json.Decoder(str)
 
 
 def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
@@ -43,19 +35,6 @@ def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
     return f"{name[: most_chars - len(digest)]}~{digest}"
 
 
-def name_in(value: Raw) -> str | None:
-    """Return a JSON string as a name. None: it is not a string. A long name is not decoded. Raises
-    DecodeError if the string is malformed.
-    """
-    json = memoryview(value)
-    if not json or json[0] != ord('"'):
-        return None
-    if len(json) <= _MOST_JSON_BYTES:
-        return bounded_name(_DECODE.decode(value))
-    start = bytes(json[1:MAX_NAME_CHARS]).decode("ascii", "replace")
-    return bounded_name(start + blake2b(json, digest_size=_DIGEST_BYTES).hexdigest())
-
-
 def is_digest(name: str) -> bool:
     """Return whether `bounded_name` replaced the name, so that the name as it was sent is not known any
     more.
@@ -63,18 +42,10 @@ def is_digest(name: str) -> bool:
     return len(name) > MAX_NAME_CHARS
 
 
-_BRACE: Final = ord("{")
 _COLLECTIONS: Final = ("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches")
 
 _MOST_PREFIX: Final = 4
 """Most parts of a path that a gateway may put before the API's own."""
-
-
-class _Named(Struct, gc=False):
-    id: Raw = NO_RAW
-
-
-_DECODE_NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 def id_in_path(path: str) -> str:
@@ -90,18 +61,6 @@ def id_in_path(path: str) -> str:
 def makes_state(path: str) -> bool:
     """Return whether a POST to this path makes an object, whose id its answer has."""
     return path.partition("?")[0].rstrip("/").endswith(_COLLECTIONS)
-
-
-def id_in_body(*values: Raw) -> str:
-    """Return the first id in these fields of a body: a text, or an object with an `id`. Empty: there is none.
-    Raises DecodeError if a field is malformed.
-    """
-    for value in values:
-        if name := name_in(value):
-            return name
-        if first_byte(value) == _BRACE and (name := name_in(_DECODE_NAMED.decode(value).id)):
-            return name
-    return ""
 
 
 _SEARCHED_BYTES: Final = 32_768

@@ -15,6 +15,7 @@ Called by the ext_proc state machine for each request; pure and synchronous.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -31,6 +32,7 @@ from epp.request.api_fields import (
     DECODE_EMBEDDINGS,
     DECODE_GENERATE,
     DECODE_MESSAGES,
+    DECODE_NAMED,
     DECODE_OTHER,
     DECODE_RESPONSES,
     SHAPING_CHAT,
@@ -50,7 +52,7 @@ from epp.request.canonical import (
     render_items,
     render_messages,
 )
-from epp.request.client_names import bounded_name, id_in_body, is_form, model_in_form, name_in
+from epp.request.client_names import MAX_NAME_CHARS, bounded_name, is_form, model_in_form
 from epp.request.jsontext import (
     MOST_BYTES,
     MOST_UNITS,
@@ -69,6 +71,11 @@ NOT_UNDERSTOOD: Final = "not_understood"
 
 _QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
+
+_BRACE = ord("{")
+_MOST_NAME_BYTES: Final = 12 * MAX_NAME_CHARS + 2
+"""Longest JSON of a name that is kept: each letter may be two escapes."""
+_DECODE_NAME: Final = msgspec.json.Decoder(str)
 
 _READ_BY_PYTHON: Final = (b"NaN", b"Infinity", b"\0", b"\\ud", b"\\uD")
 """Only JSON with one of these may be read by Python's decoder and not by ours: UTF-16 has zeros, and half of
@@ -203,6 +210,32 @@ def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceReque
 def _is_media(body: Body) -> bool:
     """Return whether the body is a form or an upload, not JSON."""
     return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
+
+
+def name_in(value: Raw) -> str | None:
+    """Return a JSON string as a name. None: it is not a string. A long name is not decoded. Raises
+    DecodeError if the string is malformed.
+    """
+    json = memoryview(value)
+    if not json or json[0] != _QUOTE:
+        return None
+    if len(json) <= _MOST_NAME_BYTES:
+        name = _DECODE_NAME.decode(value)
+        return name if len(name) <= MAX_NAME_CHARS else bounded_name(name)
+    start = bytes(json[1:MAX_NAME_CHARS]).decode("ascii", "replace")
+    return bounded_name(start + blake2b(json, digest_size=16).hexdigest())
+
+
+def id_in_body(*values: Raw) -> str:
+    """Return the first id in these fields of a body: a text, or an object with an `id`. Empty: there is none.
+    Raises DecodeError if a field is malformed.
+    """
+    for value in values:
+        if name := name_in(value):
+            return name
+        if first_byte(value) == _BRACE and (name := name_in(DECODE_NAMED.decode(value).id)):
+            return name
+    return ""
 
 
 def _parse_chat(body: Body) -> InferenceRequest:
