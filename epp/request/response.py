@@ -114,30 +114,21 @@ class ResponseReader:
     def __init__(self, *, kind: ApiKind, content_type: str, content_encoding: str) -> None:
         media_type = content_type.partition(";")[0].strip().lower()
         plain = content_encoding.strip().lower() in ("", "identity") and kind is not ApiKind.OTHER
+        is_json = media_type == "application/json" or media_type.endswith("+json")
+        events = EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
         self._kind = kind
-        self._events = (
-            EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
-            if media_type == "text/event-stream" and plain
-            else None
-        )
-        self._json = (
-            bytearray()
-            if plain and (media_type == "application/json" or media_type.endswith("+json"))
-            else None
-        )
+        self._events = events if plain and media_type == "text/event-stream" else None
+        self._json = bytearray() if plain and is_json else None
         self._generated = False
         self._finished = False
         """Whether the answer says why it ends, though perhaps without a token."""
-        self._made = ""
-        self._error: int | None = None
         self._complete = False
         """Whether the answer's own end came."""
+        self._error: int | None = None
         self._first_token_at: float | None = None
-        self._prompt_tokens: int | None = None
-        self._cached_tokens: int | None = None
-        self._completion_tokens: int | None = None
-        self._fresh_tokens: int | None = None
-        self._stored_tokens: int | None = None
+        self._usage: dict[str, int] = {}
+        """The last count that came under each name."""
+        self._made = ""
 
     def feed(self, piece: bytes, *, now: float) -> None:
         if self._events is not None:
@@ -158,11 +149,21 @@ class ResponseReader:
                 self._on_event(data)
         elif self._json is not None:
             self._on_json(bytes(self._json))
+        counts = self._usage.get
+        prompt_tokens, cached_tokens = (
+            counts("prompt_tokens", counts("input_tokens")),
+            counts("cached_tokens"),
+        )
+        if self._kind is ApiKind.MESSAGES:
+            # Anthropic counts tokens read from the cache, tokens written to it, and all others.
+            prompt_tokens, cached_tokens = counts("input_tokens"), counts("cache_read_input_tokens")
+            if prompt_tokens is not None:
+                prompt_tokens += (cached_tokens or 0) + counts("cache_creation_input_tokens", 0)
         return ResponseFeedback(
             first_token_at=self._first_token_at,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            completion_tokens=self._completion_tokens,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            completion_tokens=counts("completion_tokens", counts("output_tokens")),
             made=self._made,
             told=self._told(),
         )
@@ -224,30 +225,24 @@ class ResponseReader:
 
     def _on_usage(self, holder: dict[str, object]) -> None:
         usage = _object(holder.get("usage"))
-        if not usage:
-            return
-        if self._kind is ApiKind.MESSAGES:
-            self._on_messages_usage(usage)
-            return
         details = _object(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
-        self._prompt_tokens = _first(
-            usage.get("prompt_tokens"), usage.get("input_tokens"), self._prompt_tokens
-        )
-        self._cached_tokens = _first(details.get("cached_tokens"), self._cached_tokens)
-        self._completion_tokens = _first(
-            usage.get("completion_tokens"), usage.get("output_tokens"), self._completion_tokens
-        )
-
-    def _on_messages_usage(self, usage: dict[str, object]) -> None:
-        """Anthropic counts tokens read from the cache, tokens written to it, and all others."""
-        self._fresh_tokens = _first(usage.get("input_tokens"), self._fresh_tokens)
-        self._cached_tokens = _first(usage.get("cache_read_input_tokens"), self._cached_tokens)
-        self._stored_tokens = _first(usage.get("cache_creation_input_tokens"), self._stored_tokens)
-        if self._fresh_tokens is not None:
-            self._prompt_tokens = self._fresh_tokens + (self._cached_tokens or 0) + (self._stored_tokens or 0)
-        self._completion_tokens = _first(usage.get("output_tokens"), self._completion_tokens)
+        for name, value in (*usage.items(), ("cached_tokens", details.get("cached_tokens"))):
+            counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
+            if name in _COUNTS and counts:
+                self._usage[name] = cast("int", value)
 
 
+_COUNTS = frozenset(
+    (
+        "prompt_tokens",
+        "input_tokens",
+        "cached_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+        "completion_tokens",
+        "output_tokens",
+    )
+)
 _GENERATED_KEYS = (
     "content",
     "reasoning_content",
@@ -300,13 +295,3 @@ def _object(value: object) -> dict[str, object]:
 
 def _objects(value: object) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _count(value: object) -> int | None:
-    """Return a number of tokens. None: the value is none."""
-    counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
-    return cast("int", value) if counts else None
-
-
-def _first(*values: object) -> int | None:
-    return next((count for count in map(_count, values) if count is not None), None)
