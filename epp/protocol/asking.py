@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 import msgspec
@@ -238,6 +239,21 @@ def ask(
         makes_state=inference.kind in _KEEPING and inference.stores and makes_state(head.path),
     )
     return Asked(question, head, only_once, changed)
+
+
+def longest_wait_s(slot: Slot, question: Question, modes: Modes, settings: StreamSettings) -> float:
+    """Return how many seconds the data plane can wait for the answer to `slot`. 0: the answer must come now.
+
+    With full duplex, no message is due before the answer to the headers. With BUFFERED, the picker asks for
+    more time once, or the request waits within the data plane's time-out. In the other modes the data plane
+    would go on without the picker, or would stop reading. A request without a prompt costs its server next to
+    nothing, and goes at once.
+    """
+    if not question.inference.prompt:
+        return 0.0
+    if modes.request_body.echoed:
+        return inf
+    return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
 
 
 def _read_body(path: str, body: bytes | memoryview, *, partial: bool, hurried: bool) -> InferenceRequest:

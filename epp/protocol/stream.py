@@ -9,7 +9,8 @@ Harmless events in a wrong order are accepted and reported to the picker's liste
 events in a wrong order raise a StreamProtocolError.
 
 `asking` reads the head, makes the question of head and body, and makes the answer of question and pick. The
-picker or flow control (`waiting`) decides. `answers` knows the refusals, and which answers the picker reads.
+picker or flow control (`picker.gate`) decides. If flow control holds a request, its canonical prompt stays in
+memory, and with full duplex its body too. `answers` knows the refusals, and which answers the picker reads.
 
 Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
 is answered.
@@ -18,13 +19,18 @@ is answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from epp.base.errors import BlockedPathError, BodyTooLargeError, PickError
 from epp.base.types import InferenceRequest
+from epp.config.dialects import WAIT_SHARE
 from epp.picker.decision import Outcome
 from epp.picker.events import Pick, ProtocolFault, Refused
+from epp.picker.gate import Gate
+from epp.picker.model_queue import WaitingRequest
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.picker.unserved import UnservedRequest
 from epp.protocol.answers import answer_to_headers, model_list, reader_of, refused
 from epp.protocol.asking import (
     NO_BODY,
@@ -38,6 +44,7 @@ from epp.protocol.asking import (
     answer_status,
     ask,
     head_of,
+    longest_wait_s,
 )
 from epp.protocol.header_names import RESERVED, read_address
 from epp.protocol.http_events import (
@@ -46,6 +53,7 @@ from epp.protocol.http_events import (
     Answer,
     Body,
     BodyMode,
+    Delay,
     Event,
     Modes,
     RequestBody,
@@ -59,7 +67,6 @@ from epp.protocol.http_events import (
     passed_on,
     pieces,
 )
-from epp.protocol.waiting import WaitingStream, offer
 from epp.request.response import ResponseReader
 
 _SILENT: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -116,8 +123,10 @@ class HttpStream:
         """The pieces of a body whose headers are not answered yet."""
         self._request_ended = False
         """Whether no more pieces of the request's body come."""
-        self._waiting: WaitingStream | None = None
-        """Set while flow control holds the request."""
+        self._waiting: tuple[WaitingRequest | UnservedRequest, Asked, Slot, Sequence[Action]] | None = None
+        """Set while flow control holds the request: the request there, what is asked, the message whose
+        answer carries the pick, and the answers that follow it.
+        """
         self._reader: ResponseReader | None = None
         """Set while the picker learns from the answer's body as it streams by."""
 
@@ -239,8 +248,8 @@ class HttpStream:
     def _drop(self) -> None:
         """Stop waiting, and drop the body that was held."""
         waiting, self._waiting, body, self._body = self._waiting, None, self._body, None
-        if waiting is not None:
-            waiting.leave()
+        if waiting is not None and self._context.gate is not None:
+            self._context.gate.leave(waiting[0])
         if body is not None:
             body.drop()
 
@@ -382,15 +391,32 @@ class HttpStream:
                 after = (*self._back(back, end_of_stream=ends), *after)
             if gate is None or not picker.flow_decides or hurried or head.asks_only:
                 return self._picked(asked, slot, picker.pick(asked.question, now=now), after)
-            offered = offer(gate, asked, self._on_decided, context=context, slot=slot, modes=modes, now=now)
+            return self._offer(gate, asked, slot, after, now=now)
         except PickError as error:
             return self._refuse(error)
+
+    def _offer(
+        self, gate: Gate, asked: Asked, slot: Slot, after: Sequence[Action], *, now: float
+    ) -> Sequence[Action]:
+        """Ask flow control, which may pick, or let the request wait. Raises PickError."""
+        question, modes, settings = asked.question, self._modes, self._context.settings
+        longest_s = longest_wait_s(slot, question, modes, settings)
+        if longest_s <= 0 or not gate.on:
+            return self._picked(asked, slot, self._context.picker.pick(question, now=now), after)
+        keeps_body = asked.changed_body is not None or modes.request_body.echoed
+        offered = gate.offer(
+            question,
+            asked.head.claim,
+            self._on_decided,
+            size_bytes=question.inference.held_bytes + (question.body_bytes if keeps_body else 0),
+            longest_s=WAIT_SHARE * longest_s,
+            now=now,
+        )
         if isinstance(offered, Pick):
             return self._picked(asked, slot, offered, after)
-        self._waiting = offered
-        offered.after = after
+        self._waiting = (offered, asked, slot, after)
         self._enter(Phase.WAITING)
-        return offered.delays
+        return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
 
     def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
         """Send or refuse a request that waited, as flow control has decided."""
@@ -400,7 +426,8 @@ class HttpStream:
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            self._deliver(self._picked(waiting.asked, waiting.slot, decided, waiting.after))
+            _, asked, slot, after = waiting
+            self._deliver(self._picked(asked, slot, decided, after))
 
     def _picked(self, asked: Asked, slot: Slot, pick: Pick, after: Sequence[Action]) -> Sequence[Action]:
         self._enter(Phase.SENT)

@@ -157,18 +157,18 @@ class FlowControl(Generic[T]):
             self._charge(flow, forecast, now=now)
             return flow
         deadline = now + left_s
+        ttl_s = settings.ttl_by_priority.get(str(priority), settings.ttl_seconds)
+        place = now + (PATIENCE * forecast.own_s if settings.order == "Shortest" else 0.0)
         item = QueueItem(
-            payload,
-            number=next(self._numbers),
+            payload=payload,
+            key=(place, next(self._numbers)),
             priority=priority,
             tenant=flow.tenant,
             size_bytes=size_bytes,
             tokens=max(1, forecast.tokens),
             arrived_at=now,
             deadline=deadline,
-            expires_at=now
-            + min(longest_s, settings.ttl_by_priority.get(str(priority), settings.ttl_seconds)),
-            place=now + (PATIENCE * forecast.own_s if settings.order == "Shortest" else 0.0),
+            expires_at=now + min(longest_s, ttl_s),
         )
         victims = self._queues.admit(item)
         if item in victims:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
@@ -36,56 +37,30 @@ _MOST_SHED = 64
 _BY_KEY = attrgetter("key")
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class QueueItem(Generic[T]):
     """A waiting request. Everybody may read it. Only `control` and this module write it."""
 
-    __slots__ = (
-        "arrived_at",
-        "deadline",
-        "expires_at",
-        "key",
-        "look_at",
-        "number",
-        "payload",
-        "priority",
-        "size_bytes",
-        "tenant",
-        "tokens",
-        "waits",
-    )  # fmt: skip
+    payload: T
+    key: tuple[float, int]
+    """The place among the requests of its tenant, and the number of the request in order of arrival."""
+    priority: int
+    tenant: str
+    """The name under which the share is charged: the name of the tenant, or `OTHERS`."""
+    size_bytes: int
+    tokens: int
+    """Tokens to compute, as forecast when the request came."""
+    arrived_at: float
+    deadline: float
+    """When the first token is due; inf: no deadline."""
+    expires_at: float
+    look_at: float = 0.0
+    """The search passes over the request until then, because its server is predicted to be busy."""
+    waits: bool = False
 
-    def __init__(
-        self,
-        payload: T,
-        *,
-        number: int,
-        priority: int,
-        tenant: str,
-        size_bytes: int,
-        tokens: int,
-        arrived_at: float,
-        deadline: float,
-        expires_at: float,
-        place: float = 0.0,
-    ) -> None:
-        self.payload = payload
-        self.number = number
-        """The number of the request in order of arrival."""
-        self.priority = priority
-        self.tenant = tenant
-        """The name under which the share is charged: the name of the tenant, or `OTHERS`."""
-        self.size_bytes = size_bytes
-        self.tokens = tokens
-        """Tokens to compute, as forecast when the request came."""
-        self.arrived_at = arrived_at
-        self.deadline = deadline
-        """When the first token is due; inf: no deadline."""
-        self.expires_at = expires_at
-        self.key = (place, number)
-        """The place among the requests of its tenant."""
-        self.look_at = 0.0
-        """The search passes over the request until then, because its server is predicted to be busy."""
-        self.waits = False
+    @property
+    def number(self) -> int:
+        return self.key[1]
 
 
 class QueueLoad:

@@ -146,8 +146,8 @@ def an_item(
 ) -> QueueItem[Ask]:
     """Return the item of a request that came at time 0."""
     return QueueItem(
-        ask,
-        number=number,
+        payload=ask,
+        key=(0.0, number),
         priority=priority,
         tenant=tenant,
         size_bytes=0,
