@@ -6,21 +6,15 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from epp.base.types import SERVER_HEADERS
-from epp.config.policy import load_policy
 from epp.config.settings import Config, load_config
-from epp.serve.envoy import files
-from epp.serve.envoy.bootstrap import bootstrap
-from epp.serve.preflight import contradictions
 from tests.charts.rendering import (
     GATEWAY,
     Helm,
@@ -214,58 +208,11 @@ def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tm
     assert behind.envoy.tracing is None, "the chart does not write the configuration of that Envoy"
 
 
-@pytest.mark.envoy
-def test_envoy_starts_with_the_bootstrap_that_the_init_container_makes(helm: Helm, tmp_path: Path) -> None:
-    config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)
-    document = yaml.safe_load(bootstrap(config))
-    ports = [
-        each["address"]["socket_address"]["port_value"] for each in document["static_resources"]["listeners"]
-    ]
-    spec = of_kind(helm.render_set(value_set("gateway-production")), "Deployment")["spec"]["template"]["spec"]
-    assert [port["containerPort"] for port in spec["containers"][0]["ports"]] == ports
-    assert document["admin"]["address"]["socket_address"]["address"] == "127.0.0.1"
-    for name in (files.GATEWAY_IDENTITY, files.CLIENT_TRUST):
-        assert files.secret_path(config, name).startswith("/run/prefix-gateway/"), (
-            "both containers see this folder"
-        )
-
-
 def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> None:
     values = {"config": {"envoy": {"maxBodyBytes": 70000}, "admin": {"keepDecisions": 5}, "drainSeconds": 1}}
     config = config_of(helm.render(GATEWAY, values), tmp_path)
     assert (config.envoy.max_body_bytes, config.admin.keep_decisions, config.drain_seconds) == (70000, 5, 1)
     assert config.envoy.eds_file == "/run/prefix-gateway/eds.json", "values that were not set stay"
-
-
-def waiting(provider: str, **envoy: Any) -> dict[str, Any]:
-    return behind(provider, route=True) | {"config": {"envoy": envoy}}
-
-
-@pytest.mark.parametrize(
-    ("values", "remark"),
-    [
-        ({}, ""),
-        ({"config": {"envoy": {"maxMessageTimeoutSeconds": 5}}}, "with envoy a request .* after 4.5 s"),
-        (waiting(""), "an unknown gateway .* no request with a buffered body waits"),
-        (waiting("", maxMessageTimeoutSeconds=60), ""),
-        (waiting("envoy-gateway"), "after 0.9 s, nine tenths of envoy.messageTimeoutSeconds"),
-        (waiting("envoy-gateway", messageTimeoutSeconds=40), ""),
-        (waiting("istio"), ""),
-        (waiting("ai-gateway"), ""),
-        (waiting("agentgateway"), ""),
-        (waiting("gke"), ""),
-        (waiting("nginx"), "nginx does not wait for the body"),
-    ],
-)
-def test_a_wait_that_is_longer_than_the_gateway_allows_is_named(
-    helm: Helm, tmp_path: Path, values: dict[str, Any], remark: str
-) -> None:
-    objects = helm.render(GATEWAY, {**values, "policy": {"flow": {"mode": "Hold"}}})
-    config = config_of(objects, tmp_path)
-    written = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-policy")["data"]["policy.yaml"]
-    said = list(contradictions(config, load_policy(written.encode(), source="policy.yaml")))
-    assert len(said) == bool(remark), said
-    assert re.search(remark, "".join(said))
 
 
 @pytest.mark.parametrize(("limit", "heap"), [("1Gi", 858993459), ("1.5Gi", 1288490188), ("2G", 1600000000)])

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.charts import addon_crds
-from tests.charts.rendering import GATEWAY, MODEL_SERVER, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
+from tests.charts.rendering import GATEWAY, REPOSITORY, VALUE_SETS, Helm, containers, pod_specs
 from tests.cluster_env.control_plane import ControlPlane
 
 pytest_plugins = ["tests.charts.fixtures"]
@@ -84,15 +84,6 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
         assert {word for word in words if word.startswith(("deployment/", "service/"))} <= made, words
         if "-c" in words:
             assert words[words.index("-c") + 1] in inside, words
-
-
-def test_values_that_are_named_exist() -> None:
-    values = "".join((chart / "values.yaml").read_text() for chart in (GATEWAY, MODEL_SERVER))
-    for name in re.findall(
-        r"`((?:sharing|tls|monitoring|networkPolicy|drain|gateway|picker|envoy)\.[\w.]+)`", PAGE
-    ):
-        for part in name.split("."):
-            assert re.search(rf"\b{part}\b", values), name
 
 
 def test_the_page_names_the_alerts_as_they_are() -> None:

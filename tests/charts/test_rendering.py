@@ -20,7 +20,6 @@ from tests.charts.rendering import (
     of_kind,
     pod_of,
     pod_specs,
-    value_set,
 )
 from tests.cluster_env import environment
 
@@ -133,29 +132,10 @@ def test_changed_configuration_restarts_pods_and_changed_policy_does_not(helm: H
     assert checksum({"config": {"log": {"level": "debug"}}}) != checksum({})
 
 
-def test_the_two_charts_find_each_other_without_a_value(helm: Helm) -> None:
-    pods = of_kind(helm.render_set(value_set("servers-simulated")), "Deployment")["spec"]["template"]
-    config = yaml.safe_load(
-        of_kind(helm.render(GATEWAY), "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
-    )
-    followed = config["kubernetes"]
-    assert followed["selector"].items() <= pods["metadata"]["labels"].items()
-    (server,) = pods["spec"]["containers"]
-    assert followed["targetPorts"] == [port["containerPort"] for port in server["ports"]]
+def test_model_servers_let_the_pods_of_the_gateway_in_without_a_value(helm: Helm) -> None:
     allowed = of_kind(helm.render(MODEL_SERVER), "NetworkPolicy")["spec"]["ingress"][0]["from"][0]
     gateway_pods = of_kind(helm.render(GATEWAY), "Deployment", "gateway-prefix-gateway")["spec"]["template"]
     assert allowed["podSelector"]["matchLabels"].items() <= gateway_pods["metadata"]["labels"].items()
-
-
-def test_replicas_share_one_table_unless_the_values_forbid_it(helm: Helm) -> None:
-    objects = helm.render(GATEWAY)
-    config = yaml.safe_load(
-        of_kind(objects, "ConfigMap", "gateway-prefix-gateway-config")["data"]["config.yaml"]
-    )
-    service = of_kind(objects, "Service", "gateway-prefix-gateway-valkey")
-    assert config["sharing"]["redis"]["url"] == f"redis://{service['metadata']['name']}:6379/0"
-    without = helm.render(GATEWAY, {"sharing": {"enabled": False}})
-    assert not [each for each in without if each["metadata"]["name"].endswith("-valkey")]
 
 
 def test_each_rendering_makes_secrets_except_where_they_are_named(

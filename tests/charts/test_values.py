@@ -240,11 +240,6 @@ def switched(chart: Path, *, on: bool) -> dict[str, Any]:
     return values
 
 
-def test_both_charts_accept_the_global_values_of_a_parent_chart(helm: Helm) -> None:
-    for chart in (GATEWAY, MODEL_SERVER):
-        assert helm.render(chart, {"global": {"anything": 1}}), "helm hands `global` to every subchart"
-
-
 @pytest.mark.parametrize(
     ("values", "url"),
     [

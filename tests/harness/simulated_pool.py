@@ -82,10 +82,6 @@ class Servers:
     def __init__(self, port: int) -> None:
         self.port = port
         self.models: dict[str, Sequence[str]] = {}
-        self.running = 0
-        """The number of running requests that each page reports."""
-        self.looks = 0
-        """How often any of the pages was read so far."""
 
     def host(self, number: int) -> str:
         return f"127.1.{number // 250}.{number % 250 + 1}"
@@ -97,9 +93,8 @@ class Servers:
         return web.json_response({"object": "list", "data": [{"id": name} for name in models]})
 
     async def page(self, _: web.Request) -> web.Response:
-        self.looks += 1
         lines = {
-            "vllm:num_requests_running": self.running,
+            "vllm:num_requests_running": 0,
             "vllm:num_requests_waiting": 0,
             "vllm:kv_cache_usage_perc": 0,
             "vllm:prefix_cache_queries_total": 0,

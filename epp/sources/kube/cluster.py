@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -69,6 +69,7 @@ class Cluster:
         self._policies = PolicySet(service=settings.service, **here)
         self._rewrites = llmd.rewrites_in(settings.rewrites, **here)
         self._objectives = llmd.objectives_in(settings.objectives, **here)
+        self._claims: Sequence[Claims[Any]] = (self._policies, *self._objectives, *self._rewrites)
         self._outcome = ResolvedPolicies(acting=default, tried=None, statuses={})
         self._dirty = asyncio.Event()
 
@@ -87,8 +88,9 @@ class Cluster:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(pools.run(), name="watch of the pools and their pods")
-                for each in self._reflectors(access):
-                    group.create_task(keep("kubernetes", each.run), name=f"watch of the {each.what}")
+                for each in self._claims:
+                    run = self._reflector(access, each).run
+                    group.create_task(keep("kubernetes", run), name=f"watch of the {each.what}")
                 group.create_task(
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
                 )
@@ -102,14 +104,9 @@ class Cluster:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _reflectors(self, access: Access) -> Iterator[Reflector[Any]]:
-        """Yield a reflector for the policies, and one for each API group of objectives and rewrites that the
-        settings name. A cluster may have none of these groups.
-        """
-        sinks: tuple[Claims[Any], ...] = (self._policies, *self._objectives, *self._rewrites)
-        for each in sinks:
-            source = ListSource(each.what, each.kind, each.path, free_form=each.kind is PolicyObject)
-            yield Reflector(access, source, sink=each, on_change=self._use_changes)
+    def _reflector(self, access: Access, sink: Claims[Any]) -> Reflector[Any]:
+        source = ListSource(sink.what, sink.kind, sink.path, free_form=sink.kind is PolicyObject)
+        return Reflector(access, source, sink=sink, on_change=self._use_changes)
 
     def _use_changes(self) -> None:
         """Apply what has changed in a spec. A status, which we write ourselves, does not count."""

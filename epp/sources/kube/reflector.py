@@ -127,31 +127,23 @@ class Reflector(Generic[T]):
         self._object = msgspec.json.Decoder(source.kind)
         self.synced = False
 
-    @property
-    def what(self) -> str:
-        return self._source.what
-
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            started = loop.time()
+            started, asked_s = loop.time(), 0.0
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
-                if loop.time() - started >= _LIVED_S:
-                    self._pauses.reset()
-                    continue
-                pause_s = self._pauses.next_s()  # the watch ended at once, so do not ask again at once
             except ApiError as error:
-                if loop.time() - started >= _LIVED_S:
-                    self._pauses.reset()
+                asked_s = error.retry_after_s
                 if error.status == _GONE:
                     self._version = ""
                 else:
                     self._report(error)
-                pause_s = self._pauses.next_s(at_least_s=error.retry_after_s)
-            await asyncio.sleep(pause_s)
+            if loop.time() - started >= _LIVED_S:
+                self._pauses.reset()
+            await asyncio.sleep(self._pauses.next_s(at_least_s=asked_s))
 
     def check_integrity(self) -> None:
         assert self.synced or not self._version, "a version comes with a list"
