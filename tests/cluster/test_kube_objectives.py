@@ -127,6 +127,8 @@ async def site_gateway(
         running_site(plane, namespace, folder, servers=1, kubernetes=kubernetes) as site,
         grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel,
     ):
+        site.policies.apply("p", flow={"mode": "Hold"})  # without a queue no request has a priority
+        await site.wait_policy("p")
         site.servers.models[site.servers.host(0)] = [model]
         await site.pool.add(site.hosts(1))
         await site.wait_addresses(f"{site.servers.host(0)}:{site.servers.port}")
