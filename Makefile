@@ -99,8 +99,8 @@ conformance: $(VENV)/.dev ## test our picker against each rule of the endpoint p
 bench: $(VENV)/.dev ## measure the cost of a whole request (half a minute)
 	@$(BIN)/python -m bench.bench_path
 
-bench-caching: $(VENV)/.dev ## measure hit rates, eviction policies, free queues and block-manager CPU of the model server
-	@for b in hit_rate free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
+bench-caching: $(VENV)/.dev ## measure hit rates and eviction policies of the model server
+	@$(BIN)/python -m bench.model_server.bench_hit_rate
 
 bench-engine: engine-env ## measure the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)

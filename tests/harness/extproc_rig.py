@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Sampling
 from epp.picker.picker import Picker
+from epp.serve.envoy import files
 from epp.transport.server import ExtProcServer
-from tests.harness.envoy import ENVOY
+from tests.harness.envoy import bootstrap_document, running_envoy
+from tests.harness.gateway import as_endpoints, config_in
 from tests.harness.listening import WebServer
-from tests.harness.processes import connects, managed_process
+from tests.harness.ports import free_port
 from tests.harness.seen import Seen
 
-_EXT = "type.googleapis.com/envoy.extensions"
 _TRAILERS = {"request_trailer_mode": "SEND", "response_trailer_mode": "SEND"}
 _DUPLEX = "FULL_DUPLEX_STREAMED"
 MODES: dict[str, dict[str, Any]] = {
@@ -99,109 +101,40 @@ async def serve_upstream(request: web.Request) -> web.StreamResponse:
     return web.json_response(told)
 
 
-def filter_config(mode: str, epp_cluster: str) -> dict[str, Any]:
-    return {
-        "@type": f"{_EXT}.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": epp_cluster}},
-        "processing_mode": {"request_header_mode": "SEND", "response_header_mode": "SEND", **MODES[mode]},
-        "message_timeout": "3s",
-        "failure_mode_allow": False,
-        "allow_mode_override": True,
-        "response_attributes": ["upstream.address"],
-        "metadata_options": {
-            "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
-            "receiving_namespaces": {"untyped": ["envoy.lb"]},
-        },
-    }
-
-
-def listener(mode: str, port: int) -> dict[str, Any]:
-    manager = {
-        "@type": f"{_EXT}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": mode,
-        "http_protocol_options": {"enable_trailers": True},
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "v",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "models", "timeout": "0s"}}],
-                }
-            ]
-        },
-        "http_filters": [
-            {"name": "envoy.filters.http.ext_proc", "typed_config": filter_config(mode, "epp")},
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_EXT}.filters.http.router.v3.Router"},
-            },
-        ],
-    }
-    return {
-        "name": mode,
-        "address": address(port),
-        "per_connection_buffer_limit_bytes": BUFFER_LIMIT_BYTES,
-        "filter_chains": [
-            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-        ],
-    }
-
-
-def address(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-
-
-def cluster(name: str, ports: list[int], **more: Any) -> dict[str, Any]:
-    endpoints = [{"endpoint": {"address": address(p)}} for p in ports]
-    return {
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
-        **more,
-    }
-
-
-def policy_extension(name: str, **config: Any) -> dict[str, Any]:
-    kind = "".join(part.capitalize() for part in name.split("_"))
-    typed = {"@type": f"{_EXT}.load_balancing_policies.{name}.v3.{kind}", **config}
-    return {
-        "typed_extension_config": {"name": f"envoy.load_balancing_policies.{name}", "typed_config": typed}
-    }
-
-
-def bootstrap(ports: dict[str, int], upstreams: list[int], epp_port: int) -> dict[str, Any]:
-    override = policy_extension(
-        "override_host",
-        override_host_sources=[
-            {"metadata": {"key": "envoy.lb", "path": [{"key": "x-gateway-destination-endpoint"}]}}
-        ],
-        fallback_policy={"policies": [policy_extension("round_robin")]},
-    )
-    http2 = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": f"{_EXT}.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {}},
-        }
-    }
-    return {
-        "static_resources": {
-            "listeners": [listener(mode, port) for mode, port in ports.items()],
-            "clusters": [
-                cluster("models", upstreams, load_balancing_policy={"policies": [override]}),
-                cluster("epp", [epp_port], typed_extension_protocol_options=http2),
-            ],
-        }
-    }
-
-
 @contextlib.asynccontextmanager
-async def running_envoy(config: dict[str, Any], folder: Path, *, port: int) -> AsyncIterator[None]:
-    path = folder / "envoy.json"
-    path.write_text(json.dumps(config))
-    command: list[str | Path] = [ENVOY, "-c", path, "--use-dynamic-base-id", "--concurrency", "1"]
-    async with managed_process("envoy", command, directory=folder) as process:
-        await process.wait_ready(lambda: connects("127.0.0.1", port))
-        yield
+async def running_gateways(
+    directory: Path, modes: Iterable[str], *, upstreams: list[int], picker_port: int
+) -> AsyncIterator[dict[str, int]]:
+    """Run an Envoy with a copy of our own listener for each mode. Yield the port of each."""
+    config = config_in(
+        directory,
+        listen={"address": f"127.0.0.1:{picker_port}"},
+        holdStreams=False,
+        envoy={"failOpen": False, "maxBodyBytes": BUFFER_LIMIT_BYTES},
+    )
+    files.write_endpoints(
+        Path(config.envoy.eds_file), as_endpoints([Address("127.0.0.1", port) for port in upstreams])
+    )
+    document = bootstrap_document(config)
+    [listener] = document["static_resources"]["listeners"]
+    ports = {mode: free_port() for mode in modes}
+    document["static_resources"]["listeners"] = [
+        _listener(listener, mode, port=port) for mode, port in ports.items()
+    ]
+    async with running_envoy(config, directory=directory, document=document):
+        yield ports
+
+
+def _listener(ours: dict[str, Any], mode: str, *, port: int) -> dict[str, Any]:
+    listener = copy.deepcopy(ours)
+    listener["name"] = mode
+    listener["address"]["socket_address"]["port_value"] = port
+    [manager] = [part["typed_config"] for part in listener["filter_chains"][0]["filters"]]
+    for each in manager["http_filters"]:
+        if each["name"] == "envoy.filters.http.ext_proc":
+            each["typed_config"]["processing_mode"] |= MODES[mode]
+    manager["http_protocol_options"]["enable_trailers"] = True
+    return listener
 
 
 @contextlib.asynccontextmanager

@@ -25,12 +25,10 @@ from tests.harness.extproc_rig import (
     MODES,
     READS_BODY,
     EnvoyRig,
-    bootstrap,
     picker_of_ports,
-    running_envoy,
+    running_gateways,
     running_upstreams,
 )
-from tests.harness.ports import free_port
 from tests.harness.seen import Seen
 
 pytestmark = [
@@ -52,10 +50,11 @@ async def rig(
             settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES),
         )
         await server.start()
-        ports = {mode: free_port() for mode in MODES}
-        config = bootstrap(ports, upstreams, server.port)
         folder = tmp_path_factory.mktemp("envoy")
-        async with running_envoy(config, folder, port=ports["none"]), aiohttp.ClientSession() as client:
+        async with (
+            running_gateways(folder, MODES, upstreams=upstreams, picker_port=server.port) as ports,
+            aiohttp.ClientSession() as client,
+        ):
             yield EnvoyRig(ports, upstreams, server, picker, seen, client)
         await server.stop()
 
@@ -187,9 +186,11 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
             settings=StreamSettings(),
         )
         await server.start()
-        ports = {mode: free_port() for mode in ("buffered", "full_duplex_request")}
-        config = bootstrap(ports, upstreams, server.port)
-        async with running_envoy(config, tmp_path, port=ports["buffered"]), aiohttp.ClientSession() as client:
+        modes = ("buffered", "full_duplex_request")
+        async with (
+            running_gateways(tmp_path, modes, upstreams=upstreams, picker_port=server.port) as ports,
+            aiohttp.ClientSession() as client,
+        ):
             answers = [
                 await client.post(f"http://127.0.0.1:{port}/until-told", data=b"{}")
                 for port in ports.values()

@@ -152,11 +152,31 @@ def test_the_adapter_file_in_the_docs_can_be_read(tmp_path: Path) -> None:
     assert list(read_adapters(file)) == ["sql", "legal"]
 
 
-@pytest.mark.parametrize("said", [b"adapters", b"\xff"])
-def test_a_file_of_another_kind_is_reported(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (None, "cannot be read"),
+        (b"\xff", "not YAML"),
+        (b"adapters: [", "not YAML"),
+        (b"adapters", "Expected `object`"),
+        (b"adapters: [{name: a}]", "missing required field"),
+        (b"adapters: [{name: a, path: ''}]", "needs a name and a path"),
+        (b"adapters: [{name: a, path: /1}, {name: a, path: /2}]", "twice"),
+    ],
+)
+def test_a_file_that_cannot_be_used_leaves_the_last_one_in_force(
+    tmp_path: Path, said: bytes | None, message: str
+) -> None:
     site = Site(tmp_path)
     site.want(a="/a")
-    site.file.write_bytes(said)
+    site.file.unlink()
+    if said is not None:
+        site.file.write_bytes(said)
+    site.server.served = {}
     asyncio.run(site.sync.sync())
+    assert site.server.served == {"a": "/a"}
     assert not site.sync.in_sync
     assert str(site.file) in site.sync.status()["file_error"]
+    assert message in site.sync.status()["file_error"]
+    site.want(a="/a")
+    assert site.sync.in_sync
