@@ -1,12 +1,7 @@
-"""Rows 001-6 and 001-7 on the virtual clock: each prompt twice, and the effect of a shared beginning on a
-server below its capacity and at the document's rate.
-"""
+"""Row 001-6 on the virtual clock: each prompt twice."""
 
 from __future__ import annotations
 
-import pytest
-
-from bench.model_server.bench_serving import hit_share, serve, tpot_ms, ttft_s
 from bench.model_server.engine.shapes import uneven_lengths
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
@@ -38,18 +33,3 @@ def test_001_6_prompts_sent_twice_hit_49_percent_and_run_1_6_times_as_fast() -> 
     assert round(hits, 2) == 0.49
     assert none == 0
     assert without >= 1.6 * with_cache
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rate_per_s", [4.0, 8.0])
-def test_001_7_the_documents_load_hits_37_5_percent_and_is_faster(rate_per_s: float) -> None:
-    """The document's rate is 8 a second. The modelled server can carry 4 a second without the cache, and
-    not 8.
-    """
-    shared = serve(rate_per_s=rate_per_s, shared=True, seed=1)
-    apart = serve(rate_per_s=rate_per_s, shared=False, seed=1)
-    assert all(record.completed for record in (*shared, *apart))
-    assert hit_share(shared) == pytest.approx(0.375, abs=0.005)
-    assert hit_share(apart) == 0
-    assert ttft_s(shared) <= 0.75 * ttft_s(apart)
-    assert tpot_ms(shared) < tpot_ms(apart)
