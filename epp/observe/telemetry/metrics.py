@@ -107,12 +107,6 @@ class Metrics:
             server.headers_s += decision.headers_s
         if mismatch:
             self._requests.mismatches += 1
-            extra = {
-                "request_id": decision.request_id,
-                "endpoint": decision.chosen,
-                "served": str(decision.served),
-            }
-            _log.info("served by another endpoint than the first choice", extra=extra)
 
     def _ended(self, decision: Decision) -> None:
         if decision.outcome == "failed":

@@ -44,14 +44,9 @@ class EndpointStatus:
     )
     computed_tokens_per_s: float = 0.0
     """Prompt tokens per second that the endpoint computed recently."""
-    prefill_tokens_per_s: float | None = gauge(
-        "epp_endpoint_prefill_tokens_per_second",
-        "Prefill rate of the endpoint, learned from its own timing metrics.",
-        default=None,
-    )
-    running: int | None = gauge(
-        "epp_endpoint_running", "Requests running on the endpoint, from its metrics.", default=None
-    )
+    prefill_tokens_per_s: float | None = None
+    """Prefill rate, learned from the endpoint's own timing metrics."""
+    running: int | None = None
     waiting: int | None = gauge(
         "epp_endpoint_waiting",
         "Requests waiting in the queue of the endpoint, from its metrics.",

@@ -16,23 +16,6 @@ from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import a_picker, endpoints, text
 
 
-async def test_the_answer_names_causes_servers_and_advice() -> None:
-    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
-    explaining = Explaining(picker)
-    for n in range(2):
-        served(picker, text("one", 8192), now=float(n))
-    looking = asyncio.create_task(explaining.run())
-    async with asyncio.timeout(60):
-        while (told := explaining.account(1e12))["requests"] < 2:  # noqa: ASYNC110 - nothing tells when
-            await asyncio.sleep(0.01)
-    looking.cancel()
-    assert told["hit_ratio"] == 0.0
-    shown = table(told)
-    assert "sent to another server" in shown
-    assert "-> Nothing to change if time to first token is good" in shown
-    assert "a: " in shown
-
-
 async def explained(picker: Picker, explaining: Explaining, *, requests: int) -> dict[str, Any]:
     """Let the loop run until it has looked at the requests, and return the account."""
     looking = asyncio.create_task(explaining.run())
@@ -41,6 +24,19 @@ async def explained(picker: Picker, explaining: Explaining, *, requests: int) ->
             await asyncio.sleep(0.01)
     looking.cancel()
     return explaining.account(1e12)
+
+
+async def test_the_answer_names_causes_servers_and_advice() -> None:
+    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
+    explaining = Explaining(picker)
+    for n in range(2):
+        served(picker, text("one", 8192), now=float(n))
+    told = await explained(picker, explaining, requests=2)
+    assert told["hit_ratio"] == 0.0
+    shown = table(told)
+    assert "sent to another server" in shown
+    assert "-> Nothing to change if time to first token is good" in shown
+    assert "a: " in shown
 
 
 async def test_the_shares_of_the_causes_add_up() -> None:

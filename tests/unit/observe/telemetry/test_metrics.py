@@ -151,15 +151,6 @@ def test_answers_are_counted_by_server_and_status_until_it_leaves(shown: Shown) 
     assert shown.samples("epp_answers_total") == {}
 
 
-def test_a_server_that_is_left_out_shows_with_its_failure_share(shown: Shown) -> None:
-    sick = EndpointStatus(
-        name=EndpointName("a"), address=HERE, ready=False, failure_share=0.75, is_left_out=True
-    )
-    shown.status = PickerStatus(endpoints=(sick,))
-    assert shown.samples("epp_endpoint_left_out") == {("a",): 1.0}
-    assert shown.samples("epp_endpoint_failure_share") == {("a",): 0.75}
-
-
 def test_only_answers_with_reported_hits_are_compared_with_the_prediction(shown: Shown) -> None:
     told, silent = pick(), pick(decision("r2"))
     told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
@@ -176,9 +167,10 @@ def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
         name=EndpointName("a"),
         address=HERE,
         ready=False,
+        failure_share=0.75,
+        is_left_out=True,
         in_flight=3,
         backlog_tokens=1234.5,
-        prefill_tokens_per_s=9000.0,
         capacity_tokens=200_000,
         table_evictions=2,
         scrape_age_s=1.5,
@@ -188,6 +180,8 @@ def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
         endpoints=(status,), policy_info={("p", "affinity"): 1}, draining=True, without_model_list=3
     )
     assert shown.samples("epp_endpoint_ready") == {("a",): 0}
+    assert shown.samples("epp_endpoint_left_out") == {("a",): 1}
+    assert shown.samples("epp_endpoint_failure_share") == {("a",): 0.75}
     assert shown.samples("epp_endpoint_in_flight") == {("a",): 3}
     assert shown.samples("epp_endpoint_backlog_tokens") == {("a",): 1234.5}
     assert shown.samples("epp_endpoint_scrape_age_seconds") == {("a",): 1.5}
@@ -199,7 +193,7 @@ def test_the_state_is_read_when_the_page_is_requested(shown: Shown) -> None:
 
 
 def test_numbers_that_a_server_does_not_report_are_absent_and_not_zero(shown: Shown) -> None:
-    for name in ("running", "waiting", "kv_usage_ratio", "capacity_tokens", "scrape_age_seconds"):
+    for name in ("waiting", "kv_usage_ratio", "capacity_tokens", "scrape_age_seconds"):
         assert shown.samples(f"epp_endpoint_{name}") == {}
 
 

@@ -33,12 +33,6 @@ def test_the_operation_has_the_name_of_the_conventions_or_else_our_own(kind: str
     assert attributes_of(told)["gen_ai.operation.name"] == operation
 
 
-def test_the_forecast_is_the_chosen_servers_work_divided_by_its_rate() -> None:
-    found = attributes_of(decision(prompt_tokens=1000, matched_tokens=600))
-    assert found["prefix_gateway.predicted_first_token_seconds"] == pytest.approx(450 / 8000)
-    assert found["prefix_gateway.score_seconds"] == 0.125
-
-
 @pytest.mark.parametrize(
     ("status", "outcome", "error"),
     [
