@@ -53,6 +53,7 @@ from epp.transport.server import ExtProcServer
 _log = logging.getLogger("epp")
 
 _STOP_GRACE_S = 1.0
+_READY_LOOK_S = 0.05
 
 
 class App:
@@ -65,7 +66,7 @@ class App:
         self._inputs = load_inputs(config, tolerant=True)
         self._draining = False
         self._watchers: list[FileWatcher[Any]] = []
-        self._endpoints_known = asyncio.Event()
+        self._endpoints_known = False
         self._rng = rng = random.Random()
         self._sources = sources = Sources(rng=rng)
         self._picker = Picker(
@@ -261,7 +262,7 @@ class App:
         """
         if self._draining:
             return "draining"
-        if not self._endpoints_known.is_set():
+        if not self._endpoints_known:
             return "waiting for the API server to list the pods"
         if self._cluster is not None and not self._model_lists.asked_all:
             return "waiting for the model servers to list their models"
@@ -301,16 +302,10 @@ class App:
         await self._server.drain(self._config.drain_seconds)
 
     async def _become_ready(self) -> None:
-        """Wait until the endpoints, their models and the other pickers' table are known, then report the
-        picker as ready.
-        """
-        await self._endpoints_known.wait()
-        if self._cluster is not None:
-            await self._model_lists.wait_asked_all()
-        if self._sharing is not None:
-            await self._sharing.warmed()
-        if not self._draining:
-            await self._server.set_ready(ready=True)
+        """Report the picker as ready once nothing is missing."""
+        while self._not_ready():  # noqa: ASYNC110 - several parts decide, and none tells when
+            await asyncio.sleep(_READY_LOOK_S)
+        await self._server.set_ready(ready=True)
         await asyncio.get_running_loop().create_future()  # waits until the task is cancelled
 
     def _follow_cluster(self, settings: Kubernetes) -> Cluster:
@@ -370,4 +365,4 @@ class App:
         self._model_lists.set_endpoints(endpoints)
         if self._exact is not None:
             self._exact.set_endpoints(endpoints)
-        self._endpoints_known.set()
+        self._endpoints_known = True

@@ -113,8 +113,7 @@ async def test_every_server_is_asked_and_bad_ones_delay_no_other() -> None:
             without = {EndpointName(name) for name in ("c", "d", "f")}
             await wait_until(lambda: without <= heard.silent, what="three servers have no list")
             assert not lists.asked_all, "one hangs"
-            await lists.wait_asked_all()
-            assert lists.asked_all, "a start waits for it no longer"
+            await wait_until(lambda: lists.asked_all, what="a start waits for it no longer")
     assert {name: listed.base for name, listed in heard.lists.items()} == {"a": "m", "e": "n"}
 
 
@@ -125,7 +124,7 @@ async def test_a_start_waits_until_every_server_was_asked_once() -> None:
         serving_path("/v1/models", locked) as bad,
         asking(heard, a=good, b=bad) as lists,
     ):
-        await lists.wait_asked_all()
+        await wait_until(lambda: lists.asked_all, what="both were asked")
         assert (set(heard.lists), heard.silent) == ({"a"}, {"b"}), "and the lists are in use"
     async with asking(ReportedLists()) as lists:
         await wait_until(lambda: lists.asked_all, what="no server has to be asked")

@@ -13,7 +13,6 @@ Called by `app`; everything runs on the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,12 +89,13 @@ class ModelLists:
         self._rng = rng
         self._servers: dict[EndpointName, _ListedServer] = {}
         self._answers: dict[EndpointName, ModelList | None] = {}
-        self._told_servers = False
-        self._asked_all = asyncio.Event()
+        self._told_at = inf
+        """When the first list came."""
+        self._asked_all = False
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
         """Follow a new list. A new server, or a new process of a known server, is asked at once."""
-        self._told_servers = True
+        self._told_at = min(self._told_at, self._clock())
         before, self._servers = self._servers, {}
         for endpoint in endpoints:
             server = before.get(endpoint.name)
@@ -108,19 +108,12 @@ class ModelLists:
     @property
     def asked_all(self) -> bool:
         """Whether all servers of the first list have been asked once, or this took too long."""
-        return self._asked_all.is_set()
-
-    async def wait_asked_all(self) -> None:
-        """Wait until `asked_all`, at most `_PATIENCE_S`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                await self._asked_all.wait()
-        self._asked_all.set()
+        return self._asked_all or self._clock() - self._told_at > _PATIENCE_S
 
     async def run(self) -> None:
         """Run until cancelled. Asks no server if the settings say so."""
         if not self._settings.ask:
-            self._asked_all.set()
+            self._asked_all = True
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
@@ -128,8 +121,8 @@ class ModelLists:
             while True:
                 self._hand_on()
                 new = any(not server.answered for server in self._servers.values())
-                if self._told_servers and not new:
-                    self._asked_all.set()
+                if self._told_at < inf and not new:
+                    self._asked_all = True
                 for server in self._due(now=self._clock()):
                     server.asking = True
                     group.create_task(self._ask(server), name=f"models of {server.endpoint.name}")

@@ -78,7 +78,8 @@ class SharingService:
         self._agreed_at = float("-inf")
         """When the hash secret was last compared with the pool's."""
         self._secret_differs = False
-        self._warm = asyncio.Event()
+        self.warm = False
+        """Whether this picker knows what the others know, or the wait for it was long enough."""
         self._away: set[str] = set()
         self.counts = LinkCounts()
 
@@ -86,14 +87,6 @@ class SharingService:
     def connected(self) -> bool:
         """Whether neither sending nor reading fails."""
         return self._joined.is_set() and not self._away
-
-    @property
-    def warm(self) -> bool:
-        """Whether this picker knows what the others know, or the wait for it was long enough."""
-        return self._warm.is_set()
-
-    async def warmed(self) -> None:
-        await self._warm.wait()
 
     async def run(self) -> None:
         loops = (
@@ -125,7 +118,7 @@ class SharingService:
             exchange, now = self.exchange, self._clock()
             exchange.listener.expire(now=now)
             if self._away or now - self._started >= _WARMUP_S:
-                self._warm.set()
+                self.warm = True
             if len(exchange.picker.fleet) or self.warm:
                 self._readable.set()
             await asyncio.sleep(self._settings.flush_interval_seconds)
@@ -197,7 +190,7 @@ class SharingService:
                 self.counts.malformed += 1
                 _log.warning("skipped a batch of another picker: %s", error)
         if not batches or batches[-1].age_s < _CURRENT_S:
-            self._warm.set()
+            self.warm = True
 
     async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
         """Try again until it works."""

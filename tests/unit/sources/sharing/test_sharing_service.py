@@ -105,16 +105,14 @@ async def test_a_picker_is_warm_once_it_has_read_the_current_batches() -> None:
         await wait_until(lambda: one.service.counts.malformed == 1, what="the old batch is read")
         assert not one.service.warm
         link.age_s = 0.0
-        async with asyncio.timeout(10):
-            await one.service.warmed()
+        await wait_until(lambda: one.service.warm, what="it is warm")
 
 
 async def test_a_picker_without_a_link_is_warm_at_once() -> None:
     channel = Channel()
     channel.fault = LinkError("away", reason="connection")
     async with sharing(MemoryLink(channel), settings=SETTINGS) as one:
-        async with asyncio.timeout(10):
-            await one.service.warmed()
+        await wait_until(lambda: one.service.warm, what="it is warm")
         assert not one.service.connected
 
 
