@@ -107,13 +107,15 @@ class Discovery:
 
 
 def _process(pod: Pod, port: int) -> str:
-    """Return a text that changes when a container that may serve the port restarts."""
-    serving = {c.name for c in pod.spec.containers for p in c.ports if p.container_port == port}
+    """Return a text that changes when a container that may serve the port restarts. Pickers of all releases
+    say the same, because they tell each other of which process they speak.
+    """
     starts = {s.name: f"{s.restart_count}/{s.container_id}" for s in pod.status.container_statuses}
-    # No container needs to declare its port, so any of them may serve it.
-    return " ".join(
-        f"{name}={start}" for name, start in sorted(starts.items()) if name in (serving or starts)
-    )
+    serving = {p.container_port: c.name for c in pod.spec.containers for p in c.ports}
+    if (start := starts.get(serving.get(port, ""))) is not None:
+        return start
+    # No container declares the port, which is legal, so any container may serve it.
+    return " ".join(f"{name}={start}" for name, start in sorted(starts.items()))
 
 
 def _adapters(text: str) -> frozenset[str]:

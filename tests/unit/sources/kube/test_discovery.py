@@ -111,6 +111,12 @@ def test_any_restart_counts_for_a_port_that_no_container_declares() -> None:
     assert incarnation(before) != incarnation(pod("a", "10.0.0.1", ports=ports, restarts={"exporter": 1}))
 
 
+def test_pickers_of_two_releases_name_a_process_in_the_same_way() -> None:
+    assert incarnation(pod("a", "10.0.0.1", uid="u")) == "u/0/containerd://a-vllm-0"
+    any_of_two = pod("a", "10.0.0.1", uid="u", ports={"vllm": [], "exporter": []})
+    assert incarnation(any_of_two) == "u/exporter=0/containerd://a-exporter-0 vllm=0/containerd://a-vllm-0"
+
+
 def test_a_new_pod_with_an_old_name_and_address_is_another_incarnation() -> None:
     assert incarnation(pod("a", "10.0.0.1", uid="1")) != incarnation(pod("a", "10.0.0.1", uid="2"))
 
