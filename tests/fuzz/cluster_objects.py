@@ -16,7 +16,6 @@ from epp.base.types import ApiKind, InferenceRequest
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.keep import Sources
 from epp.sources.kube.api import Api, Query
-from epp.sources.kube.discovery import Discovery, pool_ports, united
 from epp.sources.kube.llmd import all_rewrites, judge_rewrites, merged, objectives_in, rewrites_in
 from epp.sources.kube.objects import (
     ModelRewrite,
@@ -29,6 +28,7 @@ from epp.sources.kube.objects import (
     PoolRef,
 )
 from epp.sources.kube.policies import PolicySet
+from epp.sources.kube.pools import Discovery, pool_ports, united
 from epp.sources.kube.reflector import Access, ListSource, Reflector
 from epp.sources.kube.statuses import StatusWriter
 from tests.fuzz.behind import SMALL, one_pick, small_picker

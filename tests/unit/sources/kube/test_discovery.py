@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from epp.base.types import Address, Endpoint, Role
-from epp.sources.kube.discovery import (
+from epp.sources.kube.pools import (
     AddressFamily,
     Discovery,
     pool_ports,
