@@ -173,10 +173,9 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     if len(key) <= MOST:
         few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
         return [place for _, _, place in sorted(few)]
-    less, edge = _below_edge(key)
-    equals = (key == edge).nonzero()[0]
-    values, places = key[less].tolist(), less.tolist()
-    few = sorted([(values[n], chance(), place) for n, place in enumerate(places)])
+    edge = np.partition(key, MOST - 1)[MOST - 1]
+    less, equals = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
+    few = sorted([(key.item(place), chance(), place) for place in less.tolist()])
     return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
 
 
@@ -206,24 +205,6 @@ def _loss(cache: Mirror | None, size_bytes: int) -> tuple[float, float]:
     if room_bytes >= 0 or cache.oldest is None:
         return (0.0, -room_bytes)
     return (1.0, cache.oldest.at)
-
-
-def _below_edge(key: Floats | Ints) -> tuple[Ints, float]:
-    """Return the `MOST`th smallest number and the places of all smaller ones.
-
-    A sort of about ten times as many of the numbers gives a bound for it. If fewer than `MOST` numbers are
-    below that bound, which is so where many are equal, the bound is the number. Otherwise only those have to
-    be sorted.
-    """
-    sample = key[:: max(1, len(key) // (10 * MOST))].copy()
-    sample.sort()
-    edge = sample[MOST - 1]
-    less = (key < edge).nonzero()[0]
-    if len(less) >= MOST:
-        below = key[less]
-        edge = np.sort(below)[MOST - 1]
-        less = less[below < edge]
-    return less, edge
 
 
 def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
