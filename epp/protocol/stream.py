@@ -27,8 +27,7 @@ from epp.base.types import InferenceRequest
 from epp.config.dialects import WAIT_SHARE
 from epp.picker.decision import Outcome
 from epp.picker.events import Pick, ProtocolFault, Refused
-from epp.picker.gate import Gate
-from epp.picker.model_queue import WaitingRequest
+from epp.picker.gate import Gate, WaitingRequest
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.unserved import UnservedRequest
 from epp.protocol.answers import answer_to_headers, model_list, reader_of, refused

@@ -22,8 +22,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.picker.decision import Candidate, Question
 from epp.picker.events import Pick
-from epp.picker.gate import FlowClaim, Gate
-from epp.picker.model_queue import WaitingRequest
+from epp.picker.gate import FlowClaim, Gate, WaitingRequest
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 

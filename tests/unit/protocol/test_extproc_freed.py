@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from epp.config.flow import WaitingSettings
-from epp.picker.model_queue import WaitingRequest
+from epp.picker.gate import WaitingRequest
 from epp.protocol.asking import StreamContext
 from epp.protocol.http_events import Action
 from epp.protocol.stream import HttpStream

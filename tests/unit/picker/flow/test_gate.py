@@ -16,8 +16,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.decision import Question
 from epp.picker.events import Pick
-from epp.picker.gate import FlowClaim, Gate
-from epp.picker.model_queue import WaitingRequest
+from epp.picker.gate import FlowClaim, Gate, WaitingRequest
 from epp.picker.picker import Picker
 from epp.picker.unserved import UnservedRequest
 from tests.unit.picker.picker_questions import a_picker, endpoints

@@ -11,8 +11,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.decision import DIRECT
 from epp.picker.flow.control import Forecast
-from epp.picker.gate import FlowClaim, Gate
-from epp.picker.model_queue import ModelQueue, WaitingRequest, forecast_of
+from epp.picker.gate import FlowClaim, Gate, ModelQueue, WaitingRequest, forecast_of
 from epp.picker.picker import Picker
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints, text
 
