@@ -1,4 +1,4 @@
-"""What `epp check` reports of the machine: certificates that do not fit, folders that cannot be written."""
+"""What `epp check` reports: certificates that do not fit, folders that cannot be written, too short waits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from epp.config.dialects import WAIT_SHARE
+from epp.config.envoy import Envoy
+from epp.config.flow import Flow
+from epp.config.policy import DEFAULT_POLICY, PolicySpec
+from epp.config.settings import Config
 from epp.serve.cli import main
+from epp.serve.preflight import contradictions
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
 
 OTHER_KEY = """\
@@ -134,3 +141,48 @@ def test_the_socket_of_a_running_picker_is_accepted(
     with socket.socket(socket.AF_UNIX) as running:
         running.bind("p.sock")
         assert preflight(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys) == (0, "")
+
+
+# -- a gateway that does not wait as long as the policy lets requests wait -----------------------------------
+
+OWN = {"eds_file": "/run/eds.json"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "envoy", "flow", "remark"),
+    [
+        ("auto", OWN, {"mode": "Hold"}, ""),
+        (
+            "envoy",
+            OWN,
+            {"mode": "Hold", "ttl_by_priority": {"-10": 600}},
+            f"refused after {60 * WAIT_SHARE:g} s, nine tenths of envoy.maxMessageTimeoutSeconds",
+        ),
+        (
+            "auto",
+            {**OWN, "max_message_timeout_seconds": 5.0},
+            {"mode": "Hold"},
+            "but with envoy a request with a buffered body is refused after 4.5 s",
+        ),
+        (
+            "envoy-gateway",
+            {},
+            {"mode": "Hold"},
+            "refused after 0.9 s, nine tenths of envoy.messageTimeoutSeconds",
+        ),
+        ("envoy-gateway", {"message_timeout_seconds": 40.0}, {"mode": "Hold"}, ""),
+        ("auto", {}, {"mode": "Hold"}, "no request with a buffered body waits"),
+        ("auto", {"max_message_timeout_seconds": 60.0}, {"mode": "Hold"}, ""),
+        ("nginx", {}, {"mode": "Hold"}, "no request waits"),
+        ("nginx", {}, {"ttl_seconds": 3600.0}, ""),
+        *((full_duplex, {}, {"mode": "Hold", "ttl_seconds": 3600.0}, "") for full_duplex in ("istio", "gke")),
+    ],
+)
+def test_a_gateway_that_waits_for_too_short_a_time_gets_a_remark(
+    dialect: Any, envoy: dict[str, Any], flow: dict[str, Any], remark: str
+) -> None:
+    config = Config(endpoints_file="endpoints.yaml", dialect=dialect, envoy=Envoy(**envoy))
+    policy = replace(DEFAULT_POLICY, spec=PolicySpec(flow=Flow(**flow)))
+    said = list(contradictions(config, policy))
+    assert len(said) == bool(remark)
+    assert remark in "".join(said)
