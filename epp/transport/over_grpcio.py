@@ -15,21 +15,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epp.base.errors import ConfigError
 from epp.config.listening import Listen
 from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
 from epp.protocol.header_names import TRACEPARENT
-from epp.protocol.health import NAME, Health
+from epp.protocol.health import Health
 from epp.transport.http2.grpc_messages import OK, Reply
 
 _EOF: Final[object] = grpc.aio.EOF
-_READ: Final = health_pb2.HealthCheckRequest.FromString
-_WRITE: Final = health_pb2.HealthCheckResponse.SerializeToString
 
 
-class GrpcioTransport:
+class GrpcioTransport(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
     def __init__(self, streams: LiveStreams, health: Health, *, listen: Listen) -> None:
         self._streams = streams
         self._health = health
@@ -40,16 +38,10 @@ class GrpcioTransport:
         """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
         server = self._server = grpc.aio.server(options=self._options())
         process: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
-        health: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Check": grpc.unary_unary_rpc_method_handler(self._check, _READ, _WRITE),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, _READ, _WRITE),
-        }
         server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),
-                grpc.method_handlers_generic_handler(NAME, health),
-            )
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": process}),)
         )
+        health_pb2_grpc.add_HealthServicer_to_server(self, server)
         port = self._bind(server)
         await server.start()
         return port
@@ -63,10 +55,10 @@ class GrpcioTransport:
     def check_integrity(self) -> None:
         """Check nothing, because gRPC keeps the state."""
 
-    async def _check(self, request: Any, _: Any) -> Any:
+    async def Check(self, request: Any, _: Any) -> Any:  # noqa: N802 - gRPC names the methods
         return health_pb2.HealthCheckResponse(status=self._health.status(request.service))
 
-    async def _watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
+    async def Watch(self, request: Any, _: Any) -> AsyncIterator[Any]:  # noqa: N802 - as above
         changed, status = asyncio.Event(), 0
         stop_following = self._health.follow(changed.set)
         try:

@@ -44,13 +44,7 @@ from epp.transport.http2.grpc_messages import (
     Reply,
     read_prefix,
 )
-from epp.transport.http2.headers import (
-    HeaderParts,
-    HeaderReader,
-    ListTooLargeError,
-    MalformedRequestError,
-    UnreadableBlockError,
-)
+from epp.transport.http2.headers import HeaderParts, HeaderReader, MalformedRequestError
 from epp.transport.http2.streams import State, Stream, StreamTable
 
 ALL: Final = 2**31
@@ -324,10 +318,6 @@ class Connection:
                 self._open(number, block, ends=ends)
             else:
                 self._on_trailers(number, block, ends=ends)
-        except ListTooLargeError as too_large:
-            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large") from too_large
-        except UnreadableBlockError as unreadable:
-            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from unreadable
         except MalformedRequestError:
             self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 

@@ -34,14 +34,6 @@ _TOO_MANY_RESIZES: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]{0,9}[\0-
 """Three changes of the table's size at the beginning of a block. RFC 7541, section 4.2, allows two."""
 
 
-class UnreadableBlockError(Exception):
-    """The block cannot be decoded. No later block can be decoded either, so the connection is lost."""
-
-
-class ListTooLargeError(UnreadableBlockError):
-    """The decoded header list is larger than allowed."""
-
-
 class MalformedRequestError(Exception):
     """The headers are not an HTTP request (RFC 9113, section 8), so the stream is reset."""
 
@@ -59,7 +51,9 @@ class Request(Struct, frozen=True, gc=False):
 
 
 class HeaderReader:
-    """The decoder of one connection. It must get every block once, in the order of the wire."""
+    """The decoder of one connection. It must get every block once, in the order of the wire. A block that
+    cannot be decoded is a FrameError: no later block could be decoded either.
+    """
 
     def __init__(self, *, max_list_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=max_list_bytes)
@@ -68,9 +62,7 @@ class HeaderReader:
         0, so that a block always means the same."""
 
     def request(self, block: bytes) -> Request:
-        """Read the header block of a request that is not `known`. Raises UnreadableBlockError or
-        MalformedRequestError.
-        """
+        """Read the header block of a request that is not `known`. Raises MalformedRequestError."""
         pure = self._pure
         request = read_request(self._decode(block))
         if pure and self._pure and len(block) <= _KEPT_BYTES:
@@ -80,9 +72,7 @@ class HeaderReader:
         return request
 
     def trailers(self, block: bytes) -> None:
-        """Read the block after a body, only to keep the decoder right. Raises MalformedRequestError or
-        UnreadableBlockError.
-        """
+        """Read the block after a body, only to keep the decoder right. Raises MalformedRequestError."""
         for name, value in self._decode(block):
             _check_field(name, value)
 
@@ -96,13 +86,13 @@ class HeaderReader:
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
         if _TOO_MANY_RESIZES(block):  # `hpack` would obey each of them
-            raise UnreadableBlockError("more than two changes of the table's size")
+            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers")
         try:
             return cast("Sequence[tuple[bytes, bytes]]", self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
-            raise ListTooLargeError(str(error)) from error
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large") from error
         except HPACKError as error:
-            raise UnreadableBlockError(str(error)[:200]) from error
+            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from error
         finally:
             if not self._pure:
                 self.known.clear()

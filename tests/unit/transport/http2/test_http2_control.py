@@ -6,31 +6,18 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting, settings
+from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting
 from epp.transport.http2.grpc_messages import Fault, Gone, Opened
 from tests.harness.http2_frames import (
     CallerSide,
     block,
-    bodies,
     data,
     grpc,
     headers,
     hello,
     ping,
     reset,
-    window_update,
 )
-
-
-def test_change_of_the_initial_window_changes_the_windows_of_open_streams() -> None:
-    side = CallerSide().opened(window=10)
-    side.feed(headers(1))
-    side.connection.send(1, b"x" * 20)
-    side.sent()
-    side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 3)]), window_update(1, 7))
-    assert bodies(side.sent(), 1) == b"", "ten bytes were sent, and seven more are allowed"
-    side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 100)]))
-    assert len(bodies(side.sent(), 1)) == 15
 
 
 def test_a_reset_ends_a_call_once() -> None:

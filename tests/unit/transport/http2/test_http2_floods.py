@@ -154,28 +154,6 @@ def test_a_flood_of_stream_errors_ends_every_stream_including_the_last() -> None
     pytest.fail("the connection was never ended")
 
 
-def test_bytes_that_wait_for_a_closed_window_are_bounded_by_our_own_window() -> None:
-    """The server echoes all that the client sends, and the client never reads the echo."""
-    limits = Limits(
-        max_message_bytes=10_000,
-        stream_window_bytes=100_000,
-        connection_window_bytes=10**6,
-        backlog_bytes=20_000,
-    )
-    side = CallerSide(limits=limits).opened(window=0)
-    side.feed(headers(1))
-    window, sent = 100_000, 0
-    while window >= 1005:
-        for _ in side.feed(data(1, grpc(bytes(1000)))):
-            side.connection.send(1, bytes(1000))
-        window -= 1005
-        sent += 1005
-        window += sum(
-            int.from_bytes(f.payload) for f in side.sent() if f.kind == Kind.WINDOW_UPDATE and f.number == 1
-        )
-    assert sent <= 100_000 + 2 * 20_000
-
-
 def test_two_changes_of_the_header_table_are_allowed() -> None:
     side = CallerSide().opened()
     assert len(side.feed(headers(1, NO_TABLE * 2 + block()))) == 1
