@@ -231,10 +231,6 @@ def _add_replay(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--servers", type=int, default=0, metavar="N", help="simulate N servers instead of the recorded ones"
     )
-    command.add_argument("--limit", type=int, default=0, metavar="N", help="use only the first N requests")
-    command.add_argument(
-        "--seed", type=int, default=1, help="seed of the picker's random choices (default 1)"
-    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON")
 
 
@@ -312,8 +308,7 @@ def _replay(args: argparse.Namespace) -> int:
         args.recordings,
         policies=args.policy,
         rules=args.rule,
-        setting=ReplaySetting(load=args.load, servers=args.servers, seed=args.seed),
-        limit=args.limit,
+        setting=ReplaySetting(load=args.load, servers=args.servers),
         json_file=args.json,
     )
     return 0

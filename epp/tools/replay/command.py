@@ -42,15 +42,12 @@ def replay(
     policies: Sequence[Path],
     rules: Sequence[RuleName],
     setting: ReplaySetting,
-    limit: int,
     json_file: Path | None,
 ) -> None:
     """Print what each policy would have done. A ConfigError names the file or option that cannot be used."""
     began = time.monotonic()
     try:
         trace = read(recordings)
-        if limit:
-            trace = replace(trace, calls=trace.calls[:limit], recorded=None)
         columns = _columns(trace, _candidates(trace, policies, rules), setting)
         print(f"\n{table(columns)}\n")
         if json_file is not None:
@@ -80,7 +77,9 @@ def _run_all(trace: Trace, candidates: Mapping[str, Policy], setting: ReplaySett
         try:
             return {name: each.result() for name, each in runs.items()}
         except BrokenProcessPool as error:
-            raise ReplayError("a run was killed; perhaps the memory is too small: try --limit") from error
+            raise ReplayError(
+                "a run was killed; perhaps the memory is too small: replay the first lines of the file"
+            ) from error
 
 
 def _candidates(trace: Trace, policies: Sequence[Path], rules: Sequence[RuleName]) -> dict[str, Policy]:

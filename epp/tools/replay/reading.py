@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 import msgspec
@@ -266,14 +265,10 @@ def _really(every: Sequence[RecordedRequest]) -> Figures:
     ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
     tpots = _tpots_s(requests)
     prompt = sum(a.prompt_tokens for a in requests)
-    return Figures(
+    return Figures.of(
+        ttfts,
+        tpots,
         hit_ratio=sum(a.matched_tokens for a in requests) / prompt if prompt else 0.0,
-        ttft_mean_s=fmean(ttfts) if ttfts else None,
-        ttft_p50_s=quantile(ttfts, 0.5) if ttfts else None,
-        ttft_p90_s=quantile(ttfts, 0.9) if ttfts else None,
-        ttft_p99_s=quantile(ttfts, 0.99) if ttfts else None,
-        tpot_p50_s=quantile(tpots, 0.5) if tpots else None,
-        tpot_p90_s=quantile(tpots, 0.9) if tpots else None,
         counted=len(requests),
         failed=sum(a.outcome != "ended" or (a.status or 0) >= 400 for a in requests),
         by_server=dict(Counter(a.server for a in every)),

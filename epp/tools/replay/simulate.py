@@ -4,7 +4,7 @@ scheduling, and a virtual clock.
 The simulation uses these facts of the recording: the times of requests, the common parts of their prompts,
 the lengths of prompts and answers, adapters, and the servers' cache sizes and speeds. Requests come at their
 recorded times, whatever happens to earlier requests (an open loop). The fleet stays as it was at the end of
-the recording. Pure: the same trace, policy and seed give the same figures.
+the recording. Pure: the same trace and policy give the same figures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Final
 
 from epp.base.types import ApiKind, InferenceRequest
@@ -28,7 +27,6 @@ from epp.tools.replay.trace import (
     RecordedCall,
     RecordedServer,
     Trace,
-    quantile,
     tpot_s,
     ttft_s,
 )
@@ -56,18 +54,15 @@ class ReplaySetting:
     load: float = 1.0
     servers: int = 0
     """0: as recorded."""
-    seed: int = 1
 
 
 def run(trace: Trace, policy: Policy, setting: ReplaySetting) -> Figures:
     servers = fleet_of(trace, setting)
     calls = trace.calls
-    router = _Router(
-        policy, calls, seed=setting.seed, adapters=frozenset(call.adapter for call in calls if call.adapter)
-    )
+    router = _Router(policy, calls, adapters=frozenset(call.adapter for call in calls if call.adapter))
     workload = _Arrivals(calls, load=setting.load)
     plan = _plan_of(trace, servers, horizon_s=calls[-1].at_s / setting.load + _GRACE_S)
-    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(setting.seed)).run()
+    outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
     return _figures_of(outcome, servers)
 
 
@@ -86,10 +81,8 @@ def fleet_of(trace: Trace, setting: ReplaySetting) -> Sequence[RecordedServer]:
 class _Router(PickerRouter):
     """The real picker, which gets the recorded prompts as bytes: each piece is its name, repeated."""
 
-    def __init__(
-        self, policy: Policy, calls: Sequence[RecordedCall], *, seed: int, adapters: frozenset[str]
-    ) -> None:
-        super().__init__([Picker(policy, rng=random.Random(seed * 1000))], adapters=adapters)
+    def __init__(self, policy: Policy, calls: Sequence[RecordedCall], *, adapters: frozenset[str]) -> None:
+        super().__init__([Picker(policy, rng=random.Random(1000))], adapters=adapters)
         self._calls = calls
 
     def _inference(self, request: SimRequest) -> InferenceRequest:
@@ -172,14 +165,10 @@ def _figures_of(outcome: Outcome, servers: Sequence[RecordedServer]) -> Figures:
     prompt = sum(record.num_prompt_tokens for record in seen)
     names = {f"pod-{n}": server.name for n, server in enumerate(servers)}
     got = Counter(names[record.server] for record in ordered if record.server)
-    return Figures(
+    return Figures.of(
+        ttfts,
+        tpots,
         hit_ratio=sum(record.num_cached_tokens or 0 for record in seen) / prompt if prompt else 0.0,
-        ttft_mean_s=fmean(ttfts),
-        ttft_p50_s=quantile(ttfts, 0.5),
-        ttft_p90_s=quantile(ttfts, 0.9),
-        ttft_p99_s=quantile(ttfts, 0.99),
-        tpot_p50_s=quantile(tpots, 0.5) if tpots else None,
-        tpot_p90_s=quantile(tpots, 0.9) if tpots else None,
         counted=len(records),
         failed=sum(not record.completed for record in records),
         by_server={server.name: got[server.name] for server in servers},

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from statistics import fmean
+from typing import Any, Final, NamedTuple, Self
 
 from epp.base.errors import ConfigError
 from epp.config.policy import Policy
@@ -68,6 +69,19 @@ class Figures:
     failed: int
     by_server: dict[str, int]
     """All requests, by the server that got them."""
+
+    @classmethod
+    def of(cls, ttfts: Sequence[float], tpots: Sequence[float], **counts: Any) -> Self:
+        """Return the figures of times in ascending order, and of `counts`, the other fields."""
+        return cls(
+            ttft_mean_s=fmean(ttfts) if ttfts else None,
+            ttft_p50_s=quantile(ttfts, 0.5) if ttfts else None,
+            ttft_p90_s=quantile(ttfts, 0.9) if ttfts else None,
+            ttft_p99_s=quantile(ttfts, 0.99) if ttfts else None,
+            tpot_p50_s=quantile(tpots, 0.5) if tpots else None,
+            tpot_p90_s=quantile(tpots, 0.9) if tpots else None,
+            **counts,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,8 @@ def test_a_last_line_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
     [
         ("", "no request"),
         ("nonsense\nmore\n", "line 1: JSON is malformed"),
+        ("[" * 100_000 + "\n", "line 1: "),
+        ('{"line":"recording","policy":' + "[" * 100_000 + "\n", "line 1: "),
         (json_lines({"line": "request"}), "line 1: Object missing required field"),
         (json_lines({"line": "recording", "version": 9, "chunk_bytes": 1, "later_chunk_bytes": 1, "later_from_bytes": 0, "hashing": "", "policy": {}}, {}), "line 1: the recording has version 9"),
     ],

@@ -21,7 +21,7 @@ def a_trace(tmp_path: Path) -> Trace:
 
 def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
     trace = a_trace(tmp_path)
-    first, second = (run(trace, DEFAULT_POLICY, ReplaySetting(seed=5)) for _ in range(2))
+    first, second = (run(trace, DEFAULT_POLICY, ReplaySetting()) for _ in range(2))
     assert first == second
     assert first.counted == 108, "the first tenth warms the caches"
     assert first.failed == 0
