@@ -115,8 +115,6 @@ class Behaviour:
     """A longer body gets 400, as a prompt that is too long for the model."""
     tells: int = 0
     """Streamed answers begin with 200, tell of an error with this code, and end."""
-    lacks: str = ""
-    """The backend answers 404 to requests for this model."""
     names_model: bool = False
     """Answers name the requested model, as real servers do."""
 
@@ -196,8 +194,6 @@ class Backend:
             return web.Response()
         if len(received.body) > behaviour.longest_bytes:
             return web.json_response({"error": {"message": "too long"}}, status=400, headers=headers)
-        if behaviour.lacks and f'"model":"{behaviour.lacks}"'.encode() in received.body.replace(b" ", b""):
-            return web.Response(status=404, headers=headers)
         if behaviour.fail_next > 0:
             behaviour.fail_next -= 1
             return web.Response(status=behaviour.fail_status, headers=headers, text="failing as told")

@@ -1,10 +1,12 @@
 """A self-signed certificate for tests: for localhost and 127.0.0.1, valid from 2020 to 2120, its own CA.
 
-The key protects nothing. It is here so that tests need no program that makes certificates.
+The key protects nothing. `make_certificate` makes others.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Final
 
@@ -38,3 +40,20 @@ def write_tls(directory: Path, *, mutual: bool = False) -> Tls:
     cert.write_text(CERTIFICATE)
     key.write_text(PRIVATE_KEY)
     return Tls(cert_file=str(cert), key_file=str(key), client_ca_file=str(cert) if mutual else "")
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return the files of a new certificate and its key, for the same names."""
+    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -addext"
+    names = ["subjectAltName=DNS:localhost,IP:127.0.0.1", "-subj", f"/CN={name}"]
+    command = [*made.split(), *names, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Replace a file by rename, as a renewal does."""
+    fresh = target.with_suffix(".new")
+    fresh.write_bytes(source.read_bytes())
+    os.replace(fresh, target)  # noqa: PTH105 - the atomic rename is the point

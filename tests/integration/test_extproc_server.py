@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import random
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -29,10 +28,11 @@ from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import SERVICE
 from epp.transport.server import ExtProcServer
+from tests.harness.certificate import make_certificate, replace_file
+from tests.harness.data_plane import exchange
 from tests.harness.ports import free_ports
 from tests.harness.seen import Seen
 
-METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
@@ -94,29 +94,6 @@ async def serving_picker(
         await server.stop()
 
 
-class Exchange:
-    """One stream. The test sends and receives message by message."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call: Any = channel.stream_stream(
-            METHOD,
-            request_serializer=ext_proc.ProcessingRequest.SerializeToString,
-            response_deserializer=ext_proc.ProcessingResponse.FromString,
-        )()
-
-    async def ask(self, message: Any) -> Any:
-        await self.call.write(message)
-        return await asyncio.wait_for(self.call.read(), 60)
-
-    async def route(self) -> Any:
-        """Send headers and body of a BUFFERED request. Return the answer to the body."""
-        await self.ask(headers())
-        return await self.ask(ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True}))
-
-    async def respond(self) -> Any:
-        return await self.ask(response_headers())
-
-
 def headers(mode: int = 2, **more: str) -> Any:
     values = {":path": "/v1/completions", "x-request-id": "r", **more}
     message = ext_proc.ProcessingRequest()
@@ -158,11 +135,11 @@ async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
     async with (
         serving_picker(picker=picker_of_three(BrokenPicker)) as rig,
         grpc.aio.insecure_channel(rig.target) as channel,
+        exchange(channel) as asked,
     ):
-        exchange = Exchange(channel)
-        await exchange.route()
-        await exchange.call.write(response_headers())
-        assert await exchange.call.code() is grpc.StatusCode.UNKNOWN
+        await asked.send(BODY)
+        await asked.call.write(response_headers())
+        assert await asked.code() is grpc.StatusCode.UNKNOWN
         await rig.settled()
         assert rig.in_flight() == 0
         assert rig.seen.over[0].decision.outcome == "failed"
@@ -171,21 +148,26 @@ async def test_a_bug_in_the_picker_fails_that_stream_and_releases_its_booking(
 
 async def test_a_body_larger_than_grpcs_default_limit_is_taken() -> None:
     big = json.dumps({"model": "m", "prompt": "x" * 9_000_000}).encode()
-    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
-        exchange = Exchange(channel)
-        await exchange.ask(headers())
-        answer = await exchange.ask(ext_proc.ProcessingRequest(request_body={"body": big}))
-        assert answer.HasField("request_body")
+    async with (
+        serving_picker() as rig,
+        grpc.aio.insecure_channel(rig.target) as channel,
+        exchange(channel) as asked,
+    ):
+        await asked.send(big)
+        assert asked.request.order == ["headers", "body"]
 
 
 async def test_a_drain_ends_in_time_whatever_is_in_flight() -> None:
-    async with serving_picker() as rig, grpc.aio.insecure_channel(rig.target) as channel:
-        stuck = Exchange(channel)
-        await stuck.route()
+    async with (
+        serving_picker() as rig,
+        grpc.aio.insecure_channel(rig.target) as channel,
+        exchange(channel) as stuck,
+    ):
+        await stuck.send(BODY)
         await rig.server.drain(0.1)
         assert rig.server.streams == 1
         await rig.server.stop()
-        assert await stuck.call.code() is not grpc.StatusCode.OK
+        assert await stuck.code() is not grpc.StatusCode.OK
         await rig.settled()
         assert rig.in_flight() == 0
 
@@ -217,30 +199,6 @@ async def test_a_socket_in_a_folder_that_is_not_there_names_the_folder(tmp_path:
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------
-
-
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    cert, key = folder / f"{name}.crt", folder / f"{name}.key"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
-
-
-def replace_file(source: Path, target: Path) -> None:
-    """Replace a file by rename, as a renewal does."""
-    fresh = target.with_suffix(".new")
-    fresh.write_bytes(source.read_bytes())
-    os.replace(fresh, target)  # noqa: PTH105 - the atomic rename is the point
 
 
 async def healthy(target: str, credentials: grpc.ChannelCredentials) -> bool:

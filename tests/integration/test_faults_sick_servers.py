@@ -113,31 +113,6 @@ async def well(gateway: Gateway) -> bool:
     return await gateway.picker.metric("epp_probes_total", verdict="well") > 0
 
 
-async def test_requests_for_model_that_one_server_lacks_go_to_those_that_have_it(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, backends=3, policy={**POLICY, "rule": "round-robin"}) as gateway:
-        gateway.backends[0].behaviour.lacks = "adapter"
-        statuses = [(await complete_anew(gateway, model="adapter")).status for _ in range(12)]
-        assert 404 in statuses
-
-        async def kept_away() -> bool:
-            return [(await complete_anew(gateway, model="adapter")).status for _ in range(6)] == [200] * 6
-
-        await wait_until(kept_away, what="requests for it go elsewhere")
-        said = "s0, for the model 'adapter', gets only trial requests: it answers 404"
-        await wait_until(
-            lambda: said in gateway.picker.process.stderr.read_text(), what="the log names server and model"
-        )
-        assert "s0" in {(await complete_anew(gateway)).served_by for _ in range(6)}, (
-            "requests for other models still go there"
-        )
-        gateway.backends[0].behaviour.lacks = ""
-
-        async def comes_back() -> bool:
-            return "s0" in {(await complete_anew(gateway, model="adapter")).served_by for _ in range(6)}
-
-        await wait_until(comes_back, what="the server gets requests for the adapter again")
-
-
 async def test_pickers_over_redis_agree_on_a_failing_server_and_on_its_recovery(tmp_path: Path) -> None:
     policy = {**POLICY, "rule": "round-robin", "failures": {"trialSeconds": 0.5, "probe": False}}
     async with (

@@ -19,6 +19,7 @@ from epp.transport import http2_server
 from epp.transport import peer as peer_module
 from epp.transport.http2.frames import Code, Kind, Setting, settings
 from tests.harness.certificate import write_tls
+from tests.harness.data_plane import exchange
 from tests.harness.http2_frames import (
     data,
     headers,
@@ -28,7 +29,6 @@ from tests.harness.http2_frames import (
 )
 from tests.harness.http2_frames import grpc as message
 from tests.integration.test_extproc_server import (
-    Exchange,
     ServerRig,
     never_overloaded,
     response_headers,
@@ -147,11 +147,9 @@ async def test_messages_cut_short_do_not_keep_others_from_sending_theirs() -> No
         writer.write(hello() + headers(1) + data(1, begun))
         await until_fault(rig, "too_much_held")
         assert held.now <= held.most
-        async with grpc.aio.insecure_channel(rig.target) as channel:
-            exchange, body = Exchange(channel), b'{"model": "m", "prompt": "%s"}' % (b"x" * 36_000)
-            await exchange.ask(request_headers())
-            whole = ext_proc.ProcessingRequest(request_body={"body": body, "end_of_stream": True})
-            assert (await exchange.ask(whole)).HasField("request_body")
+        async with grpc.aio.insecure_channel(rig.target) as channel, exchange(channel) as asked:
+            await asked.send(b'{"model": "m", "prompt": "%s"}' % (b"x" * 36_000))
+            assert asked.request.order == ["headers", "body"]
 
 
 async def test_answers_that_nobody_reads_are_bounded_and_end_their_connection() -> None:

@@ -222,23 +222,3 @@ async def test_a_stop_string_ends_the_answer_before_it_streamed_or_not(start: St
         labels["finished_reason"]: v for labels, v in (await server.metrics())["vllm:request_success_total"]
     }
     assert ended == {"stop": 3, "length": 1, "abort": 0}
-
-
-async def test_an_answer_that_ends_inside_a_possible_stop_string_is_whole(start: Start) -> None:
-    server = await start()
-    whole = (await server.complete(max_tokens=20))["choices"][0]["text"]
-    stop = whole[-3:] + " and then something else"
-    assert (await server.complete(max_tokens=20, stop=stop))["choices"][0]["text"] == whole
-    chunks = (await server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 20, "stop": stop}))[:-1]
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole
-
-
-async def test_a_stop_string_in_one_choice_leaves_the_other_alone(start: Start) -> None:
-    server = await start()
-    one, two = (await server.complete(prompt=["one", "two"], max_tokens=40))["choices"]
-    stop = one["text"][20:30]
-    assert stop not in two["text"]
-    answer = await server.complete(prompt=["one", "two"], max_tokens=40, stop=stop)
-    texts = [choice["text"] for choice in answer["choices"]]
-    assert texts == [one["text"][:20], two["text"]]
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "length"]
