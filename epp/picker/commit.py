@@ -181,7 +181,7 @@ class Commits:
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != pick.destinations[0]
-        self._fleet.answers.began(pick.wait, well=status < 400, now=now)
+        self._fleet.answers.began(pick.wait, now=now)
         if served is not None:
             pick.decision.served = served
             if mismatch:
@@ -228,7 +228,7 @@ class Commits:
         enter(pick, _ENDS[outcome])
         pick.computed = outcome == "ended" and status is not None and status < 400 and pick.asks
         pick.decision.outcome = outcome
-        pick.wait.over = True
+        self._fleet.answers.left(pick.wait)
         if outcome == "failed":
             pick.failed = True
             if status is None or status < 400:
@@ -259,7 +259,7 @@ class Commits:
             if pick.phase in BEGUN and (pick.decision.status or 0) < 400:
                 self._fleet.failures.ended(pick.state, now=now)  # the last event of this answer
             enter(pick, Phase.DETACHED)
-            pick.wait.over = True
+            self._fleet.answers.left(pick.wait)
             pick.decision.outcome = "detached"
             pick.state.detach()
             if pick.prefill is not None:
@@ -299,7 +299,7 @@ class Commits:
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
         booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._spec.sampling.share, self._fleet.failures
-        reads = (state.doubted or failures.marks) and failures.reads(state)
+        reads = (state.account.doubted or failures.marks) and failures.reads(state)
         sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
         pick = Pick(
             decision=decision,
@@ -316,14 +316,7 @@ class Commits:
             asks=bool(decision.model or prompt.size.text_bytes or decision.unread),
             path_hash=question.path_hash,
             body_hash=question.body_hash,
-            wait=self._fleet.answers.sent(
-                state,
-                model=decision.model,
-                streams=streams,
-                predicted_s=decision.predicted_s,
-                hang_seconds=self._spec.failures.hang_seconds,
-                now=now,
-            ),
+            wait=self._fleet.answers.sent(state, model=decision.model, streams=streams, now=now),
         )
         self._guesses.follow(pick)
         return pick if state.endpoint.rank is None else _to_rank(pick, state.endpoint)
@@ -336,7 +329,7 @@ class Commits:
     def _told(self, pick: Pick, status: int, *, now: float) -> None:
         """Take in what the body of an answer tells: it has a token (200), or the code of an error."""
         if status < 400:
-            pick.state.read_at = now
+            pick.state.account.read_at = now
         else:
             pick.decision.status = status
             pick.failed = pick.prefill is None and is_fault(status)

@@ -21,7 +21,9 @@ from msgspec import Struct
 from epp.base.errors import PickError
 from epp.base.types import Address, ChunkHash
 from epp.picker.decision import Decision, Question
-from epp.picker.endpoints.endpoint_state import Booking, EndpointState, Wait
+from epp.picker.endpoints.answers import Wait
+from epp.picker.endpoints.backlog import Booking
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.phases import OVER, Phase
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Recorded, Run
 from epp.picker.scheduling.snapshot import SentPick
@@ -203,7 +205,7 @@ class Restarted(Struct, frozen=True, eq=False, gc=False):
 
 
 class Hangs(Struct, frozen=True, eq=False, gc=False):
-    """Requests wait for their first byte at a server while other servers answer. See `endpoints.symptoms`."""
+    """Requests of this picker are open at a server, and nothing moves there. See `Answers.look`."""
 
     at: float
     server: EndpointState

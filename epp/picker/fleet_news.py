@@ -13,7 +13,6 @@ from collections.abc import Set as AbstractSet
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 from epp.config.policy import PolicySpec
 from epp.picker.commit import Listeners
-from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
@@ -134,11 +133,13 @@ class FleetNews:
         state = self.fleet.get(name)
         if state is None:
             return
+        before = state.metrics
         if metrics is None:
+            if self.fleet.failures.page(state, before, None, now=now):
+                self._listeners.send(Hangs(now, state))
             state.scrape_failed(now=now)
             self.guesses.page(state, now=now)
             return
-        before = state.metrics
         if before is not None and restarted(before, metrics):
             state.forget_server(now=now)
             self.fleet.failures.forget(state)
@@ -149,7 +150,7 @@ class FleetNews:
             self._listeners.send(Hangs(now, state))
         if metrics.asleep and not (before is not None and before.asleep):
             clear_endpoint(self.table, name)  # a sleeping engine keeps no cache
-        pages.take_in(state, metrics, now=now)
+        state.take_page(metrics, now=now)
         if state.listed is None and state.gives_no_list and metrics.models:
             self.take_lists({name: None}, now=now)  # the list was asked for before the first page came
         self.guesses.page(state, now=now)

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, Booking, EndpointState
+from epp.picker.endpoints.backlog import Booking
+from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, PAGE_AGE_S, EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.events import Guess, GuessedEntries, Listener, Pick, PrefillJob, Proved
 from epp.picker.phases import Phase
@@ -208,7 +209,7 @@ class Guesses:
         """Enter the prompts of doubted answers if the server's counters have grown since their ends."""
         while doubted and doubted[0][0] < page_at - PAGE_AGE_S:
             ended_at, pick = doubted.popleft()
-            if state.grew_at > ended_at:
+            if state.account.grew_at > ended_at:
                 self._send(Proved(now, pick, self.prove(pick.guess, now=now)))
             else:
                 self.drop(pick.guess)

@@ -22,7 +22,7 @@ from epp.picker.commit import Commits, Considered
 from epp.picker.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, Question, Queued, WouldPick
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.events import Fatal, Hangs, MadeState, Pick, StreamEvent
+from epp.picker.events import Fatal, MadeState, Pick, StreamEvent
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.kept_state import KeptState
@@ -106,13 +106,11 @@ class Picker(FleetNews):
         self.give_up_left(now=now)
 
     def tidy(self, *, now: float) -> None:
-        """Evict in bounded portions, and search for overdue answers. Call this after a pick, so that no
-        request waits for this work.
+        """Evict in bounded portions, and look at the marks of servers that fail. Call this after a pick, so
+        that no request waits for this work.
         """
-        failures = self.fleet.failures
-        if failures.marks or self.fleet.answers.overdue(now=now):
-            for state in failures.look(now=now):
-                self._listeners.send(Hangs(now, state))
+        if self.fleet.failures.marks:
+            self.fleet.failures.look(now=now)
         table = self.caches.table
         if table.overdue(now):
             evict(table, now)

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from epp.base.errors import NoEndpointError, UnknownModelError
 from epp.base.types import Address, EndpointMetrics, EndpointName
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints.endpoint_state import LATELY_S, Answers, EndpointState
+from epp.picker.endpoints.answers import LATELY_S, Answers
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.endpoints.served_models import AwayModels, Named, Serving
@@ -56,14 +57,22 @@ class Columns:
         """Requests at each server, by the last metrics and the events since then."""
         self._known_load: Floats = np.zeros(n)
         """Requests that pickers know to be at each server, whatever the metrics say."""
-        # Columns that change with every request are memoryviews: numpy writes three times as slowly.
-        self._rows = tuple(
-            cast("memoryview[float]", column.data)
-            for column in (self._undone_tokens, self._undone_at, self._load, self._known_load)
-        )
         self._noes: Floats = np.zeros(n)
         self._no_tokens: Floats = np.zeros(n)
         self._said_no_at: Floats = np.full(n, -np.inf)
+        # Columns that change with every request are memoryviews: numpy writes three times as slowly.
+        self._rows = tuple(
+            cast("memoryview[float]", column.data)
+            for column in (
+                self._undone_tokens,
+                self._undone_at,
+                self._load,
+                self._known_load,
+                self._noes,
+                self._no_tokens,
+                self._said_no_at,
+            )
+        )
         self._scraped_at: Floats = np.full(n, -np.inf)
         self._oldest_scrape = -np.inf
         """No metrics are older than this time."""
@@ -110,13 +119,11 @@ class Columns:
 
     def _copy(self, slot: int) -> None:
         state = self._states[slot]
-        metrics = state.metrics
-        undone_tokens, undone_at, load, known_load = self._rows
+        metrics, account = state.metrics, state.account
+        undone_tokens, undone_at, load, known_load, noes, no_tokens, said_no_at = self._rows
         undone_tokens[slot], undone_at[slot] = state.backlog.undone
         load[slot], known_load[slot] = state.loads(metrics)
-        if state.said_no_at > -np.inf:
-            self._noes[slot], self._no_tokens[slot] = state.noes, state.no_tokens
-            self._said_no_at[slot] = state.said_no_at
+        noes[slot], no_tokens[slot], said_no_at[slot] = account.noes, account.no_tokens, account.said_no_at
         if metrics is not self._pages[slot] or not self._rates_known:
             self._copy_page(slot, state, metrics)
         if state.failures:
@@ -241,7 +248,10 @@ class Columns:
             assert state.changed is self.changed
             assert (self._undone_tokens[slot], self._undone_at[slot]) == state.backlog.undone
             assert (self._load[slot], self._known_load[slot]) == state.loads(state.metrics)
-            assert (self._noes[slot], self._no_tokens[slot]) == (state.noes, state.no_tokens)
+            assert (self._noes[slot], self._no_tokens[slot]) == (
+                state.account.noes,
+                state.account.no_tokens,
+            )
             assert self._rate[slot] == state.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics

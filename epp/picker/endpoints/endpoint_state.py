@@ -3,20 +3,20 @@ that the picker sent there.
 
 The load comes from scrapes, and is corrected by our own picks and ends since the scrape. Without fresh
 metrics only our own bookings are known, and the type says so (`fresh` returns None). Only `Fleet`, the picker
-and `sharing` change this state, on one thread.
+and `sharing` change this state, on one thread. A method that changes what `Columns` shows notes the slot in
+`changed`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
 
-from msgspec import Struct
-
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
-from epp.picker.endpoints.learned import CounterWindow
+from epp.picker.endpoints.backlog import Backlog, Booking
+from epp.picker.endpoints.learned import CounterWindow, computed_growth, growth
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
 
 LONGEST_PREFILL_S = 600.0
@@ -24,143 +24,51 @@ LONGEST_PREFILL_S = 600.0
 wrong, and would keep a request for as long."""
 PAGE_AGE_S = 0.1
 """A page may have been written this long before it was read."""
-_TYPICAL_STEP = 0.05
-_TIMES_TYPICAL = 3.0
-"""A first byte is overdue if it takes this many times as long as other first bytes."""
-_QUICK_S = 0.05
-"""A streamed answer that ends this soon after its beginning may hold nothing but an error."""
-LATELY_S = 1.0
-"""For so long after a no, a session that the server refused stays away. Until then probes tell more. After an
-answer with a token, no answer is read for this long on account of a quick end."""
-MOST_ENDS = 64
-"""The most ends of one server's answers that are remembered at a time."""
-_SERVED_MODELS = 256
-"""The most pairs of a model and a path for which the last good answer is remembered."""
+_BUSY_HALF_LIFE_S = 20.0
 
 
-class Booking(Struct, eq=False, gc=False):
-    """Tokens of one request that its server has yet to compute."""
+@dataclass(slots=True, eq=False)
+class Account:
+    """What the answers of one server said, to this picker alone. `answers` and `failures` keep it."""
 
-    tokens: int
-    booked_at: float
-    loads: bool = False
-    """Whether an adapter has to be loaded for the request, as far as we know."""
-    ahead_tokens: float = 0.0
-    """Estimate of the tokens that the server had to compute before the request's first token, including the
-    request's own tokens.
-    """
-
-
-class Backlog:
-    """Bookings of one server, oldest first: its undone prefill work in prompt tokens, the B of the least-cost
-    rule.
-
-    The server computes in order of arrival, so the backlog drains from the oldest booking at the server's
-    prefill rate, as an estimate. The counters of each page correct it (`pages`).
-
-    Invariants: `tokens` is the sum of what the bookings still hold; 0 <= `drained_tokens` <= `tokens`;
-    0 <= `unbegun`.
-    """
-
-    __slots__ = ("at", "bookings", "counted", "drained_tokens", "tokens", "unbegun")
-
-    def __init__(self, *, now: float) -> None:
-        self.bookings: OrderedDict[Booking, None] = OrderedDict()
-        self.tokens = 0
-        self.drained_tokens = 0.0
-        self.unbegun = 0
-        """The number of requests that were computed and released since the last scrape."""
-        self.counted: list[Booking] = []
-        """Bookings that the last pages showed to be computed, or that were lost. The picker takes them after
-        each page."""
-        self.at = now
-
-    @property
-    def undone(self) -> tuple[float, float]:
-        """Estimate of the tokens still to compute, and the time of this estimate. The tokens drain at the
-        prefill rate from then on.
-        """
-        return self.tokens - self.drained_tokens, self.at
-
-    @property
-    def oldest_at(self) -> float:
-        """When the oldest booking was made. Infinity: there is no booking."""
-        oldest = next(iter(self.bookings), None)
-        return oldest.booked_at if oldest is not None else inf
-
-    def undone_tokens(self, *, now: float, rate: float) -> float:
-        """Return an estimate of the tokens still to compute, at `rate` tokens a second since the last
-        event.
-        """
-        tokens, at = self.undone
-        return max(0.0, tokens - rate * max(0.0, now - at))
-
-    def book(self, booking: Booking, *, now: float, rate: float) -> None:
-        """Add work. The server was idle before, so the time until now drains nothing of the new booking."""
-        self.advance(now, rate)
-        self.bookings[booking] = None
-        self.tokens += booking.tokens
-        booking.ahead_tokens = self.tokens - self.drained_tokens
-
-    def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
-        """Remove what is left of the booking of a request that is over, or that is known to be computed.
-        Idempotent.
-
-        computed: the server did the work, so its counters will show it.
-        """
-        self.advance(now, rate)
-        if booking in self.bookings:
-            if computed:
-                self.unbegun += 1
-            else:
-                self._unwait(booking)
-            # The drain estimate counts against the oldest booking first, so it is removed with this booking.
-            if next(iter(self.bookings)) is booking:
-                self.drained_tokens = max(0.0, self.drained_tokens - booking.tokens)
-            self.drop(booking)
-            self.drained_tokens = min(self.drained_tokens, float(self.tokens))
-
-    def clear_before(self, when: float, *, now: float, rate: float) -> None:
-        """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
-        self.advance(now, rate)
-        while self.oldest_at < when:
-            self.drop_oldest()
-        self.drained_tokens = min(self.drained_tokens, float(self.tokens))
-
-    def advance(self, now: float, rate: float) -> None:
-        if now > self.at:
-            drained = self.drained_tokens + rate * (now - self.at)
-            self.drained_tokens = drained if drained < self.tokens else float(self.tokens)
-            self.at = now
-
-    def drop_oldest(self) -> None:
-        oldest = next(iter(self.bookings))
-        # The estimate counts against the oldest booking first.
-        self.drained_tokens = max(0.0, self.drained_tokens - oldest.tokens)
-        self.count(oldest)
-
-    def count(self, booking: Booking) -> None:
-        """Remove a booking, since a page shows that it is computed, or since it was lost."""
-        self.counted.append(booking)
-        self.drop(booking)
-
-    def drop(self, booking: Booking) -> None:
-        del self.bookings[booking]
-        self.tokens -= booking.tokens
-        booking.tokens = 0
-
-    def _unwait(self, booking: Booking) -> None:
-        """Let no later request have waited for this one, since the server did not compute it."""
-        for later in reversed(self.bookings):
-            if later is booking:
-                return
-            later.ahead_tokens -= booking.tokens
-
-    def check_integrity(self) -> None:
-        assert self.tokens == sum(b.tokens for b in self.bookings)
-        assert 0 <= self.drained_tokens <= self.tokens
-        assert all(b.tokens >= 0 for b in self.bookings)
-        assert self.unbegun >= 0
+    waiting: int = 0
+    """Requests that wait for their first byte."""
+    streamed: int = 0
+    """Those of them whose answers are streamed."""
+    waits_since: float = inf
+    """Since when requests have waited and no answer has begun."""
+    began: bool = False
+    """Whether an answer has begun since the last look at the server."""
+    model: str = ""
+    """The model of the last good answer, or of the first request. Empty: not known."""
+    refused: int = 0
+    """Requests that were refused (4xx) since the last good answer."""
+    noes: int = 0
+    """Requests that ended without a token, while real answers to them would still go on."""
+    no_tokens: int = 0
+    """What the server was to compute for these requests."""
+    said_no_at: float = -inf
+    """When the last of these requests ended."""
+    doubted: bool = False
+    """Whether the next answer has to be read, because one ended so soon that it may hold no token."""
+    read_at: float = -inf
+    """When an answer was last read that held a token."""
+    uncounted_end_at: float = inf
+    """When the first answer ended whose request was sent after the last page. Its tokens have to stand on the
+    next page."""
+    grew_at: float = -inf
+    """When the server's page last showed more tokens or prompts than the page before it, or did not count
+    them."""
+    looked_at: float = -inf
+    """When the server was last looked at: its page came, or could not be read."""
+    was_open: bool = False
+    """Whether requests were open there at that time."""
+    done: bool = False
+    """Whether the server's counters have grown since the last request was sent there."""
+    stands_since: float | None = None
+    """Since when nothing has moved there. None: something has."""
+    patience_s: float = 0.0
+    """How long nothing may move."""
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +91,7 @@ class EndpointState:
     """Prompt tokens that the server recently computed per second, by its own counters."""
     surplus: float | None = None
     """The largest number seen on a page of first tokens minus ended and present requests:
-    see `pages`."""
+    see `_all_begun`."""
     predicted_tokens: int = 0
     """Prompt tokens that were computed here and believed to be cached."""
     window: CounterWindow = field(default_factory=CounterWindow)
@@ -197,32 +105,8 @@ class EndpointState:
     """Adapters that the server served, by last use. At most as many as the server has slots."""
     expected_adapters: dict[str, int] = field(default_factory=dict)
     """Adapters that open requests ask for, with the number of these requests."""
-    answers: int = 0
-    """Answers that have begun, for requests of this picker."""
-    overdue: int = 0
-    """Suspicious requests of this picker in a row whose first bytes are overdue (`symptoms.suspects`)."""
-    answered_model: str = ""
-    """The model of the server's last good answer. Empty: not known."""
     lost_request_at: float = -inf
     """When the server last ended the connection of a request that it had taken, without an answer."""
-    refused: int = 0
-    """Requests of this picker that the server has refused (4xx) since its last good answer."""
-    uncounted_end_at: float = inf
-    """When the first answer ended whose request was sent after the last page. Its tokens have to stand on the
-    next page."""
-    doubted: bool = False
-    """Whether the next answer has to be read, because one ended so soon that it may hold no token."""
-    noes: int = 0
-    """Requests that ended without a token, while real answers to them would still go on."""
-    no_tokens: int = 0
-    """What the server was to compute for these requests."""
-    said_no_at: float = -inf
-    """When the last of these requests ended."""
-    read_at: float = -inf
-    """When an answer was last read that held a token."""
-    grew_at: float = -inf
-    """When the server's page last showed more tokens or prompts than the page before it, or did not count
-    them."""
     gone: bool = False
     """Whether the endpoint has left the fleet. Its open requests then say nothing about the servers that
     stay."""
@@ -232,6 +116,8 @@ class EndpointState:
     """The server's list at `/v1/models`, or the names on its metrics page. None: not known."""
     gives_no_list: bool = False
     """The server was asked for its list of models, and did not give it the last time."""
+    account: Account = field(default_factory=Account)
+    """What the answers of this process said. `FailingServers` starts another one for another process."""
     changed: set[int] = field(default_factory=set)
     """Every change here adds the slot to this set, for the columns."""
 
@@ -328,6 +214,77 @@ class EndpointState:
         self.changed.add(self.slot)
         self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
+    # -- pages -----------------------------------------------------------------------------------------------
+
+    def take_page(self, after: EndpointMetrics, *, now: float) -> None:
+        """Take in the next page of the same process."""
+        self.changed.add(self.slot)
+        before, rate = self.metrics, self.tokens_per_s
+        if before is not None:
+            self._learn_busy(before, after)
+        if after.ttft_count is None:
+            self.backlog.settle(now=now, rate=rate)
+        elif before is None:
+            self.backlog.unbegun = 0  # the first counters of a server contain all that was released so far
+        else:
+            self._answers_begun(before, after, now=now)
+        # A request may be on its way to the server while the page is written. So only work that the scrape
+        # before this one could have seen is known to be done.
+        all_begun = self._all_begun(after)
+        done_before = before.scraped_at if all_begun and before is not None else now - LONGEST_PREFILL_S
+        self.backlog.clear_before(done_before, now=now, rate=rate)
+        if before is not None:
+            oldest = self.backlog.oldest
+            # Bookings from before the earlier page that are not done yet kept the server busy all the time.
+            self.rate.observe(
+                before, after, busy=oldest is not None and oldest.booked_at <= before.scraped_at
+            )
+            if after.loaded_adapters is not None:
+                self._forget_unloaded(after.known_adapters, before=before.scraped_at)
+        self.metrics = after
+        self.failures = 0
+        self.picks_since_scrape = 0
+        self.ends_since_scrape = 0
+        self.account.uncounted_end_at = inf
+
+    def _answers_begun(self, before: EndpointMetrics, after: EndpointMetrics, *, now: float) -> None:
+        """Release the requests whose first tokens came between two scrapes, and learn from their times."""
+        requests = int(growth(before.ttft_count, after.ttft_count))
+        first = self.backlog.begun(requests, now=now, rate=self.tokens_per_s)
+        if first is not None:
+            seconds = growth(before.ttft_sum_s, after.ttft_sum_s)
+            self.rate.began(requests=requests, tokens=first[0], ahead_tokens=first[1], seconds=seconds)
+
+    def _learn_busy(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
+        elapsed_s = after.scraped_at - before.scraped_at
+        if elapsed_s > 0:
+            keep = 0.5 ** (elapsed_s / _BUSY_HALF_LIFE_S)
+            computed = computed_growth(before, after) / elapsed_s
+            self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
+
+    def _forget_unloaded(self, known: AbstractSet[str], *, before: float) -> None:
+        """Forget adapters that the server does not name, if they were last used before this time. The server
+        would name them if it still held them.
+        """
+        for adapter in [a for a, used_at in self.adapters.items() if used_at < before and a not in known]:
+            del self.adapters[adapter]
+
+    def _all_begun(self, after: EndpointMetrics) -> bool:
+        """Return whether every request at the server has its first token, as far as this page shows.
+
+        First tokens minus ended requests are the requests that decode, except for a constant: requests
+        that ended without a first token, and counts from before. If we subtract the requests at the
+        server, the number is largest on pages without a request in prefill. So a page with the largest number
+        seen so far shows no request in prefill.
+        """
+        inside = after.inside
+        if inside is None or after.ttft_count is None or after.finished is None:
+            return inside == 0
+        surplus = after.ttft_count - after.finished - inside
+        if inside == 0 or self.surplus is None or surplus > self.surplus:
+            self.surplus = surplus
+        return surplus == self.surplus
+
     # -- adapters --------------------------------------------------------------------------------------------
 
     @property
@@ -394,151 +351,3 @@ class EndpointState:
         self.missed = 0
         self.window = CounterWindow()
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
-
-
-class Wait(Struct, eq=False, gc=False):
-    """One request that waits for its first byte."""
-
-    state: EndpointState
-    sent_at: float
-    streams: bool
-    own_before: int
-    """Number of answers of this server at the time when the request was sent."""
-    others_before: int
-    model: str
-    """The model that the request asks for. Empty: not known."""
-    over: bool = False
-    """Whether the answer began, or the client no longer waits for it."""
-    began_at: float = inf
-
-
-class Answers:
-    """Knows which requests wait for their first byte, and which servers answer well.
-
-    While all servers are well, a fleet needs no other facts about answers. `symptoms` finds the servers that
-    seem to hang, once a first byte is overdue. `failures` decides what follows.
-    """
-
-    def __init__(self) -> None:
-        self.picks = 0
-        """Requests sent so far."""
-        self.begun = 0
-        """Answers that have begun, by all servers."""
-        self.waits: list[tuple[float, int, Wait]] = []
-        """Waits as a heap, by the time when the answer is overdue."""
-        self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
-        """The last two servers that answered for each model and path that was asked for lately. The same one
-        twice: no other has answered."""
-        self._noes: list[tuple[float, int, EndpointState, int]] = []
-        """Requests that ended without a token, as a heap by the time when a real answer would have ended.
-        Each has a number of its own, and the tokens that its server was to compute."""
-        self._noes_counted = 0
-        self._last_no_at = -inf
-        self._lasts_s = 1.0
-        """From a request to the end of its answer, for answers that do not end at once."""
-        self._typical_s = {True: 0.0, False: 0.0}
-        """Time to the first byte, for answers that are streamed and for others."""
-
-    def __len__(self) -> int:
-        """Return the number of requests whose first byte may become overdue."""
-        return len(self.waits)
-
-    def sent(
-        self,
-        state: EndpointState,
-        *,
-        model: str,
-        streams: bool,
-        predicted_s: float,
-        hang_seconds: float,
-        now: float,
-    ) -> Wait:
-        """Record that a request was sent to a server that should need `predicted_s` to its first token.
-        hang_seconds: the least time after which a first byte is overdue. 0: no first byte is ever overdue.
-
-        An answer that comes whole takes as long as the server generates, so its first byte is never overdue
-        if the server counts tokens as it generates them: `symptoms.Stalls` sees whether the counters grow.
-        """
-        self.picks += 1
-        wait = Wait(state, now, streams, state.answers, self.begun - state.answers, model)
-        if hang_seconds and (streams or not counts_answers(state.metrics)):
-            patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
-            due_at = now + patience_s + min(2 * predicted_s, LONGEST_PREFILL_S)
-            heapq.heappush(self.waits, (due_at, self.picks, wait))
-        return wait
-
-    def began(self, wait: Wait, *, well: bool, now: float) -> None:
-        """Record that the first byte of an answer came. well: it is no error, and so shows how long an answer
-        takes.
-        """
-        if wait.over:
-            return
-        wait.over, wait.began_at = True, now
-        wait.state.answers += 1
-        wait.state.overdue = 0
-        self.begun += 1
-        if well:
-            typical = self._typical_s[wait.streams]
-            self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
-
-    def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
-        """Record that a server answered well for a model, at this path."""
-        last = self.served.get((model, path_hash), (state, state))
-        self.served[model, path_hash] = last if last[0] is state else (state, last[0])
-        state.answered_model, state.refused = model, 0
-        self.served.move_to_end((model, path_hash))
-        while len(self.served) > _SERVED_MODELS:
-            self.served.popitem(last=False)
-
-    def ended(self, state: EndpointState, wait: Wait, *, now: float) -> bool:
-        """Take in that a generated answer ended. It began well, and nobody has read it. If no page can have
-        counted it yet, the next page should. If it ended very soon, the server's next answer is read. Return
-        whether it ended so soon that it may hold no token.
-        """
-        page = state.metrics
-        if page is not None and wait.sent_at > page.scraped_at:
-            state.uncounted_end_at = min(state.uncounted_end_at, now)
-        quick = wait.streams and now - wait.began_at < _QUICK_S
-        if not quick:
-            self._lasts_s += _TYPICAL_STEP * (now - wait.sent_at - self._lasts_s)
-        doubtful = quick and now - state.read_at >= LATELY_S
-        state.doubted = state.doubted or doubtful
-        return doubtful
-
-    def said_no(self, state: EndpointState, wait: Wait, *, tokens: int, now: float) -> None:
-        """Record that an answer had no token. tokens: what its server was to compute.
-
-        A server that refuses everything has no request in flight, so every rule that goes by load would send
-        it most requests until its failure is proven. So the request still counts as one in flight until the
-        time when an answer usually ends, and so do its tokens. This needs no verdict, so it also holds where
-        the requests are at fault.
-        """
-        state.said_no_at = self._last_no_at = now
-        state.changed.add(state.slot)
-        if state.noes < MOST_ENDS:
-            state.noes += 1
-            state.no_tokens += tokens
-            self._noes_counted += 1
-            heapq.heappush(self._noes, (wait.sent_at + self._lasts_s, self._noes_counted, state, tokens))
-
-    def noes(self, *, now: float) -> bool:
-        """Forget requests to which a real answer would have ended. Return whether there are noes to count."""
-        while self._noes and self._noes[0][0] <= now:
-            _, _, state, tokens = heapq.heappop(self._noes)
-            state.noes -= 1
-            state.no_tokens -= tokens
-            state.changed.add(state.slot)
-        return bool(self._noes) or now - self._last_no_at < LATELY_S
-
-    def overdue(self, *, now: float) -> bool:
-        """Return whether a first byte may be overdue."""
-        return bool(self.waits) and self.waits[0][0] <= now
-
-    def check_integrity(self) -> None:
-        assert len(self.served) <= _SERVED_MODELS
-        assert all(0 < state.noes <= MOST_ENDS for _, _, state, _ in self._noes)
-
-
-def counts_answers(page: EndpointMetrics | None) -> bool:
-    """Return whether the server counts the tokens of an answer while it generates them."""
-    return page is not None and page.generated_tokens is not None and not page.counts_at_end

@@ -30,16 +30,9 @@ import numpy as np
 
 from epp.base.types import EndpointMetrics
 from epp.config.routing import FailureSettings as Settings
-from epp.picker.endpoints.endpoint_state import (
-    LATELY_S,
-    MOST_ENDS,
-    PAGE_AGE_S,
-    Answers,
-    EndpointState,
-    counts_answers,
-)
+from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers
+from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Account, EndpointState
 from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
-from epp.picker.endpoints.symptoms import Stalls, suspects
 from epp.picker.scheduling.snapshot import MOST_KEPT, Snapshot
 
 _NOTHING: Final = 0.06
@@ -78,7 +71,6 @@ class FailingServers:
         """The marks by server and model. The model is empty except for a 404. Only servers that have failed
         lately have a mark. While there are no marks, good answers change nothing.
         """
-        self._stalls = Stalls()
         self._all_refuse_until = -inf
 
     # -- events ---------------------------------------------------------------------------------------------
@@ -126,27 +118,23 @@ class FailingServers:
         """Take in a 404. It counts if another server has answered for this model at the same path, because
         clients also name paths that no server has.
         """
-        if self._other_that_answers(state, model, path_hash) is not None:
+        if self._answers.other_that_served(state, model, path_hash=path_hash) is not None:
             self.failed(state, Form.LACKS, about=model, now=now)
-
-    def _other_that_answers(self, state: EndpointState, model: str, path_hash: int) -> EndpointState | None:
-        answered = self._answers.served.get((model, path_hash), ())
-        return next((other for other in answered if other is not state and not other.gone), None)
 
     def refused(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
         """Take in any other 4xx. It is mostly the client's fault. So several in a row make the server only
         suspect, and a probe decides.
         """
-        state.refused += 1
+        state.account.refused += 1
         mark = self.marks.get((state, ""))
         if mark is not None and mark.out:
             if mark.form is Form.REFUSES:
                 self.failed(state, Form.REFUSES, now=now)
-        elif state.refused < _REFUSALS:
+        elif state.account.refused < _REFUSALS:
             return
         elif self._may_probe(state) and (mark is None or mark.refusals_prove is not False):
             mark = self._suspect(state, Form.REFUSES, asked_model=model, now=now)
-            mark.control = self._other_that_answers(state, model, path_hash) or mark.control
+            mark.control = self._answers.other_that_served(state, model, path_hash=path_hash) or mark.control
             mark.share = max(mark.share, _REFUSING)
         elif self._refuses_alone(state, now=now):
             self.failed(state, Form.REFUSES, asked_model=model, now=now)
@@ -156,7 +144,7 @@ class FailingServers:
         prove nothing. If one has, then the requests are at fault, and a server that was left out comes back.
         """
         for mark in self.marks.values():
-            fewer, more = sorted((mark.state.refused, state.refused))
+            fewer, more = sorted((mark.state.account.refused, state.account.refused))
             if mark.state is not state and _REFUSALS <= more <= 2 * fewer:
                 self._all_refuse_until = now + _ALL_REFUSE_S
                 if mark.out and mark.form is Form.REFUSES:
@@ -167,8 +155,8 @@ class FailingServers:
         """Forget all marks of a server that has left, or whose name another process has now."""
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
-        state.overdue = state.refused = 0
-        self._stalls.forget(state)
+        state.account = Account()
+        state.changed.add(state.slot)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
         """Record that a trial request was sent to the server."""
@@ -179,28 +167,20 @@ class FailingServers:
 
     def reads(self, state: EndpointState) -> bool:
         """Return whether the answer to the request that is sent now has to be read."""
-        doubted, state.doubted = state.doubted, False
+        account = state.account
+        doubted, account.doubted = account.doubted, False
         mark = self.marks.get((state, ""))
         return doubted or (mark is not None and mark.needs is Proof.TOKEN)
 
-    def look(self, *, now: float) -> Sequence[EndpointState]:
-        """Judge requests whose first byte is overdue and answers that nobody has reported as cut, and forget
-        shares that have become very small. Returns the servers that hang from now on.
-        """
+    def look(self, *, now: float) -> None:
+        """Judge answers that nobody has reported as cut, and forget shares that have become very small."""
         for mark in self.marks.values():
             # Envoy reports a cut answer within this time, because it sends its log every 0.25 s.
             while mark.ends and mark.ends[0] <= now - LATELY_S:
                 mark.ends.popleft()
                 self.good(mark.state, proof=Proof.WHOLE, now=now)
-        found = []
-        for wait in suspects(self._answers, now=now):
-            if not wait.streams and self.settings.probe:
-                self._suspect(wait.state, Form.STALLS, asked_model=wait.model, now=now)
-            elif self.hangs(wait.state, now=now):
-                found.append(wait.state)
         for key in [key for key, mark in self.marks.items() if not mark.out and mark.now(now) < _NOTHING]:
             del self.marks[key]
-        return found
 
     def _mark(self, state: EndpointState, about: str) -> Mark:
         mark = self.marks.get((state, about))
@@ -225,23 +205,26 @@ class FailingServers:
         self,
         state: EndpointState,
         before: EndpointMetrics | None,
-        after: EndpointMetrics,
+        after: EndpointMetrics | None,
         *,
         now: float,
     ) -> bool:
-        """Take in a metrics page. Return whether the page is the first to show that the server hangs."""
-        seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
-        mark = self.marks.get((state, ""))
-        if seen == "grew" and before is not None:
-            state.grew_at = now
-        if seen == "stalls alone":
-            return self.hangs(state, form=Form.STALLS, now=now)
-        if seen == "stalls":
+        """Take in a metrics page. None: it could not be read. Return whether this is the first look that
+        shows that the server hangs.
+        """
+        seen = self._answers.look(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
+        account, mark = state.account, self.marks.get((state, ""))
+        if seen in ("hangs", "stalls alone"):
+            return self.hangs(state, form=Form.HANGS if seen == "hangs" else Form.STALLS, now=now)
+        if seen in ("stalls", "may hang"):
             self._suspect(state, Form.STALLS, now=now)
-        elif seen != "grew" and state.uncounted_end_at < after.scraped_at - PAGE_AGE_S:
-            self._suspect(state, Form.IS_EMPTY, now=now)
-        elif seen == "grew" and mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
-            mark.recover(_SUSPECTED, now=now)
+        elif seen != "moves":
+            if after is not None and account.uncounted_end_at < after.scraped_at - PAGE_AGE_S:
+                self._suspect(state, Form.IS_EMPTY, now=now)
+        elif before is not None and after is not None:
+            account.grew_at = now
+            if mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
+                mark.recover(_SUSPECTED, now=now)
         return False
 
     def hangs(self, state: EndpointState, *, form: Form = Form.HANGS, now: float) -> bool:
@@ -287,7 +270,7 @@ class FailingServers:
         probes = []
         for _, _, about, mark in sorted(due)[: max(0, free)]:
             state, control = mark.state, mark.control
-            if model := about or mark.asked_model or state.answered_model or state.model:
+            if model := about or mark.asked_model or state.account.model or state.model:
                 asked = control if mark.verdict == "refused" and control is not None else state
                 mark.probing, mark.probed_at = True, now
                 # A queue explains nothing if the counters stand still for longer than the queue should take.
@@ -324,7 +307,9 @@ class FailingServers:
         """Take a server back if probes show its faults. Otherwise real answers may still fail, so the probe
         only allows a trial.
         """
-        mark.state.refused, mark.state.read_at = 0, now
+        account = mark.state.account
+        account.refused, account.read_at = 0, now
+        account.stands_since, account.waits_since = None, now
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
         if mark.suspected is Form.REFUSES:
@@ -403,7 +388,6 @@ class FailingServers:
         assert all(mark.state is key[0] for key, mark in self.marks.items())
         assert all(list(mark.ends) == sorted(mark.ends) for mark in self.marks.values())
         assert all(len(mark.ends) <= MOST_ENDS for mark in self.marks.values())
-        self._stalls.check_integrity()
 
 
 def is_fault(status: int) -> bool:

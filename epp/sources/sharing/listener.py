@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.picker.endpoints.endpoint_state import Booking, EndpointState
+from epp.picker.endpoints.backlog import Booking
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.events import Guess
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.upkeep import clear_endpoint

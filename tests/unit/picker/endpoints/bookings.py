@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
+from epp.picker.endpoints.backlog import Backlog, Booking
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
 
 RATE = 100.0

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.base.types import EndpointMetrics
-from epp.picker.endpoints import pages
-from epp.picker.endpoints.endpoint_state import Backlog, Booking
+from epp.picker.endpoints.backlog import Backlog, Booking
 from tests.unit.picker.endpoints.bookings import a_state, book, booked, page, undone_at
 
 
@@ -28,7 +27,7 @@ def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(
     said: dict[str, int],
 ) -> None:
     state = a_state()
-    pages.take_in(state, EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
+    state.take_page(EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
     book(state, 10, now=1.0)
     assert state.load(state.metrics) == 1
 
@@ -36,7 +35,7 @@ def test_with_a_page_without_a_gauge_the_load_is_our_open_requests(
 def test_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
-    pages.take_in(state, page(1.0, running=5, waiting=2), now=1.0)
+    state.take_page(page(1.0, running=5, waiting=2), now=1.0)
     assert state.load(state.metrics) == 7
     book(state, 10, now=1.1)
     book(state, 10, now=1.2)
@@ -46,21 +45,21 @@ def test_load_is_the_scraped_number_plus_our_picks_minus_our_ends_since() -> Non
 
 def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
     state = a_state()
-    pages.take_in(state, page(0.0), now=0.0)
+    state.take_page(page(0.0), now=0.0)
     book(state, 10, now=0.1)
     state.detach()
     assert state.in_flight == 0
     assert state.load(state.metrics) == 1  # picked since the scrape
-    pages.take_in(state, page(1.0, running=1), now=1.0)
+    state.take_page(page(1.0, running=1), now=1.0)
     assert state.load(state.metrics) == 1
-    pages.take_in(state, page(2.0, running=0), now=2.0)
+    state.take_page(page(2.0, running=0), now=2.0)
     assert state.load(state.metrics) == 0
 
 
 def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
     first, second = a_state(), a_state()
     for state in (first, second):
-        pages.take_in(state, page(0.0), now=0.0)
+        state.take_page(page(0.0), now=0.0)
     booking = book(first, 500, now=0.1)
     first.release(booking, computed=False, now=0.2)
     moved = book(second, 500, now=0.2)
@@ -73,7 +72,7 @@ def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
 def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
     state = a_state()
     assert state.fresh(now=0.0, stale_after_s=5.0) is None
-    pages.take_in(state, page(10.0, running=1), now=10.0)
+    state.take_page(page(10.0, running=1), now=10.0)
     assert state.fresh(now=15.0, stale_after_s=5.0) is state.metrics
     assert state.fresh(now=15.1, stale_after_s=5.0) is None
 
@@ -91,7 +90,7 @@ def test_lost_bookings_go_after_ten_minutes_also_while_scrapes_fail() -> None:
 
 def test_nothing_is_known_of_a_new_process() -> None:
     state = a_state()
-    pages.take_in(state, page(1.0, running=4), now=1.0)
+    state.take_page(page(1.0, running=4), now=1.0)
     state.use_adapter("x", most=2, now=1.0)
     booking = book(state, 5000, now=1.0)
     state.forget_server(now=2.0)
@@ -120,7 +119,7 @@ def test_after_any_events_the_load_covers_our_open_requests(
             held.pop(number % len(held))
             state.detach()
         elif event == "scrape":
-            pages.take_in(state, page(now, running=number, prompt_tokens=now * number), now=now)
+            state.take_page(page(now, running=number, prompt_tokens=now * number), now=now)
         elif event == "fail":
             state.scrape_failed(now=now)
         state.backlog.check_integrity()
@@ -157,7 +156,7 @@ def test_as_many_adapters_as_server_has_slots_are_remembered_by_last_use() -> No
 def test_slots_and_active_adapters_on_the_servers_page_are_believed() -> None:
     state = a_state()
     metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))
-    pages.take_in(state, metrics, now=1.0)
+    state.take_page(metrics, now=1.0)
     for now, adapter in enumerate(["x", "y", "z"]):
         state.use_adapter(adapter, most=2, now=float(now))
     assert state.loaded_adapters == {"w", "x", "y", "z"}

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.picker.endpoints.endpoint_state import Backlog, Booking
-from epp.picker.endpoints.pages import begun, settle
+from epp.picker.endpoints.backlog import Backlog, Booking
 from tests.unit.picker.endpoints.bookings import RATE
 
 
@@ -73,7 +72,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @rule(requests=st.integers(0, 6))
     def begun(self, requests: int) -> None:
-        begun(self.backlog, requests, now=self.now, rate=RATE)
+        self.backlog.begun(requests, now=self.now, rate=RATE)
         for _ in range(requests):
             if self.unbegun:
                 self.unbegun -= 1
@@ -85,7 +84,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        settle(self.backlog, now=self.now, rate=RATE)
+        self.backlog.settle(now=self.now, rate=RATE)
         self.unbegun = 0
         # The model rounds to whole tokens as the product does. Otherwise a rounding difference would look
         # like a fault.

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from epp.base.errors import NoEndpointError
 from epp.base.types import Address, EndpointMetrics, EndpointName, Role
-from epp.picker.endpoints import pages
-from epp.picker.endpoints.endpoint_state import Booking, EndpointState
+from epp.picker.endpoints.backlog import Booking
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes
 from tests.unit.picker.endpoints.lettered import endpoint
@@ -25,7 +25,7 @@ def names_serving(fleet: Fleet, model: str) -> list[str]:
 def holds(fleet: Fleet, name: str, adapter: str) -> None:
     state = fleet.get(EndpointName(name))
     assert state is not None
-    pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
+    state.take_page(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
 
 
 def test_a_declared_adapter_is_also_served_where_it_was_loaded_at_run_time() -> None:
@@ -47,10 +47,10 @@ def test_a_snapshot_does_not_change_after_it_was_made() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
-    pages.take_in(state, EndpointMetrics(scraped_at=0.0, running=3, waiting=2, kv_usage=0.5), now=0.0)
+    state.take_page(EndpointMetrics(scraped_at=0.0, running=3, waiting=2, kv_usage=0.5), now=0.0)
     before = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=0.0)
     state.book(Booking(tokens=500, booked_at=0.0), now=0.0)
-    pages.take_in(state, EndpointMetrics(scraped_at=1.0, running=9, waiting=9, kv_usage=0.9), now=1.0)
+    state.take_page(EndpointMetrics(scraped_at=1.0, running=9, waiting=9, kv_usage=0.9), now=1.0)
     after = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=1.0)
     assert (before.in_flight[0], before.waiting[0], before.kv_usage[0]) == (5, 2, 0.5)
     assert (after.in_flight[0], after.waiting[0], after.kv_usage[0]) == (18, 9, 0.9)
@@ -59,8 +59,8 @@ def test_a_snapshot_does_not_change_after_it_was_made() -> None:
 def test_unknown_and_stale_numbers_are_nan() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, c = fleet.states()
-    pages.take_in(a, EndpointMetrics(scraped_at=0.0, running=7, waiting=2, kv_usage=0.5), now=0.0)
-    pages.take_in(b, EndpointMetrics(scraped_at=9.0, running=3, waiting=1), now=9.0)
+    a.take_page(EndpointMetrics(scraped_at=0.0, running=7, waiting=2, kv_usage=0.5), now=0.0)
+    b.take_page(EndpointMetrics(scraped_at=9.0, running=3, waiting=1), now=9.0)
     for state in (a, b, c):
         state.book(Booking(tokens=5, booked_at=9.0), now=9.0)
     seen = fleet.snapshot(range(3), model="m", adapter="", spec=SPEC, now=10.0)
@@ -82,7 +82,7 @@ def test_snapshot_shows_which_endpoints_hold_the_adapter_or_have_free_slot() -> 
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
     a, b, _ = fleet.states()
     a.use_adapter("x", most=2, now=0.0)
-    pages.take_in(b, EndpointMetrics(scraped_at=0.0, max_lora=1, loaded_adapters=frozenset({"y"})), now=0.0)
+    b.take_page(EndpointMetrics(scraped_at=0.0, max_lora=1, loaded_adapters=frozenset({"y"})), now=0.0)
     seen = fleet.snapshot(range(3), model="x", adapter="x", spec=SPEC, now=0.0)
     assert seen.has_adapter is not None
     assert seen.free_slot is not None
@@ -141,7 +141,7 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
                 prompt_tokens=50 * now,
                 loaded_adapters=frozenset("xyz"[:number]),
             )
-            pages.take_in(state, page, now=now)
+            state.take_page(page, now=now)
         elif event == "fail":
             state.scrape_failed(now=now)
         elif event == "adapter":

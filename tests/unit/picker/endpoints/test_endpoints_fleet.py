@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.base.types import Endpoint, EndpointName
-from epp.picker.endpoints.endpoint_state import Booking
+from epp.picker.endpoints.backlog import Booking
 from epp.picker.endpoints.fleet import Fleet
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.picker.endpoints.lettered import endpoint

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
-from epp.picker.endpoints import pages
-from epp.picker.endpoints.endpoint_state import Backlog, Booking, EndpointState
-from epp.picker.endpoints.pages import begun, settle
+from epp.picker.endpoints.backlog import Backlog, Booking
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
 from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
 
@@ -16,7 +15,7 @@ def test_requests_of_unknown_size_do_not_pile_up() -> None:
     backlog = Backlog(now=0.0)
     for n in range(1_000):
         booked(backlog, 0, now=n * 0.1)
-        settle(backlog, now=n * 0.1, rate=RATE)
+        backlog.settle(now=n * 0.1, rate=RATE)
     backlog.check_integrity()
     assert len(backlog.bookings) == 0
 
@@ -25,20 +24,20 @@ def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
-    assert begun(backlog, 2, now=4.0, rate=RATE) == (400, 100 + 350)
+    assert backlog.begun(2, now=4.0, rate=RATE) == (400, 100 + 350)
     booked(backlog, 100, now=5.0)
-    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "the picker does not know one of the requests"
+    assert backlog.begun(2, now=6.0, rate=RATE) is None, "the picker does not know one of the requests"
     backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
-    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "the request ended before the page was read"
+    assert backlog.begun(1, now=8.0, rate=RATE) is None, "the request ended before the page was read"
     backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
-    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
+    assert backlog.begun(1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
 
 
 def test_without_counters_the_estimate_is_used() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 100, now=0.0)
-    settle(backlog, now=1.5, rate=RATE)
+    backlog.settle(now=1.5, rate=RATE)
     assert len(backlog.bookings) == 1
     assert undone_at(backlog, now=1.5) == 50
 
@@ -46,9 +45,9 @@ def test_without_counters_the_estimate_is_used() -> None:
 def test_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
     state = a_state()
     book(state, 5000, now=0.5)
-    pages.take_in(state, page(1.0, running=1, prompt_tokens=0.0), now=1.0)
+    state.take_page(page(1.0, running=1, prompt_tokens=0.0), now=1.0)
     book(state, 700, now=1.5)
-    pages.take_in(state, page(2.0, prompt_tokens=0.0), now=2.0)
+    state.take_page(page(2.0, prompt_tokens=0.0), now=2.0)
     # the second request may still be on its way
     assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
     assert len(state.backlog.bookings) == 1
@@ -69,7 +68,7 @@ def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: f
             cached_prompt_tokens=0.0,
             ttft_count=n - 1.0,
         )
-        pages.take_in(state, metrics, now=float(n))
+        state.take_page(metrics, now=float(n))
         if n == 2:
             assert (state.tokens_per_s < 1000) == (booked_at < 1)
     assert state.tokens_per_s == pytest.approx(550, rel=0.1)
@@ -77,11 +76,11 @@ def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: f
 
 def test_a_first_token_ends_a_booking_however_many_tokens_were_expected() -> None:
     state = a_state()
-    pages.take_in(state, page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
+    state.take_page(page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
     book(state, 4000, now=0.0)
     book(state, 5000, now=0.0)
     # All but 100 tokens of the first prompt were cached, which nobody expected.
-    pages.take_in(state, page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
+    state.take_page(page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
     assert len(state.backlog.bookings) == 1
 
@@ -90,27 +89,27 @@ def test_a_server_that_only_decodes_has_no_prompts_left() -> None:
     """Bookings from before the first page end there, because no later growth can show their first tokens."""
     state = a_state()
     book(state, 4000, now=0.0)
-    pages.take_in(state, page(1.0, running=1, begun=51, finished=50), now=1.0)
+    state.take_page(page(1.0, running=1, begun=51, finished=50), now=1.0)
     book(state, 900, now=1.5)
-    pages.take_in(state, page(2.0, running=2, begun=51, finished=50), now=2.0)
+    state.take_page(page(2.0, running=2, begun=51, finished=50), now=2.0)
     # One of the two requests has no first token yet, and nobody can tell which.
     assert len(state.backlog.bookings) == 2
     book(state, 700, now=2.5)
-    pages.take_in(state, page(3.0, running=2, begun=52, finished=50), now=3.0)
+    state.take_page(page(3.0, running=2, begun=52, finished=50), now=3.0)
     assert len(state.backlog.bookings) == 1
     assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
 
 
 def test_requests_without_a_first_token_do_not_look_busy_for_good() -> None:
     state = a_state()
-    pages.take_in(state, page(1.0, running=2, begun=10, finished=8), now=1.0)
+    state.take_page(page(1.0, running=2, begun=10, finished=8), now=1.0)
     # the server is idle, since three requests were aborted in their prefill
-    pages.take_in(state, page(2.0, begun=10, finished=13), now=2.0)
+    state.take_page(page(2.0, begun=10, finished=13), now=2.0)
     book(state, 4000, now=2.5)
-    pages.take_in(state, page(3.0, running=1, begun=10, finished=13), now=3.0)
-    pages.take_in(state, page(4.0, running=1, begun=10, finished=13), now=4.0)
+    state.take_page(page(3.0, running=1, begun=10, finished=13), now=3.0)
+    state.take_page(page(4.0, running=1, begun=10, finished=13), now=4.0)
     assert len(state.backlog.bookings) == 1
-    pages.take_in(state, page(5.0, running=1, begun=11, finished=13), now=5.0)
+    state.take_page(page(5.0, running=1, begun=11, finished=13), now=5.0)
     assert len(state.backlog.bookings) == 0
 
 
@@ -118,7 +117,7 @@ def test_a_good_scrape_resets_the_count_of_failures() -> None:
     state = a_state()
     state.scrape_failed(now=1.0)
     state.scrape_failed(now=2.0)
-    pages.take_in(state, page(3.0), now=3.0)
+    state.take_page(page(3.0), now=3.0)
     assert state.failures == 0
 
 
@@ -126,17 +125,17 @@ def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "z"]):
         state.use_adapter(adapter, most=4, now=float(now))
-    pages.take_in(state, EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
+    state.take_page(EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
     assert state.loaded_adapters == {"x", "y", "z"}  # the first page may be older than the picks
     later = EndpointMetrics(
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
-    pages.take_in(state, later, now=2.5)
+    state.take_page(later, now=2.5)
     # A request for x waits there, and z was sent there after the previous page. The server dropped y and
     # loaded w for an unknown request.
     assert state.loaded_adapters == {"w", "x", "z"}
     # another process has started and does not report it
-    pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
+    state.take_page(EndpointMetrics(scraped_at=3.5), now=3.5)
     assert state.loaded_adapters == {"x", "z"}
 
 
@@ -147,7 +146,7 @@ def test_computed_tokens_a_second_cover_the_last_minute() -> None:
         page_now = EndpointMetrics(
             scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
         )
-        pages.take_in(state, page_now, now=float(second))
+        state.take_page(page_now, now=float(second))
         if second == 60:
             assert state.computed_per_s == pytest.approx(750, rel=0.15)
     assert 0 < state.computed_per_s < 750 * 0.2
@@ -164,7 +163,7 @@ def test_a_server_with_later_first_tokens_is_slower_at_once() -> None:
         for state in sums:
             sums[state] += 1.0 if state is slow else 0.5
             seen = EndpointMetrics(scraped_at=float(at), ttft_count=float(at), ttft_sum_s=sums[state])
-            pages.take_in(state, seen, now=float(at))
+            state.take_page(seen, now=float(at))
             book(state, 4000, now=float(at))
     assert slow.tokens_per_s < 0.7 * others[0].tokens_per_s
     assert others[0].tokens_per_s == pytest.approx(others[1].tokens_per_s, rel=0.05)

@@ -11,11 +11,8 @@ from epp.base.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, Inf
 from epp.config.policy import PolicySpec
 from epp.config.routing import FailureSettings
 from epp.picker.decision import Question
-from epp.picker.endpoints.endpoint_state import Answers
 from epp.picker.endpoints.marks import Form
-from epp.picker.endpoints.symptoms import suspects
 from epp.picker.picker import Picker
-from tests.unit.picker.endpoints.bookings import a_state
 from tests.unit.picker.picker_questions import A, a_picker, endpoints, state
 
 
@@ -118,15 +115,6 @@ def test_the_reason_why_a_server_is_left_out_can_be_shown() -> None:
     assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint
 
 
-def test_a_request_with_an_absurd_forecast_is_forgotten_after_a_while() -> None:
-    answers, server = Answers(), a_state()
-    for n in range(100):
-        answers.sent(server, model="", streams=True, predicted_s=1e12, hang_seconds=10.0, now=float(n))
-    assert len(answers) == 100
-    suspects(answers, now=1000.0)
-    assert len(answers) == 0
-
-
 def test_requests_that_break_with_a_removed_server_blame_no_server() -> None:
     picker = started()
     picks = [picker.pick(chat_request(), now=0.1) for _ in range(24)]
@@ -178,5 +166,4 @@ def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
             picker.on_response_headers(pick, status=200, served=None, now=0.5)
     picker.set_endpoints(servers[1:], now=0.6)
     picker.housekeep(now=60.0)
-    assert not len(picker.fleet.answers)
     picker.fleet.check_integrity()

@@ -11,7 +11,6 @@ import pytest
 from epp.base.errors import NoEndpointError, UnknownModelError
 from epp.base.types import Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints import pages
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.served_models import union
@@ -98,7 +97,7 @@ def test_a_server_without_a_list_gets_no_request_for_a_model_of_others() -> None
 def observe(fleet: Fleet, name: str, **page: Any) -> EndpointState:
     state = fleet.get(EndpointName(name))
     assert state is not None
-    pages.take_in(state, EndpointMetrics(scraped_at=1.0, running=0, waiting=0, **page), now=1.0)
+    state.take_page(EndpointMetrics(scraped_at=1.0, running=0, waiting=0, **page), now=1.0)
     return state
 
 
@@ -174,7 +173,7 @@ def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     take(fleet, a=listing("m"), b=listing("m"), c=listing("m"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
-    pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
+    state.take_page(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
     assert names_that_serve(fleet, "fresh") == "ab"
 
 

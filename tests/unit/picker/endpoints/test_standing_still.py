@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.answers import Answers, Seen
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.symptoms import Seen, Stalls
 from tests.unit.picker.endpoints.bookings import a_state, book
 
 HANG_S = 2.0
@@ -16,7 +16,7 @@ class WatchedServers:
     """Servers whose pages come once a second, each with the counter of generated tokens."""
 
     def __init__(self) -> None:
-        self.stalls = Stalls()
+        self.answers = Answers()
         self._before: dict[EndpointState, EndpointMetrics] = {}
 
     def page(
@@ -32,7 +32,7 @@ class WatchedServers:
             scraped_at=now, generated_tokens=tokens, running=running, waiting=0, counts_at_end=at_end
         )
         before, self._before[state] = self._before.get(state), after
-        seen = self.stalls.page(state, before, after, hang_seconds=HANG_S, now=now)
+        seen = self.answers.look(state, before, after, hang_seconds=HANG_S, now=now)
         state.picks_since_scrape = 0
         return seen
 
@@ -45,13 +45,13 @@ def sent_to(state: EndpointState, tokens: int = 0) -> EndpointState:
 def test_open_requests_with_counters_that_stand_still_are_a_stall() -> None:
     watched, state = WatchedServers(), sent_to(a_state())
     assert [watched.page(state, 5.0, now=float(n)) for n in range(4)] == [
-        "grew",  # nothing is known of the time before
-        "may stall",
+        "moves",  # nothing is known of the time before
+        "idle",
         "stalls",  # 80 % of `hangSeconds` have passed since the first of these pages
         "stalls",
     ]
-    assert watched.page(state, 6.0, now=4.0) == "grew"
-    assert watched.page(state, 6.0, now=5.0) == "may stall", "the time counts from the last growth"
+    assert watched.page(state, 6.0, now=4.0) == "moves"
+    assert watched.page(state, 6.0, now=5.0) == "idle", "the time counts from the last growth"
 
 
 def test_server_stalls_alone_if_counters_of_another_one_have_grown_since() -> None:
@@ -60,8 +60,6 @@ def test_server_stalls_alone_if_counters_of_another_one_have_grown_since() -> No
         watched.page(state, 5.0, now=float(n))
     watched.page(other, 5.0, now=1.5)
     assert watched.page(state, 5.0, now=2.0) == "stalls alone"
-    watched.stalls.forget(other)
-    assert watched.page(state, 5.0, now=3.0) == "stalls"
 
 
 def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
@@ -72,7 +70,7 @@ def test_a_server_has_twice_the_time_that_its_booked_work_should_take() -> None:
 
 def test_a_server_without_open_requests_is_idle() -> None:
     watched, state = WatchedServers(), a_state()
-    assert [watched.page(state, 5.0, now=float(n)) for n in range(6)] == ["grew"] + ["idle"] * 5
+    assert [watched.page(state, 5.0, now=float(n)) for n in range(6)] == ["moves"] + ["idle"] * 5
 
 
 def test_a_server_that_waits_for_a_slow_client_does_not_stall() -> None:
@@ -88,4 +86,21 @@ def test_server_that_does_not_count_while_it_generates_is_assumed_to_work(
     tokens: float | None, *, at_end: bool
 ) -> None:
     watched, state = WatchedServers(), sent_to(a_state())
-    assert {watched.page(state, tokens, now=float(n), at_end=at_end) for n in range(8)} == {"grew"}
+    assert {watched.page(state, tokens, now=float(n), at_end=at_end) for n in range(8)} == {"moves"}
+    busy, other = sent_to(a_state()), sent_to(a_state())
+    wait = watched.answers.sent(busy, model="m", streams=False, now=8.0)
+    seen = [watched.page(busy, tokens, now=8.0 + n, at_end=at_end) for n in range(4)]
+    watched.page(other, 5.0, now=11.5)
+    seen += [watched.page(busy, tokens, now=12.0, at_end=at_end)]
+    assert seen == ["moves"] * 4 + ["may hang"], "another server moved since the request was sent"
+    watched.answers.began(wait, now=12.0)
+    assert {watched.page(busy, tokens, now=12.0 + n, at_end=at_end) for n in range(8)} == {"moves"}
+
+
+def test_two_streamed_answers_that_do_not_begin_are_a_hang() -> None:
+    watched, state, other = WatchedServers(), sent_to(a_state()), sent_to(a_state())
+    waits = [watched.answers.sent(state, model="m", streams=True, now=0.0) for _ in range(2)]
+    watched.page(other, 5.0, now=1.0)
+    assert [watched.page(state, n, now=n) for n in (1.0, 2.0)] == ["moves", "hangs"], "counters may grow"
+    watched.answers.left(waits[0])
+    assert watched.page(state, 3.0, now=3.0) == "moves"

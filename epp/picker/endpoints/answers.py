@@ -1,0 +1,223 @@
+"""What the answers of the servers say, as far as it takes no verdict: which requests wait for their first
+byte, which had no token, and which servers answer well.
+
+`Answers` keeps the accounts of the servers right, and finds servers where requests wait while nothing moves.
+`failures` decides what follows. Pure: times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from math import inf
+from typing import Literal
+
+from msgspec import Struct
+
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Account, EndpointState
+
+LATELY_S = 1.0
+"""For so long after a no, a session that the server refused stays away. Until then probes tell more. After an
+answer with a token, no answer is read for this long on account of a quick end."""
+MOST_ENDS = 64
+"""The most ends of one server's answers that are remembered at a time."""
+_STEP = 0.05
+_QUICK_S = 0.05
+"""A streamed answer that ends this soon after its beginning may hold nothing but an error."""
+_SERVED_MODELS = 256
+"""The most pairs of a model and a path for which the last good answer is remembered."""
+_PART_OF_PATIENCE = 0.8
+"""Pages are not read at exactly even times, so a little less than the whole time is enough."""
+
+Seen = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
+"""moves: the counters grew, or the page has none. idle: they did not, which says nothing yet. hangs: first
+bytes of streamed answers do not come. may hang: an answer does not come. stalls: the counters stand still
+although requests are open. alone: since then, something has moved at another server.
+"""
+
+
+class Wait(Struct, eq=False, gc=False):
+    """One request, from the time when it was sent to the end of its answer."""
+
+    account: Account
+    sent_at: float
+    streams: bool
+    over: bool = False
+    """Whether the answer began, or the client no longer waits for it."""
+    began_at: float = inf
+
+
+class Answers:
+    """Keeps the accounts of the servers right, and knows who answered well for which model and path."""
+
+    def __init__(self) -> None:
+        self.picks = 0
+        """Requests sent so far."""
+        self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
+        """The last two servers that answered for each model and path that was asked for lately. The same one
+        twice: no other has answered."""
+        self._noes: list[tuple[float, int, EndpointState, Account, int]] = []
+        """Requests that ended without a token, as a heap by the time when a real answer would have ended.
+        Each has a number of its own, and the tokens that its server was to compute."""
+        self._noes_counted = 0
+        self._last_no_at = -inf
+        self._lasts_s = 1.0
+        """From a request to the end of its answer, for answers that do not end at once."""
+        self._typical_s = 0.0
+        """From a request to the first byte of its streamed answer."""
+        self._moved: list[tuple[EndpointState, float]] = []
+        """The last two servers where something moved, and when. At least one of them is not the server in
+        question."""
+
+    def sent(self, state: EndpointState, *, model: str, streams: bool, now: float) -> Wait:
+        """Record that a request was sent to a server."""
+        account = state.account
+        self.picks += 1
+        if not account.waiting:
+            account.waits_since = now
+        account.waiting += 1
+        account.streamed += streams
+        account.model = account.model or model
+        return Wait(account, now, streams)
+
+    def began(self, wait: Wait, *, now: float) -> None:
+        """Record that the first byte of an answer came."""
+        if wait.over:
+            return
+        self.left(wait)
+        wait.account.began, wait.account.waits_since, wait.began_at = True, now, now
+        if wait.streams:
+            self._typical_s += _STEP * (now - wait.sent_at - self._typical_s)
+
+    def left(self, wait: Wait) -> None:
+        """Record that nobody waits for the first byte any more. May be called again."""
+        if not wait.over:
+            wait.over = True
+            wait.account.waiting -= 1
+            wait.account.streamed -= wait.streams
+
+    def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
+        """Record that a server answered well for a model, at this path."""
+        last = self.served.get((model, path_hash), (state, state))
+        self.served[model, path_hash] = last if last[0] is state else (state, last[0])
+        state.account.model, state.account.refused = model, 0
+        self.served.move_to_end((model, path_hash))
+        while len(self.served) > _SERVED_MODELS:
+            self.served.popitem(last=False)
+
+    def other_that_served(self, state: EndpointState, model: str, *, path_hash: int) -> EndpointState | None:
+        """Return another server that has answered well for this model, at this path."""
+        answered = self.served.get((model, path_hash), ())
+        return next((other for other in answered if other is not state and not other.gone), None)
+
+    def ended(self, state: EndpointState, wait: Wait, *, now: float) -> bool:
+        """Take in that a generated answer ended. It began well, and nobody has read it. If no page can have
+        counted it yet, the next page should. If it ended very soon, the server's next answer is read. Return
+        whether it ended so soon that it may hold no token.
+        """
+        page, account = state.metrics, state.account
+        if page is not None and wait.sent_at > page.scraped_at:
+            account.uncounted_end_at = min(account.uncounted_end_at, now)
+        quick = wait.streams and now - wait.began_at < _QUICK_S
+        if not quick:
+            self._lasts_s += _STEP * (now - wait.sent_at - self._lasts_s)
+        doubtful = quick and now - account.read_at >= LATELY_S
+        account.doubted = account.doubted or doubtful
+        return doubtful
+
+    def said_no(self, state: EndpointState, wait: Wait, *, tokens: int, now: float) -> None:
+        """Record that an answer had no token. tokens: what its server was to compute.
+
+        A server that refuses everything has no request in flight, so every rule that goes by load would send
+        it most requests until its failure is proven. So the request still counts as one in flight until the
+        time when an answer usually ends, and so do its tokens. This needs no verdict, so it also holds where
+        the requests are at fault.
+        """
+        account = state.account
+        account.said_no_at = self._last_no_at = now
+        state.changed.add(state.slot)
+        if account.noes < MOST_ENDS:
+            account.noes += 1
+            account.no_tokens += tokens
+            self._noes_counted += 1
+            until = wait.sent_at + self._lasts_s
+            heapq.heappush(self._noes, (until, self._noes_counted, state, account, tokens))
+
+    def noes(self, *, now: float) -> bool:
+        """Forget requests to which a real answer would have ended. Return whether there are noes to count."""
+        while self._noes and self._noes[0][0] <= now:
+            _, _, state, account, tokens = heapq.heappop(self._noes)
+            account.noes -= 1
+            account.no_tokens -= tokens
+            state.changed.add(state.slot)
+        return bool(self._noes) or now - self._last_no_at < LATELY_S
+
+    # -- servers where nothing moves -------------------------------------------------------------------------
+
+    def look(
+        self,
+        state: EndpointState,
+        before: EndpointMetrics | None,
+        after: EndpointMetrics | None,
+        *,
+        hang_seconds: float,
+        now: float,
+    ) -> Seen:
+        """Look at a server when its page came, or could not be read (None). before: the page before it, by
+        the same process.
+
+        A server sends the headers of a streamed answer before it computes the first token. So a server whose
+        engine stands still sends the first byte of every answer, and no more. Its metrics page shows this:
+        requests of this picker are open there, and from one page to the next no token and no finished request
+        was counted. If first bytes do not come, the answers themselves show it.
+        """
+        account, counts = state.account, counts_answers(after)
+        grew = account.began
+        if after is not None and (before is None or (counts and counts_answers(before))):
+            grew = before is None or _counters(before) != _counters(after)
+        if grew or account.began:
+            self._moved = [(state, now), *(one for one in self._moved if one[0] is not state)][:2]
+        account.done = not state.picks_since_scrape and (grew or account.done)
+        opened_at = account.looked_at if account.was_open else now
+        account.looked_at, account.was_open, account.began = now, state.in_flight > 0, False
+        rate = state.tokens_per_s
+        undone_s = min(state.backlog.undone_tokens(now=now, rate=rate) / rate, LONGEST_PREFILL_S)
+        patience_s = _PART_OF_PATIENCE * hang_seconds + 2 * undone_s
+        late_s = now - account.waits_since - max(0.0, 3 * self._typical_s - _PART_OF_PATIENCE * hang_seconds)
+        if (
+            hang_seconds
+            and account.waiting
+            and late_s >= patience_s
+            and self._others_moved(state, account.waits_since)
+        ):
+            if account.streamed >= 2:
+                return "hangs"
+            if not counts:
+                return "may hang"
+        # The server has computed everything that was sent to it, so a client reads its answer slowly.
+        read_slowly = after is not None and after.inside == 0 and account.done
+        if grew or not counts or read_slowly or not state.in_flight or not hang_seconds:
+            account.stands_since = None
+            return "moves" if grew or not counts else "idle"
+        if account.stands_since is None:
+            account.stands_since, account.patience_s = opened_at, patience_s
+        if now - account.stands_since < account.patience_s:
+            return "idle"
+        return "stalls alone" if self._others_moved(state, account.stands_since) else "stalls"
+
+    def _others_moved(self, state: EndpointState, since: float) -> bool:
+        return any(who is not state and at > since for who, at in self._moved)
+
+    def check_integrity(self) -> None:
+        assert len(self.served) <= _SERVED_MODELS
+        assert all(0 < account.noes <= MOST_ENDS for _, _, _, account, _ in self._noes)
+
+
+def counts_answers(page: EndpointMetrics | None) -> bool:
+    """Return whether the server counts the tokens of an answer while it generates them."""
+    return page is not None and page.generated_tokens is not None and not page.counts_at_end
+
+
+def _counters(page: EndpointMetrics) -> tuple[float | None, ...]:
+    return page.generated_tokens, page.prompt_tokens, page.finished
