@@ -60,8 +60,9 @@ class FailureSettings(Strict, frozen=True):
     """The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner
     than from clients' requests whether it fails and when it has recovered."""
     hang_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
-    """A server may hang if requests are open there and nothing moves for this time and for twice the time that
-    its queue explains (docs/failing-servers.md). 0 means that the picker does not look for hanging servers."""
+    """A server may hang if requests are open there and nothing moves for this time and for twice the time
+    that its queue explains (docs/failing-servers.md). 0 means that the picker does not look for hanging
+    servers."""
 
 
 class Lora(Strict, frozen=True):
