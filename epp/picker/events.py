@@ -21,9 +21,8 @@ from msgspec import Struct
 from epp.base.errors import PickError
 from epp.base.types import Address, ChunkHash
 from epp.picker.decision import Decision, Question
-from epp.picker.endpoints.answers import Wait
 from epp.picker.endpoints.backlog import Booking
-from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.endpoint_state import EndpointState, Wait
 from epp.picker.phases import OVER, Phase
 from epp.picker.prefix_index.table import Mirror, PrefixTable, Recorded, Run
 from epp.picker.scheduling.snapshot import SentPick

@@ -12,10 +12,8 @@ from collections import OrderedDict
 from math import inf
 from typing import Literal
 
-from msgspec import Struct
-
 from epp.base.types import EndpointMetrics
-from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Account, EndpointState
+from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Account, EndpointState, Wait
 
 LATELY_S = 1.0
 """For so long after a no, a session that the server refused stays away. Until then probes tell more. After an
@@ -35,17 +33,6 @@ Seen = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
 bytes of streamed answers do not come. may hang: an answer does not come. stalls: the counters stand still
 although requests are open. alone: since then, something has moved at another server.
 """
-
-
-class Wait(Struct, eq=False, gc=False):
-    """One request, from the time when it was sent to the end of its answer."""
-
-    account: Account
-    sent_at: float
-    streams: bool
-    over: bool = False
-    """Whether the answer began, or the client no longer waits for it."""
-    began_at: float = inf
 
 
 class Answers:
@@ -74,17 +61,15 @@ class Answers:
         """Record that a request was sent to a server."""
         account = state.account
         self.picks += 1
-        if not account.waiting:
+        if not account.waits:
             account.waits_since = now
-        account.waiting += 1
-        account.streamed += streams
         account.model = account.model or model
-        return Wait(account, now, streams)
+        wait = Wait(account, now, streams)
+        account.waits.add(wait)
+        return wait
 
     def began(self, wait: Wait, *, now: float) -> None:
         """Record that the first byte of an answer came."""
-        if wait.over:
-            return
         self.left(wait)
         wait.account.began, wait.account.waits_since, wait.began_at = True, now, now
         if wait.streams:
@@ -92,10 +77,7 @@ class Answers:
 
     def left(self, wait: Wait) -> None:
         """Record that nobody waits for the first byte any more. May be called again."""
-        if not wait.over:
-            wait.over = True
-            wait.account.waiting -= 1
-            wait.account.streamed -= wait.streams
+        wait.account.waits.discard(wait)
 
     def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
         """Record that a server answered well for a model, at this path."""
@@ -184,17 +166,17 @@ class Answers:
         rate = state.tokens_per_s
         undone_s = min(state.backlog.undone_tokens(now=now, rate=rate) / rate, LONGEST_PREFILL_S)
         patience_s = _PART_OF_PATIENCE * hang_seconds + 2 * undone_s
-        late_s = now - account.waits_since - max(0.0, 3 * self._typical_s - _PART_OF_PATIENCE * hang_seconds)
+        late_s = max(0.0, 3 * self._typical_s - _PART_OF_PATIENCE * hang_seconds) + patience_s
         if (
             hang_seconds
-            and account.waiting
-            and late_s >= patience_s
+            and account.waits
+            and now - account.waits_since >= late_s
             and self._others_moved(state, account.waits_since)
         ):
-            if account.streamed >= 2:
-                return "hangs"
-            if not counts:
-                return "may hang"
+            streamed = sum(wait.streams for wait in account.waits)
+            if streamed > 1 or not counts:
+                account.waits.clear()  # each request is judged once
+                return "hangs" if streamed > 1 else "may hang"
         # The server has computed everything that was sent to it, so a client reads its answer slowly.
         read_slowly = after is not None and after.inside == 0 and account.done
         if grew or not counts or read_slowly or not state.in_flight or not hang_seconds:

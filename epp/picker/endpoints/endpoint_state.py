@@ -14,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec import Struct
+
 from epp.base.types import Endpoint, EndpointMetrics, ModelList
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.learned import CounterWindow, computed_growth, growth
@@ -27,14 +29,21 @@ PAGE_AGE_S = 0.1
 _BUSY_HALF_LIFE_S = 20.0
 
 
+class Wait(Struct, eq=False, gc=False):
+    """One request, from the time when it was sent to the end of its answer."""
+
+    account: Account
+    sent_at: float
+    streams: bool
+    began_at: float = inf
+
+
 @dataclass(slots=True, eq=False)
 class Account:
     """What the answers of one server said, to this picker alone. `answers` and `failures` keep it."""
 
-    waiting: int = 0
-    """Requests that wait for their first byte."""
-    streamed: int = 0
-    """Those of them whose answers are streamed."""
+    waits: set[Wait] = field(default_factory=set)
+    """Requests that wait for their first byte, and that were not judged."""
     waits_since: float = inf
     """Since when requests have waited and no answer has begun."""
     began: bool = False

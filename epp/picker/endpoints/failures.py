@@ -308,8 +308,7 @@ class FailingServers:
         only allows a trial.
         """
         account = mark.state.account
-        account.refused, account.read_at = 0, now
-        account.stands_since, account.waits_since = None, now
+        account.refused, account.read_at, account.stands_since = 0, now, None
         refuses = mark.form is Form.REFUSES and mark.refusals_prove
         proves = mark.needs is Proof.COUNTED or (mark.needs > Proof.BEGUN and mark.verdict == "ill")
         if mark.suspected is Form.REFUSES:
