@@ -41,20 +41,11 @@ then match nothing."""
 _LONG_BYTES = 241
 """The least size of chunks that `_chain.c` can hash; XXH3 is another function for shorter ones."""
 _KEPT_SEEDS = 64
-_TOKEN_ID_BYTES = 4
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
 """Bound for an unread body, which may have any size and is seldom all text. With a larger bound, the server
 of such a body would get no other request for a minute.
 """
-_MEDIA_BYTES = 4096
-"""Bytes that count for a recording or another upload that is not JSON. The size of an upload does not show
-how many tokens it makes.
-"""
-_MISSES = 8
-"""After so many misses in a row where hits were expected, the server has emptied its cache."""
-_RESIZE_RATIO = 0.02
-"""Smaller changes of a capacity are ignored."""
 
 
 class Prompt(Struct, frozen=True, gc=False):
@@ -226,7 +217,7 @@ class ServerCaches:
         """Let the mirror of a server follow the server's capacity."""
         table, name = self.table, state.endpoint.name
         capacity, had = self._capacity_bytes(state), table.mirrors[name].capacity_bytes
-        if abs(capacity - had) > _RESIZE_RATIO * had:
+        if abs(capacity - had) > 0.02 * had:
             resize(table, name, capacity_bytes=capacity)
 
     def take_page(
@@ -244,7 +235,7 @@ class ServerCaches:
             charge(self.table, state.endpoint.name, size_bytes=size_bytes, now=now)
         if before is None or after.prefix_hits is None or growth(before.prefix_hits, after.prefix_hits):
             state.missed = 0
-        elif state.missed >= _MISSES:
+        elif state.missed >= 8:  # the server has emptied its cache
             state.missed = 0
             clear_endpoint(self.table, state.endpoint.name)
         self.fit(state)
@@ -272,7 +263,7 @@ class ServerCaches:
         size = prompt_size(inference, body_bytes=body_bytes)
         chain = self.chain(inference, name=name)
         if inference.token_ids:
-            return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, chain, teaches=False)
+            return Prompt(size, size.text_bytes // 4, chain, teaches=False)
         tokens = estimated_tokens(size, self.token_estimate(base_model).terms)
         return Prompt(size, tokens, chain, teaches=bool(inference.prompt))
 
@@ -342,8 +333,8 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     if request.kind is ApiKind.QUERY:
         return PromptSize(text_bytes=0)
     if not total:
-        if request.opaque:
-            return PromptSize(text_bytes=min(body_bytes, _MEDIA_BYTES), opaque=1)
+        if request.opaque:  # the size of a recording or another upload does not show how many tokens it makes
+            return PromptSize(text_bytes=min(body_bytes, 4096), opaque=1)
         return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)

@@ -25,8 +25,6 @@ _QUICK_S = 0.05
 """A streamed answer that ends this soon after its beginning may hold nothing but an error."""
 _SERVED_MODELS = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
-_PART_OF_PATIENCE = 0.8
-"""Pages are not read at exactly even times, so a little less than the whole time is enough."""
 
 Seen = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
 """moves: the counters grew, or the page has none. idle: they did not, which says nothing yet. hangs: first
@@ -165,8 +163,10 @@ class Answers:
         account.looked_at, account.was_open, account.began = now, state.in_flight > 0, False
         rate = state.tokens_per_s
         undone_s = min(state.backlog.undone_tokens(now=now, rate=rate) / rate, LONGEST_PREFILL_S)
-        patience_s = _PART_OF_PATIENCE * hang_seconds + 2 * undone_s
-        late_s = max(0.0, 3 * self._typical_s - _PART_OF_PATIENCE * hang_seconds) + patience_s
+        # Pages are not read at exactly even times, so a little less than the whole time is enough.
+        least_s = 0.8 * hang_seconds
+        patience_s = least_s + 2 * undone_s
+        late_s = max(least_s, 3 * self._typical_s) + 2 * undone_s
         if (
             hang_seconds
             and account.waits

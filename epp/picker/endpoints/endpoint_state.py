@@ -26,7 +26,6 @@ LONGEST_PREFILL_S = 600.0
 wrong, and would keep a request for as long."""
 PAGE_AGE_S = 0.1
 """A page may have been written this long before it was read."""
-_BUSY_HALF_LIFE_S = 20.0
 
 
 class Wait(Struct, eq=False, gc=False):
@@ -267,7 +266,7 @@ class EndpointState:
     def _learn_busy(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
         elapsed_s = after.scraped_at - before.scraped_at
         if elapsed_s > 0:
-            keep = 0.5 ** (elapsed_s / _BUSY_HALF_LIFE_S)
+            keep = 0.5 ** (elapsed_s / 20.0)
             computed = computed_growth(before, after) / elapsed_s
             self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
 

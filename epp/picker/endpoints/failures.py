@@ -40,16 +40,10 @@ _NOTHING: Final = 0.06
 again gets no request on an idle fleet, because even a small share adds more to the cost than the difference
 between servers.
 """
-_ABOVE_MEAN: Final = 0.2
-"""A server is left out only if its share is this much over the average of the candidates."""
 _TRIAL_PICKS: Final = 64
 """Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed."""
-_SUSPECT_PROBES_S: Final = 0.5
-"""Time between two probes of a server that has failed and is not left out."""
 _MOST_PROBES: Final = 32
 """The largest number of probes that one picker has open at a time."""
-_QUEUE_S: Final = 0.5
-"""If a server needs more time than this for its undone prompt tokens, a probe may have to wait."""
 _SUSPECTED: Final = 2 * _NOTHING
 """The least share of a server that is only suspected."""
 _REFUSING: Final = 0.4
@@ -262,7 +256,7 @@ class FailingServers:
         due: list[tuple[float, int, str, Mark]] = []
         trial_s = self.settings.trial_seconds
         for (state, about), mark in self.marks.items():
-            every_s = trial_s if mark.out else min(_SUSPECT_PROBES_S, trial_s)
+            every_s = trial_s if mark.out else min(0.5, trial_s)
             waits = now - mark.probed_at < every_s and mark.verdict != "refused"
             done = not mark.out and mark.verdict in ("well", "unclear")
             if not (mark.probing or done or waits) and self._may_probe(state):
@@ -346,7 +340,7 @@ class FailingServers:
         self, shares: np.typing.NDArray[np.float64], marks: dict[int, Mark], settings: Settings
     ) -> list[int]:
         most = int(settings.max_left_out_share * len(shares))
-        least = shares.mean() + _ABOVE_MEAN
+        least = shares.mean() + 0.2  # who fails as much as the others is not left out
         out = [place for place, mark in marks.items() if mark.out and shares[place] >= least]
         return sorted(out, key=lambda place: -shares[place])[:most]
 
@@ -403,7 +397,9 @@ def _waits_unseen(state: EndpointState) -> bool:
 
 
 def _has_queue(state: EndpointState, *, now: float) -> bool:
-    """Return whether the server has a queue, by its page or by the tokens that it still has to compute."""
+    """Return whether a probe may have to wait, by the server's page or by the tokens that it still has to
+    compute.
+    """
     rate = state.tokens_per_s
     waiting = state.metrics.waiting if state.metrics is not None else None
-    return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S
+    return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * 0.5

@@ -19,11 +19,6 @@ Terms = tuple[float, ...]
 
 PRIOR_TOKENS = 500.0
 """What the policy says counts as much as this many tokens, so a few real requests outweigh it."""
-_OPAQUE_BYTES = 2000
-"""The number of tokens in this many bytes of text is about as uncertain as that of one picture."""
-_PRIOR_OPAQUE = 0.00005
-"""Weight of the prior that a picture takes no tokens, as a fraction of the weight of one request with a
-picture."""
 _KEEP_TOKENS = 200_000.0
 """Older samples together count as this many tokens at most, so that a change of traffic shows within some
 hundred requests.
@@ -33,10 +28,6 @@ _ENOUGH = 20
 two sides count differently.
 """
 MOST_BYTES_PER_TOKEN = 64.0
-_MOST_TOKENS_PER_BYTE = 2.0
-"""A tokenizer makes at most one token of a byte. A chat template adds the rest."""
-_MOST_TOKENS_PER_OPAQUE = 200_000.0
-"""The most tokens that a picture or other media may count for, such as a long film."""
 
 
 def growth(before: float | None, after: float | None) -> float:
@@ -156,13 +147,15 @@ class TokenEstimate:
         """Learn from the size of a prompt, or of several together, and the tokens that a server counted.
         Impossible samples are ignored, since all servers share this estimate.
         """
-        most = _MOST_TOKENS_PER_BYTE * size.text_bytes + _MOST_TOKENS_PER_OPAQUE * size.opaque
+        # A tokenizer makes at most one token of a byte, and a chat template adds some. A film may be long.
+        most = 2.0 * size.text_bytes + 200_000.0 * size.opaque
         if size.text_bytes <= 0 or not max(1.0, size.text_bytes / MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
         self._bytes += size.text_bytes
         self._tokens += tokens
-        # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest.
-        weight = 1 / (size.text_bytes + _OPAQUE_BYTES * size.opaque)
+        # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest. The
+        # tokens of one picture are about as uncertain as those of 2,000 bytes.
+        weight = 1 / (size.text_bytes + 2000 * size.opaque)
         self._fit.add((size.text_bytes, size.continuation_bytes, size.opaque), tokens, weight=weight)
         if self._tokens > _KEEP_TOKENS:
             scale = _KEEP_TOKENS / self._tokens
@@ -170,6 +163,7 @@ class TokenEstimate:
             self._tokens *= scale
             self._fit.scale(scale)
         by_bytes = PRIOR_TOKENS * self._start
+        # A picture is weakly believed to take no tokens: a request with one has 20,000 times the weight.
         self.terms = self._fit.solve(
-            prior=(1 / self._start, 0.0, 0.0), trust=(by_bytes, by_bytes / 100, _PRIOR_OPAQUE)
+            prior=(1 / self._start, 0.0, 0.0), trust=(by_bytes, by_bytes / 100, 0.00005)
         )

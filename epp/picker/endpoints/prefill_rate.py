@@ -24,29 +24,15 @@ from __future__ import annotations
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.learned import PRIOR_TOKENS, LeastSquares, computed_growth
 
-_PRIOR_REQUESTS = 20.0
-"""The prior says that the constant part is 0, with the weight of this many requests. If all prompts have one
-length, the two parts cannot be distinguished, and the rate then explains the whole time.
-"""
-_NAILED = 1e12
-"""A weight that leaves a coefficient at its prior."""
 _PRIOR_BUSY_TOKENS = 4000.0
 """The policy's rate counts as this many tokens, in addition to the tokens of servers that were busy all the
 time.
 """
 _KEEP_BUSY_S = 300.0
 """Older busy time is scaled down to this many seconds."""
-_UNLIKE = 1.25
-"""Servers whose times differ by a smaller factor count as equal, since the answers that they write meanwhile
-cause such differences. Otherwise noise would decide among equal servers, always in the same way."""
 _KEEP_REQUESTS = 2000.0
 """Older evidence is scaled down to this many requests, so that a change of hardware or traffic shows."""
-_OWN_PRIOR_S = 3.0
-"""The prior says that a server is as fast as its model's others, with the weight of this many seconds."""
-_OWN_HALF_LIFE_S = 60.0
 _MOST_SLOWNESS = 8.0
-_KEEP_WRONG = 0.95
-"""Weight of the line's earlier observations at each new one, while the line is wrong about most servers."""
 
 
 class ModelRate:
@@ -83,7 +69,7 @@ class ModelRate:
         if not self._learns_from(side_seen):
             return
         if side_seen:
-            self._fit.scale(_KEEP_WRONG)
+            self._fit.scale(0.95)  # the line is wrong about most servers
         # The weight is 1 / requests, because the noise of a sum grows with the number of its terms.
         self._fit.add((requests, tokens), seconds, weight=1 / requests)
         self._requests += requests
@@ -116,11 +102,13 @@ class ModelRate:
         return side_seen == 0 or not self._counts[0]
 
     def _solve(self) -> None:
-        per_request, per_token = self._terms(_PRIOR_REQUESTS)
+        # The prior says that the constant part is 0, with the weight of 20 requests. If all prompts have one
+        # length, the two parts cannot be distinguished, and the rate then explains the whole time.
+        per_request, per_token = self._terms(20.0)
         # No coefficient may be negative.
         # If the constant part seems to explain everything, the slope is unknown.
         if per_request < 0 or per_token <= 0:
-            per_request, per_token = 0.0, self._terms(_NAILED)[1]
+            per_request, per_token = 0.0, self._terms(1e12)[1]  # this weight leaves the constant part at 0
         if per_token > 0:
             self.per_request_s, self._line_tokens_per_s = per_request, 1 / per_token
             self._sum_up()
@@ -171,12 +159,15 @@ class PrefillRate:
         elapsed_s = after.scraped_at - before.scraped_at
         if elapsed_s <= 0:
             return
-        keep = 0.5 ** (elapsed_s / _OWN_HALF_LIFE_S)
+        keep = 0.5 ** (elapsed_s / 60.0)
         self._taken_s *= keep
         self._predicted_s *= keep
-        ratio = (self._taken_s + _OWN_PRIOR_S) / (self._predicted_s + _OWN_PRIOR_S)
+        # The prior says that a server is as fast as its model's others, with the weight of 3 seconds.
+        ratio = (self._taken_s + 3.0) / (self._predicted_s + 3.0)
         ratio = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
-        self.slowness = ratio if max(ratio, 1 / ratio) > _UNLIKE else 1.0
+        # The answers that servers write meanwhile cause small differences. Otherwise noise would decide among
+        # equal servers, always in the same way.
+        self.slowness = ratio if max(ratio, 1 / ratio) > 1.25 else 1.0
         self._busy_s = self._busy_s + elapsed_s if busy and after.cached_prompt_tokens is not None else 0.0
         if self._busy_s and (tokens := computed_growth(before, after)) > 0:
             self.model.worked(tokens=tokens, seconds=self._busy_s)
