@@ -71,7 +71,7 @@ class FleetNews:
         """Tell whether every endpoint serves the same models. A request can then be routed without knowing
         its model.
         """
-        return self.fleet.one_model and self.rewrites is None
+        return self.fleet.served.index.one_model and self.rewrites is None
 
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self.fleet.states()]
@@ -120,13 +120,13 @@ class FleetNews:
         names.
         """
         self.rewrites = rewrites or None
-        self.fleet.set_aliases(rewrites.aliases)
+        self.fleet.served.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
         """Return the answer to `GET /v1/models`. subset: only the servers at these addresses. None: no server
         has listed its models.
         """
-        return self.fleet.model_list(subset)
+        return self.fleet.served.model_list(subset)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape. None means that the scrape failed."""

@@ -130,15 +130,17 @@ class Picker(FleetNews):
         SaturatedError.
         """
         inference, fleet, spec = question.inference, self.fleet, self._spec
-        adapter = fleet.adapter(inference.model)
+        adapter = fleet.served.adapter(inference.model)
         slots = fleet.candidates(inference.model, subset=question.subset)
         if prompt is None:
             base_model = fleet.columns.roster.models[slots[0]]
-            name = fleet.sharing_name(inference.model, slots[0])
+            name = fleet.served.sharing_name(inference.model, slots[0])
             prompt = self.caches.prompt(
                 inference, base_model=base_model, name=name, body_bytes=question.body_bytes
             )
-        slots = fleet.fitting(slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0))
+        slots = fleet.served.fitting(
+            slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0)
+        )
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         found = self.caches.table.holders(prompt.chain)
         holder = self._holder(question, now=now) if question.names_state else None
@@ -172,7 +174,7 @@ class Picker(FleetNews):
         prompt = self.caches.prompt(
             question.inference, base_model=few[0].model, body_bytes=question.body_bytes
         )
-        adapter, slots = fleet.adapter(question.inference.model), [state.slot for state in few[:most]]
+        adapter, slots = fleet.served.adapter(question.inference.model), [state.slot for state in few[:most]]
         decision = self._decision(question, prompt, adapter, slots, reason="overload", now=now)
         return self._commits.send(few[0], decision, question=question, prompt=prompt, now=now)
 

@@ -141,7 +141,7 @@ class App:
             self._config.models,
             key=self._key,
             on_lists=lambda lists: self._picker.take_lists(lists, now=time.monotonic()),
-            unknown_asked=lambda: self._picker.fleet.unknown_asked,
+            unknown_asked=lambda: self._picker.fleet.served.unknown_asked,
             clock=time.monotonic,
             rng=self._rng,
         )
@@ -314,7 +314,7 @@ class App:
             hooks=Hooks(
                 endpoints=self._set_endpoints,
                 policies=self._use_policies,
-                served=self._picker.fleet.listed_names,
+                served=self._picker.fleet.served.listed_names,
                 followed=self._metrics.process.followed.__setitem__,
                 judged=self._judged,
                 objectives=self._gate.set_objectives,

@@ -5,9 +5,6 @@ endpoint, in the order of the fleet. A pick computes with these arrays instead o
 thousand endpoints cost little more than four. An `EndpointState` owns all knowledge of its endpoint. When the
 state changes, it notes its slot in `changed`, and the next reader copies the rows of these slots. An unknown
 value is NaN here and None in the state.
-
-`FleetView` finds the slots for a request and makes the snapshot for the rule. It changes no endpoint:
-`fleet.Fleet` inherits from it and follows the sources.
 """
 
 from __future__ import annotations
@@ -17,25 +14,15 @@ from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import numpy as np
-from msgspec.structs import replace
 
-from epp.base.errors import NoEndpointError, UnknownModelError
-from epp.base.types import Address, EndpointMetrics, EndpointName
-from epp.config.policy import PolicySpec
-from epp.picker.endpoints.answers import LATELY_S, Answers
+from epp.base.types import EndpointMetrics
+from epp.picker.endpoints.answers import LATELY_S
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate
-from epp.picker.endpoints.served_models import AwayModels, Named, Serving
-from epp.picker.endpoints.unreported import Unreported
 from epp.picker.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
 
 _ZERO = np.array(0.0)
 """Zero as an array, since numpy takes an array faster than a number."""
-_NOT_READY = (
-    "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
-    "whether the servers sleep"
-)
 
 
 class Columns:
@@ -167,6 +154,8 @@ class Columns:
 
     def holders(self, adapter: str) -> AbstractSet[int]:
         """Return the slots of the servers that hold the adapter, as far as we know."""
+        if self.changed:
+            self.follow()
         return self._holders.get(adapter, set())
 
     def failing(self, *, times: int) -> set[int]:
@@ -261,191 +250,6 @@ class Columns:
             for adapter in self._loaded[slot]:
                 holders[adapter].add(slot)
         assert self._holders == holders
-
-
-class FleetView:
-    """The endpoints in the order of their slots, as a pick reads them."""
-
-    def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool) -> None:
-        """Start without endpoints. refuses_unknown_models: once every server's list is known, a request for a
-        model in none of the lists is the client's error.
-        """
-        self._spec = spec
-        self._refuses = refuses_unknown_models
-        self.unknown_asked = 0
-        """Number of requests for a model that no list names. A server may have loaded the model since its
-        last list."""
-        self._states: dict[EndpointName, EndpointState] = {}
-        self._by_address: dict[Address, EndpointState] = {}
-        self._in_slots: list[EndpointState] = []
-        self._columns = Columns([])
-        self.ranked = False
-        """Whether some endpoints are ranks of a server."""
-        self._prefilling: list[int] = []
-        """Slots of endpoints that compute prompts for others."""
-        self._serving = Serving((), (), everyone=range(0))
-        """Which server serves which model. Kept, since every pick needs it."""
-        self._away = AwayModels()
-        self.answers = Answers()
-        """The times when requests were sent and when their answers began, as the picker reports them."""
-        self.failures = FailingServers(spec.failures, self.answers)
-        """The servers that fail. The picker reports answers here, and people see the result."""
-        self.unreported = Unreported()
-        """The picks of other pickers that are not known here yet, as the listener's reports suggest."""
-
-    def get(self, name: EndpointName) -> EndpointState | None:
-        return self._states.get(name)
-
-    def at(self, address: Address) -> EndpointState | None:
-        return self._by_address.get(address)
-
-    def in_slot(self, slot: int) -> EndpointState:
-        return self._in_slots[slot]
-
-    @property
-    def columns(self) -> Columns:
-        """The current state of every endpoint, by slot. Callers only read it."""
-        columns = self._columns
-        if columns.changed:
-            columns.follow()
-        return columns
-
-    def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
-        """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
-        `subset` if there is one.
-
-        Raises NoEndpointError if there are none, and UnknownModelError if no server has such a model.
-        """
-        named = self._named(model)
-        if named.answering is None or self.columns.holders(model):
-            slots = self._serving.answering(self.serving(model))
-        else:
-            slots = named.answering
-        slots = self.healthy(slots)
-        if not slots:
-            raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint")
-        if subset is None:
-            return slots
-        allowed = self._within(slots, subset)
-        if not allowed:
-            within = self._within(self._columns.roster.everyone, subset)
-            if model and self._refuses and self._serving.none_serves(model, within):
-                self.unknown_asked += 1
-                raise UnknownModelError(model)
-            if set(within).isdisjoint(self.serving(model)):
-                # The subset has no server that lists the model, but one that lists nothing may have it.
-                allowed = list(
-                    self.healthy(self._serving.answering(self._within(self._serving.unlisted, subset)))
-                )
-        if not allowed:
-            raise NoEndpointError(
-                "none of the endpoints that the data plane allows is ready", reason="subset_empty"
-            )
-        return allowed
-
-    @property
-    def disaggregated(self) -> bool:
-        """Whether some endpoints compute prompts for others."""
-        return bool(self._prefilling)
-
-    def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
-        """Return the slots of endpoints that may compute a prompt for `model` for another endpoint. May be
-        empty.
-        """
-        able = set(self.serving(model))
-        slots = list(self.healthy([slot for slot in self._prefilling if slot in able]))
-        return slots if subset is None else self._within(slots, subset)
-
-    def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
-        if self.ranked:
-            addresses = self._columns.roster.addresses
-            return [slot for slot in slots if addresses[slot] in subset]
-        allowed = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
-        return [slot for slot in slots if slot in allowed]
-
-    def snapshot(
-        self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
-    ) -> Snapshot:
-        """Return the snapshot of some slots for a request for `model`. adapter: equal to `model` if that is
-        an adapter, else empty.
-        """
-        noes = self.answers.noes(now=now)
-        snapshot = self.columns.snapshot(
-            slots,
-            adapter=adapter,
-            adapter_slots=spec.lora.slots_per_endpoint,
-            stale_after_s=spec.scrape.stale_after_seconds,
-            now=now,
-        )
-        more: dict[str, Any] = {}
-        if self.unreported.of_models:
-            more["unreported_picks"] = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
-        if noes:
-            more |= self.columns.noes(snapshot, now=now)
-        if self.failures.marks:
-            more |= self.failures.seen(snapshot, model=model, settings=spec.failures, now=now)
-        return replace(snapshot, **more) if more else snapshot
-
-    def healthy(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return the slots of `slots` that may be picked: servers that sleep would let a request wait.
-
-        If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
-        and Envoy's retries find those that work.
-        """
-        columns = self.columns
-        failing = columns.failing(times=self._spec.scrape.failures_to_eject)
-        if len(failing) == len(self._states):
-            return slots
-        out = failing | columns.asleep
-        return [slot for slot in slots if slot not in out] if out else slots
-
-    def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
-        """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
-        none does, all stay: one of them has to give the error.
-        """
-        lengths = self._serving.lengths
-        if lengths is None:
-            return slots
-        return [slot for slot in slots if lengths[slot] >= tokens] or slots
-
-    def adapter(self, model: str) -> str:
-        """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty
-        text.
-        """
-        if self._named(model).declared:
-            return model
-        holders = self.columns.holders(model)
-        if not holders:
-            return ""
-        models = self._columns.roster.models
-        return model if any(models[slot] != model for slot in holders) else ""
-
-    def sharing_name(self, model: str, slot: int) -> str:
-        """Return the name under which prompts for `model` share the cache of this server. A base model has
-        one, whatever clients call it, and serves those who name none.
-        """
-        listed = self._in_slots[slot].listed
-        return listed.base if listed is not None and (not model or model in listed.bases) else model
-
-    def _named(self, model: str) -> Named:
-        return self._serving.named.get(model) or self._serving.look_up(model)
-
-    def serving(self, model: str) -> Sequence[int]:
-        """Return the slots of the servers that can serve `model`, ready or not.
-
-        Raises UnknownModelError if every server says that it does not have the model, but NoEndpointError if
-        servers of a pool that still exists had the model.
-        """
-        columns = self.columns
-        try:
-            return self._serving.slots(
-                model, holders=columns.holders(model), bases=columns.roster.models, refuses=self._refuses
-            )
-        except UnknownModelError:
-            self.unknown_asked += 1
-            if model in self._away:
-                raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint") from None
-            raise
 
 
 def _with(load: Floats, added: Floats, *, more: float = 0.0) -> Floats:

@@ -1,25 +1,27 @@
-"""Follows the sources: keeps a state for each endpoint, the servers' lists of models, and the prefill rate of
-each model.
-
-A usual request runs no code of this module. It reads the results by what `Fleet` inherits from
-`columns.FleetView`.
+"""Keeps a state for each endpoint, the prefill rate of each model, and what picks read of them: which
+endpoints a request may go to, and the snapshot for the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Any
 
-from epp.base.types import Address, Endpoint, EndpointName, ModelCard, ModelList
+from msgspec.structs import replace
+
+from epp.base.errors import NoEndpointError
+from epp.base.types import Address, Endpoint, EndpointName, ModelList
 from epp.config.policy import PolicySpec
-from epp.picker.endpoints.columns import Columns, FleetView
+from epp.picker.endpoints.answers import Answers
+from epp.picker.endpoints.columns import Columns
 from epp.picker.endpoints.endpoint_state import EndpointState
+from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.picker.endpoints.served_models import Serving, forget_models, of_page, union
-
-_KEPT_UNIONS: Final = 16
+from epp.picker.endpoints.served_models import NOT_READY, ServedModels, forget_models, of_page
+from epp.picker.endpoints.unreported import Unreported
+from epp.picker.scheduling.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +34,34 @@ class FleetChange:
     """
 
 
-class Fleet(FleetView):
-    """The states of all endpoints, by name. The source checks that names and addresses are unique."""
+class Fleet:
+    """The states of all endpoints, by name, and in the order of their slots. The source checks that names and
+    addresses are unique.
+    """
 
     def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool = True) -> None:
-        super().__init__(spec, refuses_unknown_models=refuses_unknown_models)
+        """Start without endpoints. refuses_unknown_models: see `ServedModels`."""
+        self._spec = spec
+        self._states: dict[EndpointName, EndpointState] = {}
+        self._by_address: dict[Address, EndpointState] = {}
+        self._in_slots: list[EndpointState] = []
+        self._columns = Columns([])
+        self.ranked = False
+        """Whether some endpoints are ranks of a server."""
+        self._prefilling: list[int] = []
+        """Slots of endpoints that compute prompts for others."""
+        self.served = ServedModels(refuses_unknown=refuses_unknown_models)
+        self.answers = Answers()
+        """What the servers answered, as the picker reports it."""
+        self.failures = FailingServers(spec.failures, self.answers)
+        """The servers that fail. The picker reports answers here, and people see the result."""
+        self.unreported = Unreported()
+        """The picks of other pickers that are not known here yet, as the listener's reports suggest."""
         self._model_rates: dict[str, ModelRate] = {}
         self.models: AbstractSet[str] = frozenset()
         """The known base models of the servers. Callers only read them."""
         self._pools: AbstractSet[str] = frozenset()
         """Pools that have servers."""
-        self._unions: dict[frozenset[Address] | None, bytes | None] = {}
-        """Answers to `GET /v1/models`, by subset."""
-        self._aliases: Mapping[str, frozenset[str]] = {}
 
     def apply(self, spec: PolicySpec) -> None:
         """Use another policy from now on."""
@@ -61,11 +78,6 @@ class Fleet(FleetView):
     def states(self) -> Iterable[EndpointState]:
         return self._states.values()
 
-    @property
-    def one_model(self) -> bool:
-        """Whether every endpoint serves the same base model and the same adapters."""
-        return self._serving.one_model
-
     def set_endpoints(
         self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
     ) -> FleetChange:
@@ -81,8 +93,8 @@ class Fleet(FleetView):
             gone.rate.leave()
             gone.gone = True
             self.failures.forget(gone)
-            self._away.leave(gone.endpoint, gone.listed, now=now)
-        self._away.keep(pools)
+            self.served.away.leave(gone.endpoint, gone.listed, now=now)
+        self.served.away.keep(pools)
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
@@ -140,7 +152,7 @@ class Fleet(FleetView):
 
     def housekeep(self, *, now: float) -> None:
         """Do the work that must not delay a pick."""
-        self._away.give_up(self._pools, now=now)
+        self.served.away.give_up(self._pools, now=now)
 
     def _reset(self, state: EndpointState, *, now: float) -> None:
         """Reset the state, because another process serves under this name."""
@@ -150,58 +162,10 @@ class Fleet(FleetView):
 
     def _index(self) -> None:
         """Make the index of servers by model, and forget the models that no server has any more."""
-        self._unions.clear()
         self.models = {state.model for state in self._in_slots}
         forget_models(self._model_rates, self.models)
         self.unreported.forget(self.models)
-        self._serving = Serving(
-            [state.endpoint for state in self._in_slots],
-            [state.listed for state in self._in_slots],
-            everyone=self._columns.roster.everyone,
-        )
-
-    def set_aliases(self, aliases: Mapping[str, frozenset[str]]) -> None:
-        """Set the names that clients may use although no server lists them, each with its targets."""
-        self._aliases = aliases
-        self._unions.clear()
-
-    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """Return the models of all servers together, as JSON. subset: only servers at these addresses. None:
-        no server has listed its models.
-
-        The answer is made once and kept until the lists change, because clients may ask for it as often as
-        they like.
-        """
-        if subset not in self._unions:
-            lists = [
-                state.listed
-                for state in self._in_slots
-                if state.listed is not None
-                and state.listed.whole
-                and (subset is None or state.endpoint.address in subset)
-            ]
-            if len(self._unions) >= _KEPT_UNIONS:
-                self._unions.clear()
-            self._unions[subset] = union(lists, more=self._answered_aliases()) if lists else None
-        return self._unions[subset]
-
-    def listed_names(self) -> frozenset[str] | None:
-        """Return every name that a server lists. None: not every server has given its list."""
-        lists = [state.listed for state in self._in_slots]
-        whole = [each.names for each in lists if each is not None and each.whole]
-        return frozenset().union(*whole) if whole and len(whole) == len(lists) else None
-
-    def _answered_aliases(self) -> Iterator[ModelCard]:
-        """Yield the aliases for which some server has a target, as far as the lists are known."""
-        names = self.listed_names()
-        for alias, targets in self._aliases.items():
-            if names is None or not names.isdisjoint(targets):
-                yield ModelCard(alias, owned_by="prefix-gateway")
-
-    @property
-    def unlisted(self) -> int:
-        """The number of servers that have not listed their models yet."""
-        return len(self._serving.unlisted)
+        self.served.follow(self._in_slots, self._columns)
 
     def new_state(self, endpoint: Endpoint, *, now: float) -> EndpointState:
         """Return a new state. Only the prefill rate is known: the rate of the model's other servers."""
@@ -218,6 +182,103 @@ class Fleet(FleetView):
             rate = self._model_rates[model] = ModelRate(start=self._spec.cost.prefill_tokens_per_second)
         return rate
 
+    # -- for picks -------------------------------------------------------------------------------------------
+
+    def get(self, name: EndpointName) -> EndpointState | None:
+        return self._states.get(name)
+
+    def at(self, address: Address) -> EndpointState | None:
+        return self._by_address.get(address)
+
+    def in_slot(self, slot: int) -> EndpointState:
+        return self._in_slots[slot]
+
+    @property
+    def columns(self) -> Columns:
+        """The current state of every endpoint, by slot. Callers only read it."""
+        columns = self._columns
+        if columns.changed:
+            columns.follow()
+        return columns
+
+    def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
+        """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
+        `subset` if there is one.
+
+        Raises NoEndpointError if there are none, and UnknownModelError if no server has such a model.
+        """
+        slots = self.healthy(self.served.answering(model))
+        if not slots:
+            raise NoEndpointError(NOT_READY, reason="no_ready_endpoint")
+        if subset is None:
+            return slots
+        allowed = self._within(slots, subset)
+        if not allowed:
+            # The subset has no server that lists the model, but one that lists nothing may have it.
+            within = self._within(self._columns.roster.everyone, subset)
+            allowed = list(self.healthy(self.served.within(model, within)))
+        if not allowed:
+            raise NoEndpointError(
+                "none of the endpoints that the data plane allows is ready", reason="subset_empty"
+            )
+        return allowed
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some endpoints compute prompts for others."""
+        return bool(self._prefilling)
+
+    def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
+        """Return the slots of endpoints that may compute a prompt for `model` for another endpoint. May be
+        empty.
+        """
+        able = set(self.served.slots(model))
+        slots = list(self.healthy([slot for slot in self._prefilling if slot in able]))
+        return slots if subset is None else self._within(slots, subset)
+
+    def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
+        if self.ranked:
+            addresses = self._columns.roster.addresses
+            return [slot for slot in slots if addresses[slot] in subset]
+        allowed = {state.slot for a in subset if (state := self._by_address.get(a)) is not None}
+        return [slot for slot in slots if slot in allowed]
+
+    def snapshot(
+        self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
+    ) -> Snapshot:
+        """Return the snapshot of some slots for a request for `model`. adapter: equal to `model` if that is
+        an adapter, else empty.
+        """
+        noes = self.answers.noes(now=now)
+        snapshot = self.columns.snapshot(
+            slots,
+            adapter=adapter,
+            adapter_slots=spec.lora.slots_per_endpoint,
+            stale_after_s=spec.scrape.stale_after_seconds,
+            now=now,
+        )
+        more: dict[str, Any] = {}
+        if self.unreported.of_models:
+            more["unreported_picks"] = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
+        if noes:
+            more |= self.columns.noes(snapshot, now=now)
+        if self.failures.marks:
+            more |= self.failures.seen(snapshot, model=model, settings=spec.failures, now=now)
+        return replace(snapshot, **more) if more else snapshot
+
+    def healthy(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return the slots of `slots` that may be picked: servers that sleep would let a request wait.
+
+        If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
+        and Envoy's retries find those that work.
+        """
+        columns = self.columns
+        failing = columns.failing(times=self._spec.scrape.failures_to_eject)
+        if len(failing) == len(self._states):
+            return slots
+        out = failing | columns.asleep
+        return [slot for slot in slots if slot not in out] if out else slots
+
     def ready(self) -> set[EndpointState]:
         """Return all endpoints that may be picked, whatever models they serve."""
         everyone = self._columns.roster.everyone
@@ -230,8 +291,6 @@ class Fleet(FleetView):
         assert self._columns.roster.models == [state.model for state in self._in_slots]
         assert self._pools == {state.endpoint.pool for state in self._in_slots}
         assert self.models == {state.model for state in self._in_slots}
-        listed = (state.listed for state in self._in_slots)
-        assert self.unlisted == sum(one is None or not one.whole for one in listed)
         for name, state in self._states.items():
             assert state.endpoint.name == name
             assert state.in_flight >= 0
@@ -239,8 +298,7 @@ class Fleet(FleetView):
             assert state.failures >= 0
             state.backlog.check_integrity()
         self._columns.check_integrity()
-        self._serving.check_integrity()
-        self._away.check_integrity()
+        self.served.check_integrity()
         self.answers.check_integrity()
         self.failures.check_integrity()
         self.unreported.check_integrity()

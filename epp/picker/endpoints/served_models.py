@@ -1,25 +1,31 @@
 """Knows which servers can serve which model: from the models that the source declares, and from the list of
 each server at `/v1/models`. Names on its metrics page stand for the list of a server that does not give it.
 
-`Serving` is an index over one list of endpoints. An index never changes. `Fleet` makes another one when
-endpoints come or go, or when a server lists other models. Only this module says which servers may get a
-request for a model that no list names: servers whose list is not known yet, since they may have the model. A
-model can be unknown only when every list is known.
+`Serving` is an index over one list of endpoints. An index never changes. Only this module says which servers
+may get a request for a model that no list names: servers whose list is not known yet, since they may have the
+model. A model can be unknown only when every list is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from epp.base.errors import UnknownModelError
-from epp.base.types import Endpoint, EndpointMetrics, ModelCard, ModelList
+from epp.base.errors import NoEndpointError, UnknownModelError
+from epp.base.types import Address, Endpoint, EndpointMetrics, ModelCard, ModelList
+from epp.picker.endpoints.columns import Columns
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.scheduling.snapshot import MOST_KEPT
 
+NOT_READY: Final = (
+    "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
+    "whether the servers sleep"
+)
+_KEPT_UNIONS: Final = 16
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
@@ -208,6 +214,153 @@ class Serving:
         for model, named in self.named.items():
             assert not model or named.slots == self._able(model)
             assert named.slots is None or named.answering == self.answering(named.slots)
+
+
+class ServedModels:
+    """Says which servers may get a request for which model, and which models clients see. It follows the
+    servers' lists by a new index (`Serving`) whenever endpoints or lists have changed.
+    """
+
+    def __init__(self, *, refuses_unknown: bool) -> None:
+        """refuses_unknown: once every server's list is known, a request for a model in none of the lists is
+        the client's error.
+        """
+        self._refuses = refuses_unknown
+        self.unknown_asked = 0
+        """Number of requests for a model that no list names. A server may have loaded the model since its
+        last list."""
+        self.away = AwayModels()
+        self._unions: dict[frozenset[Address] | None, bytes | None] = {}
+        """Answers to `GET /v1/models`, by subset."""
+        self._aliases: Mapping[str, frozenset[str]] = {}
+        self.follow((), Columns([]))
+
+    def follow(self, states: Sequence[EndpointState], columns: Columns) -> None:
+        """Index these servers, in the order of their slots."""
+        self._states, self._columns = states, columns
+        self._unions.clear()
+        self.index = Serving(
+            [state.endpoint for state in states],
+            [state.listed for state in states],
+            everyone=columns.roster.everyone,
+        )
+        """Which server serves which model. Kept, since every pick needs it."""
+
+    def slots(self, model: str) -> Sequence[int]:
+        """Return the slots of the servers that can serve `model`, ready or not.
+
+        Raises UnknownModelError if every server says that it does not have the model, but NoEndpointError if
+        servers of a pool that still exists had the model.
+        """
+        columns = self._columns
+        try:
+            return self.index.slots(
+                model, holders=columns.holders(model), bases=columns.roster.models, refuses=self._refuses
+            )
+        except UnknownModelError:
+            self.unknown_asked += 1
+            if model in self.away:
+                raise NoEndpointError(NOT_READY, reason="no_ready_endpoint") from None
+            raise
+
+    def answering(self, model: str) -> Sequence[int]:
+        """Return those of the slots that may be a destination."""
+        answering = self.named(model).answering
+        if answering is None or self._columns.holders(model):
+            return self.index.answering(self.slots(model))
+        return answering
+
+    def named(self, model: str) -> Named:
+        return self.index.named.get(model) or self.index.look_up(model)
+
+    def within(self, model: str, within: Sequence[int]) -> Sequence[int]:
+        """Return the slots that may have the model although their lists do not name it. within: the servers
+        that the data plane allows, none of which is in `answering`. Raises UnknownModelError.
+        """
+        if model and self._refuses and self.index.none_serves(model, within):
+            self.unknown_asked += 1
+            raise UnknownModelError(model)
+        if not set(within).isdisjoint(self.slots(model)):
+            return ()
+        unlisted = frozenset(self.index.unlisted)
+        return self.index.answering([slot for slot in within if slot in unlisted])
+
+    def adapter(self, model: str) -> str:
+        """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty
+        text.
+        """
+        if self.named(model).declared:
+            return model
+        holders = self._columns.holders(model)
+        if not holders:
+            return ""
+        models = self._columns.roster.models
+        return model if any(models[slot] != model for slot in holders) else ""
+
+    def sharing_name(self, model: str, slot: int) -> str:
+        """Return the name under which prompts for `model` share the cache of this server. A base model has
+        one, whatever clients call it, and serves those who name none.
+        """
+        listed = self._states[slot].listed
+        return listed.base if listed is not None and (not model or model in listed.bases) else model
+
+    def fitting(self, slots: Sequence[int], *, tokens: float) -> Sequence[int]:
+        """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
+        none does, all stay: one of them has to give the error.
+        """
+        lengths = self.index.lengths
+        if lengths is None:
+            return slots
+        return [slot for slot in slots if lengths[slot] >= tokens] or slots
+
+    def set_aliases(self, aliases: Mapping[str, frozenset[str]]) -> None:
+        """Set the names that clients may use although no server lists them, each with its targets."""
+        self._aliases = aliases
+        self._unions.clear()
+
+    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
+        """Return the models of all servers together, as JSON. subset: only servers at these addresses. None:
+        no server has listed its models.
+
+        The answer is made once and kept until the lists change, because clients may ask for it as often as
+        they like.
+        """
+        if subset not in self._unions:
+            lists = [
+                state.listed
+                for state in self._states
+                if state.listed is not None
+                and state.listed.whole
+                and (subset is None or state.endpoint.address in subset)
+            ]
+            if len(self._unions) >= _KEPT_UNIONS:
+                self._unions.clear()
+            self._unions[subset] = union(lists, more=self._answered_aliases()) if lists else None
+        return self._unions[subset]
+
+    def listed_names(self) -> frozenset[str] | None:
+        """Return every name that a server lists. None: not every server has given its list."""
+        lists = [state.listed for state in self._states]
+        whole = [each.names for each in lists if each is not None and each.whole]
+        return frozenset().union(*whole) if whole and len(whole) == len(lists) else None
+
+    def _answered_aliases(self) -> Iterator[ModelCard]:
+        """Yield the aliases for which some server has a target, as far as the lists are known."""
+        names = self.listed_names()
+        for alias, targets in self._aliases.items():
+            if names is None or not names.isdisjoint(targets):
+                yield ModelCard(alias, owned_by="prefix-gateway")
+
+    @property
+    def unlisted(self) -> int:
+        """The number of servers that have not listed their models yet."""
+        return len(self.index.unlisted)
+
+    def check_integrity(self) -> None:
+        listed = (state.listed for state in self._states)
+        assert self.unlisted == sum(one is None or not one.whole for one in listed)
+        self.index.check_integrity()
+        self.away.check_integrity()
 
 
 def forget_models(by_model: dict[str, Any], present: AbstractSet[str]) -> None:

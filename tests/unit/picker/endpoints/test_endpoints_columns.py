@@ -19,7 +19,7 @@ from tests.unit.picker.endpoints.lettered import endpoint
 
 
 def names_serving(fleet: Fleet, model: str) -> list[str]:
-    return sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.serving(model))
+    return sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.served.slots(model))
 
 
 def holds(fleet: Fleet, name: str, adapter: str) -> None:
@@ -38,9 +38,9 @@ def test_a_declared_adapter_is_also_served_where_it_was_loaded_at_run_time() -> 
 
 def test_a_base_model_is_not_taken_for_an_adapter() -> None:
     fleet = a_fleet(endpoint("a", model="m", adapters=["x"]))
-    assert fleet.adapter("m") == ""
-    assert fleet.adapter("x") == "x"
-    assert fleet.adapter("never-heard-of") == ""
+    assert fleet.served.adapter("m") == ""
+    assert fleet.served.adapter("x") == "x"
+    assert fleet.served.adapter("never-heard-of") == ""
 
 
 def test_a_snapshot_does_not_change_after_it_was_made() -> None:

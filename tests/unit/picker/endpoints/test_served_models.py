@@ -47,7 +47,7 @@ def take(fleet: Fleet, **lists: ModelList | None) -> Sequence[str]:
 
 
 def names_that_serve(fleet: Fleet, model: str) -> str:
-    return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.serving(model)))
+    return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in fleet.served.slots(model)))
 
 
 def picked_from(fleet: Fleet, model: str, subset: str) -> str:
@@ -65,8 +65,8 @@ def test_the_length_that_a_server_lists_is_known_to_its_state() -> None:
 def test_a_model_goes_to_the_servers_that_list_it() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n", adapters=["sql"]), c=listing("n", "alias"))
     assert [names_that_serve(fleet, model) for model in ("m", "n", "sql", "alias")] == ["a", "bc", "b", "c"]
-    assert [fleet.adapter(model) for model in ("m", "n", "sql", "alias")] == ["", "", "sql", ""]
-    assert not fleet.one_model
+    assert [fleet.served.adapter(model) for model in ("m", "n", "sql", "alias")] == ["", "", "sql", ""]
+    assert not fleet.served.index.one_model
 
 
 def test_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
@@ -75,9 +75,9 @@ def test_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> 
     assert names_that_serve(fleet, "m") == "a"
     take(fleet, c=listing("n"))
     with pytest.raises(UnknownModelError, match="'ghost' does not exist") as raised:
-        fleet.serving("ghost")
+        fleet.served.slots("ghost")
     assert (raised.value.status, raised.value.reason) == (404, "model_not_found")
-    assert fleet.unknown_asked == 1
+    assert fleet.served.unknown_asked == 1
     assert names_that_serve(fleet, "m") == "a"
 
 
@@ -106,8 +106,8 @@ def test_names_on_a_page_stand_for_a_list_that_the_server_does_not_give() -> Non
     state = observe(fleet, "b", models=frozenset({"m"}))
     take(fleet, b=None)
     assert [names_that_serve(fleet, model) for model in ("m", "alias", "ghost")] == ["ab", "a", "b"]
-    assert (state.model, fleet.unlisted) == ("m", 1), "it may have more names, so no model is unknown"
-    assert "ghost" not in str(fleet.model_list())
+    assert (state.model, fleet.served.unlisted) == ("m", 1), "it may have more names, so no model is unknown"
+    assert "ghost" not in str(fleet.served.model_list())
     take(fleet, b=listing("n"))
     assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["a", "bc"]
     take(fleet, b=None)
@@ -147,11 +147,11 @@ def test_a_long_prompt_goes_to_a_server_that_lists_the_length() -> None:
     short, long = (ModelList((ModelCard("m", max_model_len=length),)) for length in (8192, 32768))
     fleet = fleet_of("abc", a=short, b=long, c=short)
     slots = fleet.candidates("m", subset=None)
-    assert [list(fleet.fitting(slots, tokens=tokens)) for tokens in (8192, 8193, 32769)] == [
+    assert [list(fleet.served.fitting(slots, tokens=tokens)) for tokens in (8192, 8193, 32769)] == [
         [0, 1, 2], [1], [0, 1, 2],
     ]  # fmt: skip
     take(fleet, b=short)
-    assert fleet.fitting(slots, tokens=10_000) is slots, "all take the same"
+    assert fleet.served.fitting(slots, tokens=10_000) is slots, "all take the same"
 
 
 def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
@@ -204,12 +204,12 @@ def test_a_model_whose_pool_has_no_server_now_is_not_ready() -> None:
     fleet.housekeep(now=10_000.0)
     for model in ("m", "sql"):
         with pytest.raises(NoEndpointError) as raised:
-            fleet.serving(model)
+            fleet.served.slots(model)
         assert (raised.value.status, raised.value.reason) == (503, "no_ready_endpoint")
-    assert json.loads(fleet.model_list() or b"")["data"][0]["id"] == "n"
+    assert json.loads(fleet.served.model_list() or b"")["data"][0]["id"] == "n"
     with_endpoints(fleet, existing="q", now=2.0, q="b")
     with pytest.raises(UnknownModelError):
-        fleet.serving("m")
+        fleet.served.slots("m")
 
 
 def test_a_model_whose_server_left_is_not_ready_then_unknown() -> None:
@@ -219,10 +219,10 @@ def test_a_model_whose_server_left_is_not_ready_then_unknown() -> None:
     with_endpoints(fleet, existing="p", now=1.0, p="b")
     fleet.housekeep(now=300.0)
     with pytest.raises(NoEndpointError):
-        fleet.serving("m")
+        fleet.served.slots("m")
     fleet.housekeep(now=301.0)
     with pytest.raises(UnknownModelError):
-        fleet.serving("m")
+        fleet.served.slots("m")
 
 
 def test_a_declared_model_goes_only_to_the_endpoints_that_declare_it() -> None:
@@ -274,10 +274,10 @@ def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
 
 def test_a_fleet_with_one_model_returns_the_roster_of_all_slots_itself() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("m"))
-    assert fleet.one_model
-    assert fleet.serving("m") is fleet.columns.roster.everyone
+    assert fleet.served.index.one_model
+    assert fleet.served.slots("m") is fleet.columns.roster.everyone
     unlisted = fleet_of("abc")
-    assert unlisted.serving("m") is unlisted.columns.roster.everyone
+    assert unlisted.served.slots("m") is unlisted.columns.roster.everyone
 
 
 def test_the_union_has_every_model_once_by_name() -> None:
