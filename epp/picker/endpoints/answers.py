@@ -39,6 +39,8 @@ class Answers:
     def __init__(self) -> None:
         self.picks = 0
         """Requests sent so far."""
+        self._begun = 0
+        """Answers that have begun."""
         self.served: OrderedDict[tuple[str, int], tuple[EndpointState, EndpointState]] = OrderedDict()
         """The last two servers that answered for each model and path that was asked for lately. The same one
         twice: no other has answered."""
@@ -60,7 +62,7 @@ class Answers:
         account = state.account
         self.picks += 1
         if not account.waits:
-            account.waits_since = now
+            account.waits_since, account.others_begun = now, self._begun - account.begun
         account.model = account.model or model
         wait = Wait(account, now, streams)
         account.waits.add(wait)
@@ -69,7 +71,11 @@ class Answers:
     def began(self, wait: Wait, *, now: float) -> None:
         """Record that the first byte of an answer came."""
         self.left(wait)
-        wait.account.began, wait.account.waits_since, wait.began_at = True, now, now
+        account = wait.account
+        self._begun += 1
+        account.begun += 1
+        account.began, account.waits_since, wait.began_at = True, now, now
+        account.others_begun = self._begun - account.begun
         if wait.streams:
             self._typical_s += _STEP * (now - wait.sent_at - self._typical_s)
 
@@ -171,7 +177,7 @@ class Answers:
             hang_seconds
             and account.waits
             and now - account.waits_since >= late_s
-            and self._others_moved(state, account.waits_since)
+            and self._begun - account.begun >= account.others_begun + 3
         ):
             streamed = sum(wait.streams for wait in account.waits)
             if streamed > 1 or not counts:
@@ -186,10 +192,8 @@ class Answers:
             account.stands_since, account.patience_s = opened_at, patience_s
         if now - account.stands_since < account.patience_s:
             return "idle"
-        return "stalls alone" if self._others_moved(state, account.stands_since) else "stalls"
-
-    def _others_moved(self, state: EndpointState, since: float) -> bool:
-        return any(who is not state and at > since for who, at in self._moved)
+        alone = any(who is not state and at > account.stands_since for who, at in self._moved)
+        return "stalls alone" if alone else "stalls"
 
     def check_integrity(self) -> None:
         assert len(self.served) <= _SERVED_MODELS

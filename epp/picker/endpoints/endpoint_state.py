@@ -45,6 +45,10 @@ class Account:
     """Requests that wait for their first byte, and that were not judged."""
     waits_since: float = inf
     """Since when requests have waited and no answer has begun."""
+    others_begun: int = 0
+    """How many answers of other servers had begun at that time."""
+    begun: int = 0
+    """Answers of this server that have begun."""
     began: bool = False
     """Whether an answer has begun since the last look at the server."""
     model: str = ""

@@ -36,6 +36,11 @@ class WatchedServers:
         state.picks_since_scrape = 0
         return seen
 
+    def begin(self, state: EndpointState, *, times: int, now: float) -> None:
+        for _ in range(times):
+            wait = self.answers.sent(state, model="m", streams=False, now=now)
+            self.answers.began(wait, now=now)
+
 
 def sent_to(state: EndpointState, tokens: int = 0) -> EndpointState:
     book(state, tokens, now=0.0)
@@ -90,9 +95,9 @@ def test_server_that_does_not_count_while_it_generates_is_assumed_to_work(
     busy, other = sent_to(a_state()), sent_to(a_state())
     wait = watched.answers.sent(busy, model="m", streams=False, now=8.0)
     seen = [watched.page(busy, tokens, now=8.0 + n, at_end=at_end) for n in range(4)]
-    watched.page(other, 5.0, now=11.5)
+    watched.begin(other, times=3, now=11.5)
     seen += [watched.page(busy, tokens, now=12.0, at_end=at_end)]
-    assert seen == ["moves"] * 4 + ["may hang"], "another server moved since the request was sent"
+    assert seen == ["moves"] * 4 + ["may hang"], "others have begun three answers since the request was sent"
     watched.answers.began(wait, now=12.0)
     assert {watched.page(busy, tokens, now=12.0 + n, at_end=at_end) for n in range(8)} == {"moves"}
 
@@ -100,7 +105,7 @@ def test_server_that_does_not_count_while_it_generates_is_assumed_to_work(
 def test_two_streamed_answers_that_do_not_begin_are_a_hang() -> None:
     watched, state, other = WatchedServers(), sent_to(a_state()), sent_to(a_state())
     waits = [watched.answers.sent(state, model="m", streams=True, now=0.0) for _ in range(2)]
-    watched.page(other, 5.0, now=1.0)
+    watched.begin(other, times=3, now=1.0)
     assert [watched.page(state, n, now=n) for n in (1.0, 2.0)] == ["moves", "hangs"], "counters may grow"
     watched.answers.left(waits[0])
     assert watched.page(state, 3.0, now=3.0) == "moves"
