@@ -93,7 +93,7 @@ class AwayModels:
         assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
 
 
-class Named(NamedTuple):
+class ModelServers(NamedTuple):
     """The facts about one name of a model, by the lists. The empty name stands for every model."""
 
     slots: Sequence[int] | None
@@ -132,8 +132,8 @@ class Serving:
         self.lengths = lengths if len(set(lengths)) > 1 else None
         """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
         self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
-        self._any = Named(everyone, self.answering(everyone), declared=False)
-        self.named: dict[str, Named] = {"": self._any}
+        self._any = ModelServers(everyone, self.answering(everyone), declared=False)
+        self.named: dict[str, ModelServers] = {"": self._any}
         """Results of earlier look-ups. The picker bounds the length of names where they come in."""
         self.one_model = self._same_everywhere()
         """Whether every endpoint serves the same models, as far as known."""
@@ -145,7 +145,7 @@ class Serving:
             models_of.append(names if declared <= names else declared | names)
         return all(models == models_of[0] for models in models_of)
 
-    def look_up(self, model: str) -> Named:
+    def look_up(self, model: str) -> ModelServers:
         """Return what the lists say about the name, and keep it in `named`."""
         if model in self.named:
             return self.named[model]
@@ -154,7 +154,7 @@ class Serving:
         adapters = any(one is not None and model in one.adapters for one in self._listed)
         declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
         able = self._able(model)
-        self.named[model] = Named(able, None if able is None else self.answering(able), declared)
+        self.named[model] = ModelServers(able, None if able is None else self.answering(able), declared)
         return self.named[model]
 
     def answering(self, slots: Sequence[int]) -> Sequence[int]:
@@ -270,7 +270,7 @@ class ServedModels:
             return self.index.answering(self.slots(model))
         return answering
 
-    def named(self, model: str) -> Named:
+    def named(self, model: str) -> ModelServers:
         return self.index.named.get(model) or self.index.look_up(model)
 
     def within(self, model: str, within: Sequence[int]) -> Sequence[int]:

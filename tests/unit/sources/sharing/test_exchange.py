@@ -97,7 +97,7 @@ def hangs_for(replica: Replica, name: str, *, now: float) -> None:
         pick = replica.pick(text(f"{name}{n}"), now=now + n / 100)
         if pick.decision.chosen != name:
             replica.end(pick, now=now + n / 100)
-    replica.picker.housekeep(now=now + 30.0)
+    replica.picker.observe(EndpointName(name), None, now=now + 30.0)
 
 
 def test_a_cut_answer_that_one_picker_reports_counts_once_at_the_others() -> None:
