@@ -85,15 +85,12 @@ def load_endpoints(text: str | bytes, *, source: str) -> Listed:
     """Decode and check the file. Raise ConfigError, which names `source` and the field at fault."""
     try:
         file: _File = decode(text, kind=_File)
-    except ValueError as error:
-        words = in_words(error, of=_File, text=text)
-        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
-    try:
         endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(file.endpoints)]
         _check_unique("name", [e.name for e in endpoints])
         _check_unique("address", [str(e.address) for e in endpoints])
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {in_words(error, of=_File, text=text)}") from error
+    except (ValueError, ConfigError) as error:
+        words = in_words(error, of=_File, text=text)
+        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
     rules = [
         Rewrite(r.models, tuple(RewriteTarget(t.model, t.weight) for t in r.targets)) for r in file.rewrites
     ]
