@@ -50,15 +50,21 @@ async def test_an_idle_picker_forgets_expired_entries() -> None:
         assert value(metrics, "epp_tasks") >= 1
 
 
-async def test_a_server_that_fails_is_in_the_log_without_a_request(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(500, "a gets only trial requests"), (404, "a, for the model 'm', gets only trial requests")],
+)
+async def test_a_server_that_fails_is_in_the_log_without_a_request(
+    caplog: pytest.LogCaptureFixture, status: int, said: str
+) -> None:
     picker = a_picker(on=endpoints("ab"))
     one, other = (frozenset({endpoint.address}) for endpoint in picker.endpoints())
     now = time.monotonic()
     for _ in range(8):
-        serve(picker, ask(subset=one), now=now, status=500)
+        serve(picker, ask(subset=one), now=now, status=status)
         serve(picker, ask(subset=other), now=now)
     async with running_task(Upkeep(picker, new_metrics(), overload=lambda: 0.0).housekeep):
-        await wait_until(lambda: "a gets only trial requests" in caplog.text, what="the line in the log")
+        await wait_until(lambda: said in caplog.text, what="the line in the log")
 
 
 def test_server_is_named_once_when_it_is_left_out_and_once_when_it_is_back(
