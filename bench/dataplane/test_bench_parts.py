@@ -29,11 +29,10 @@ def test_prompts_are_valid_json_of_the_size_they_declare(size_bytes: int) -> Non
 
 @pytest.mark.parametrize(("number", "slot"), [(4, Slot.REQUEST_BODY), (5, Slot.RESPONSE_BODY)])
 @pytest.mark.parametrize("size_bytes", [0, 1, 127, 128, 70_000])
-@pytest.mark.parametrize("end", ["end", "more"])
+@pytest.mark.parametrize("is_end", [False, True])
 def test_the_floor_echoes_a_body_as_the_picker_does(
-    number: int, slot: Slot, size_bytes: int, end: str
+    *, number: int, slot: Slot, size_bytes: int, is_end: bool
 ) -> None:
-    is_end = end == "end"
     body = random.Random(1).randbytes(size_bytes)
     part = ext_proc.HttpBody(body=body, end_of_stream=is_end)
     message = ext_proc.ProcessingRequest(**{slot.value: part}).SerializeToString()

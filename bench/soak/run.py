@@ -141,14 +141,10 @@ async def _attack(gateway: Gateway, plan: Plan, seen: RequestCounts, *, say: Cal
         if name in SICK:
             gateway.backends[0].behaviour = replace(calm, **SICK[name])
         else:
-            args = (
-                "-m",
-                "bench.soak.attackers",
-                name,
-                str(gateway.directory / "picker.sock.0"),
-                gateway.client.url,
+            where = (str(gateway.directory / "picker.sock.0"), gateway.client.url)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "bench.soak.attackers", name, *where), stdout=subprocess.PIPE
             )
-            process = await asyncio.create_subprocess_exec(sys.executable, *args, stdout=subprocess.PIPE)
         try:
             await asyncio.sleep(part_s)
         finally:

@@ -46,8 +46,8 @@ def test_four_replicas_that_share_hit_and_spread_load_like_one_replica() -> None
 
 @pytest.mark.slow
 def test_pickers_that_share_and_pickers_apart_serve_many_servers() -> None:
-    row, sent = scale.run(scale.Pool("least-cost", 2), servers=16, rate_per_s=160, seconds=2)
+    row, sent = scale.run(2, share=True, servers=16, rate_per_s=160, seconds=2)
     assert row.completed == 1.0
     assert sent > 30
-    _, apart = scale.run(scale.Pool("prefix-hash", 2, share=False), servers=16, rate_per_s=160, seconds=2)
+    _, apart = scale.run(2, share=False, servers=16, rate_per_s=160, seconds=2)
     assert apart == 0
