@@ -148,53 +148,37 @@ def test_health_checks_are_no_complete_answers_of_a_server_that_cuts() -> None:
     assert picker.left_out(now=4.0)
 
 
+def uncounted_page(waiting: int | None, *, finished: int, now: float) -> EndpointMetrics:
+    """Return a page without counters, or one of SGLang, whose counters grow only when an answer ends."""
+    if waiting is None:
+        return EndpointMetrics(scraped_at=now, running=1)
+    page = (
+        f"sglang:num_running_reqs 1\nsglang:num_queue_reqs {waiting}\n"
+        f"sglang:generation_tokens_total {finished}\nsglang:num_requests_total {finished}\n"
+    )
+    return parse_page(page.encode(), scraped_at=now)
+
+
+@pytest.mark.parametrize("waiting", [None, 0, 5])
 @pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_without_token_counters_probe_distinguishes_long_answer_from_hang(verdict: Verdict) -> None:
-    """A server whose page has no counter has ten long answers that are not streamed. The other server has
-    short ones.
+def test_a_probe_tells_a_long_answer_from_a_hang_where_no_counter_does(
+    verdict: Verdict, waiting: int | None
+) -> None:
+    """One server has ten long answers that are not streamed, the other has short ones. While requests wait at
+    SGLang, the probe waits too.
     """
     picker = a_picker(on=endpoints("ab"))
-    longest = [picker.pick(chat_to_path(path_hash=1, stream=False), now=0.1 * n) for n in range(10)]
-    busy = longest[0].decision.chosen
-    other = "ab".replace(busy, "")
-    probes = 0
-    for tenth in range(10, 100):
-        now = tenth / 10
-        answer_at(
-            other, chat_to_path(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now
-        )
-        for name in "ab":
-            picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
-        picker.housekeep(now=now)
-        for probe in picker.fleet.failures.probes_due(now=now):
-            assert probe.state.endpoint.name == busy
-            picker.fleet.failures.probed(probe, verdict, now=now)
-            probes += 1
-        assert verdict == "ill" or not picker.left_out(now=now)
-    assert probes
-    assert bool(picker.left_out(now=10.0)) is (verdict == "ill")
-
-
-@pytest.mark.parametrize("waiting", [0, 5])
-@pytest.mark.parametrize("verdict", ["well", "ill"])
-def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Verdict, waiting: int) -> None:
-    """SGLang's counters grow only when an answer ends. While requests wait there, the probe waits too."""
-    picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)
-    longest: list[Pick] = []
     busy = other = ""
     probes: list[bool] = []
     for tenth in range(100):
         now = tenth / 10
         for name in "ab":
-            page = (
-                f"sglang:num_running_reqs 1\nsglang:num_queue_reqs {waiting}\n"
-                f"sglang:generation_tokens_total {finished[name]}\nsglang:num_requests_total {finished[name]}\n"
-            )
-            picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
+            page = uncounted_page(waiting, finished=finished[name], now=now)
+            picker.observe(EndpointName(name), page, now=now)
         if tenth < 10:
-            longest.append(picker.pick(chat_to_path(path_hash=1, stream=False), now=now))
-            busy = longest[0].decision.chosen
+            pick = picker.pick(chat_to_path(path_hash=1, stream=False), now=now)
+            busy = busy or pick.decision.chosen
             other = "ab".replace(busy, "")
         else:
             answer_at(
@@ -205,10 +189,9 @@ def test_sglang_is_probed_if_answers_that_are_not_streamed_take_long(verdict: Ve
         for probe in picker.fleet.failures.probes_due(now=now):
             assert probe.state.endpoint.name == busy
             probes.append(probe.queued)
-            picker.fleet.failures.probed(
-                probe, "unclear" if verdict == "ill" and probe.queued else verdict, now=now
-            )
-    assert set(probes) == {waiting > 0}
+            found: Verdict = "unclear" if verdict == "ill" and probe.queued else verdict
+            picker.fleet.failures.probed(probe, found, now=now)
+    assert set(probes) == {bool(waiting)}
     assert bool(picker.left_out(now=10.0)) is (verdict == "ill" and not waiting)
 
 

@@ -5,11 +5,9 @@ work.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from epp.base.types import EndpointMetrics
-from epp.picker.endpoints.backlog import Backlog, Booking
+from epp.picker.endpoints.backlog import Backlog
 from tests.unit.picker.endpoints.bookings import a_state, book, booked, page, undone_at
 
 
@@ -56,19 +54,6 @@ def test_only_scrapes_count_a_request_after_it_was_let_go() -> None:
     assert state.load(state.metrics) == 0
 
 
-def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
-    first, second = a_state(), a_state()
-    for state in (first, second):
-        state.take_page(page(0.0), now=0.0)
-    booking = book(first, 500, now=0.1)
-    first.release(booking, computed=False, now=0.2)
-    moved = book(second, 500, now=0.2)
-    assert (first.load(first.metrics), second.load(second.metrics)) == (0, 1)
-    assert first.backlog.undone_tokens(now=0.2, rate=1000.0) == 0
-    second.release(moved, computed=True, now=0.3)
-    assert second.load(second.metrics) == 0
-
-
 def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
     state = a_state()
     assert state.fresh(now=0.0, stale_after_s=5.0) is None
@@ -99,44 +84,6 @@ def test_nothing_is_known_of_a_new_process() -> None:
     assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
     state.release(booking, computed=False, now=3.0)
     assert state.in_flight == 0
-
-
-EVENTS = st.sampled_from(["book", "end", "detach", "scrape", "fail"])
-
-
-@given(st.lists(st.tuples(EVENTS, st.integers(0, 20)), max_size=60))
-def test_after_any_events_the_load_covers_our_open_requests(
-    events: list[tuple[str, int]],
-) -> None:
-    state, held, now = a_state(), list[Booking](), 0.0
-    for event, number in events:
-        now += 0.3
-        if event == "book":
-            held.append(book(state, number * 100, now=now))
-        elif event == "end" and held:
-            state.release(held.pop(number % len(held)), computed=number % 2 == 0, now=now)
-        elif event == "detach" and held:
-            held.pop(number % len(held))
-            state.detach()
-        elif event == "scrape":
-            state.take_page(page(now, running=number, prompt_tokens=now * number), now=now)
-        elif event == "fail":
-            state.scrape_failed(now=now)
-        state.backlog.check_integrity()
-        assert state.in_flight == len(held)
-        assert state.load(state.metrics) >= len(held)
-    for booking in held:
-        state.release(booking, computed=True, now=now)
-    assert state.in_flight == 0
-
-
-def test_work_drains_at_the_servers_rate() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 400, now=0.0)
-    booked(backlog, 1000, now=0.0)
-    assert undone_at(backlog, now=1.0) == 1300
-    assert undone_at(backlog, now=13.5) == 50
-    assert undone_at(backlog, now=99.0) == 0
 
 
 def test_time_that_runs_backwards_changes_nothing() -> None:

@@ -117,7 +117,7 @@ def test_endpoints_that_answer_are_candidates() -> None:
     assert not a_fleet(endpoint("a")).disaggregated
 
 
-EVENTS = st.sampled_from(["book", "end", "page", "fail", "adapter", "restart", "leave"])
+EVENTS = st.sampled_from(["book", "end", "detach", "page", "fail", "adapter", "restart", "leave"])
 
 
 @pytest.mark.slow
@@ -133,6 +133,9 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
             state.book(held[state][-1], now=now)
         elif event == "end" and held[state]:
             state.release(held[state].pop(), computed=number > 1, now=now)
+        elif event == "detach" and held[state]:
+            held[state].pop()
+            state.detach()
         elif event == "page":
             page = EndpointMetrics(
                 scraped_at=now,
@@ -150,4 +153,5 @@ def test_after_any_events_the_columns_agree_with_the_states(events: list[tuple[s
             state.forget_server(now=now)
         elif event == "leave" and len(fleet) > 1:
             fleet.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
+        assert state.load(state.metrics) >= state.in_flight == len(held[state])
         fleet.check_integrity()

@@ -8,16 +8,7 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.picker.endpoints.backlog import Backlog, Booking
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
-from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page, undone_at
-
-
-def test_requests_of_unknown_size_do_not_pile_up() -> None:
-    backlog = Backlog(now=0.0)
-    for n in range(1_000):
-        booked(backlog, 0, now=n * 0.1)
-        backlog.settle(now=n * 0.1, rate=RATE)
-    backlog.check_integrity()
-    assert len(backlog.bookings) == 0
+from tests.unit.picker.endpoints.bookings import RATE, a_state, book, booked, page
 
 
 def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
@@ -31,15 +22,6 @@ def test_first_tokens_are_compared_only_if_all_requests_are_known() -> None:
     assert backlog.begun(1, now=8.0, rate=RATE) is None, "the request ended before the page was read"
     backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
     assert backlog.begun(1, now=10.0, rate=RATE) is None, "the request waited for an adapter"
-
-
-def test_without_counters_the_estimate_is_used() -> None:
-    backlog = Backlog(now=0.0)
-    booked(backlog, 100, now=0.0)
-    booked(backlog, 100, now=0.0)
-    backlog.settle(now=1.5, rate=RATE)
-    assert len(backlog.bookings) == 1
-    assert undone_at(backlog, now=1.5) == 50
 
 
 def test_idle_server_has_done_all_bookings_from_before_the_previous_page() -> None:
@@ -111,14 +93,6 @@ def test_requests_without_a_first_token_do_not_look_busy_for_good() -> None:
     assert len(state.backlog.bookings) == 1
     state.take_page(page(5.0, running=1, begun=11, finished=13), now=5.0)
     assert len(state.backlog.bookings) == 0
-
-
-def test_a_good_scrape_resets_the_count_of_failures() -> None:
-    state = a_state()
-    state.scrape_failed(now=1.0)
-    state.scrape_failed(now=2.0)
-    state.take_page(page(3.0), now=3.0)
-    assert state.failures == 0
 
 
 def test_a_page_that_names_the_loaded_adapters_removes_idle_ones() -> None:

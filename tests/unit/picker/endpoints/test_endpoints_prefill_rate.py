@@ -38,10 +38,6 @@ def v_of(server: PrefillRate) -> float:
     return server.model.tokens_per_s / server.slowness
 
 
-def test_the_rate_is_the_policys_before_anything_is_learned() -> None:
-    assert v_of(PrefillRate(ModelRate(start=8000.0))) == 8000.0
-
-
 def test_the_rate_follows_the_times_to_first_tokens() -> None:
     server = FirstTokens(ModelRate(start=8000.0), rate=2000.0)
     for _ in range(30):
@@ -175,13 +171,6 @@ def test_the_rate_is_that_of_busy_servers_once_there_were_some() -> None:
     for before, after in pairwise(pages):
         server.observe(before, after, busy=True)
     assert model.tokens_per_s == pytest.approx(2000.0, rel=0.1)
-
-
-def test_a_server_that_was_idle_in_between_does_not_teach_how_fast_it_is() -> None:
-    server = PrefillRate(ModelRate(start=8000.0))
-    before, after = _pages((0.0, 0.0, 0.0), (1.0, 100.0, 0.0))
-    server.observe(before, after, busy=False)
-    assert v_of(server) == 8000.0
 
 
 def test_a_single_busy_server_cannot_move_the_rate_far() -> None:

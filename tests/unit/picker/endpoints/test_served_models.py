@@ -162,12 +162,6 @@ def test_a_model_that_no_server_lists_goes_to_a_pool_without_any_list() -> None:
     assert names_that_serve(fleet, "llama") == "a"
 
 
-def test_two_pools_that_serve_one_model_share_its_requests() -> None:
-    fleet = pools_of(old="a", new="b", other="c")
-    take(fleet, a=listing("m"), b=listing("m"), c=listing("n"))
-    assert [names_that_serve(fleet, model) for model in ("m", "n")] == ["ab", "c"]
-
-
 def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     fleet = pools_of(one="ab", two="c")
     take(fleet, a=listing("m"), b=listing("m"), c=listing("m"))
