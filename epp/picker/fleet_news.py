@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Final
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 from epp.config.policy import PolicySpec
@@ -17,16 +18,66 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
-from epp.picker.endpoints.recently_left import RecentlyLeft
 from epp.picker.events import Cut, Hangs, Listener, Restarted
 from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.integrity import check_integrity
-from epp.picker.prefix_index.reported import KvReport
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import PrefixTable
 from epp.picker.prefix_index.upkeep import clear_endpoint, drop_endpoint
+from epp.picker.scheduling.snapshot import MOST_KEPT
 from epp.picker.server_caches import ServerCaches
 from epp.request.rewriting import Rewrites
+
+_KEPT_S: Final = 60.0
+"""How long an endpoint that left is remembered: longer than a readiness probe needs to decide, and shorter
+than a cache needs to change its content."""
+
+
+class RecentlyLeft:
+    """Endpoints that left a moment ago and may come back unchanged: a pod that was not Ready for some seconds
+    still has a warm cache. Until they are forgotten they keep their share of the table.
+
+    This works only if the source names the process (`incarnation`). If a file lists an endpoint again, the
+    picker cannot know whether its process was restarted meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[EndpointName, tuple[Endpoint, float]] = {}
+        """Each with the time when it left."""
+
+    def names(self) -> set[EndpointName]:
+        return set(self._left)
+
+    def leave(self, endpoint: Endpoint, *, now: float) -> bool:
+        """Remember an endpoint that left. Return False if it cannot come back as the same process, or if too
+        many have left.
+        """
+        if not endpoint.incarnation or len(self._left) >= MOST_KEPT:  # it would come back cold
+            return False
+        self._left[endpoint.name] = endpoint, now
+        return True
+
+    def come_back(self, endpoint: Endpoint) -> bool | None:
+        """Return whether an endpoint that came is the same process as the one of this name that had left.
+        None: no endpoint of this name had left.
+        """
+        left = self._left.pop(endpoint.name, None)
+        return left[0].process == endpoint.process if left is not None else None
+
+    def give_up(self, *, now: float) -> list[EndpointName]:
+        """Forget the endpoints that have been away for too long, and return their names."""
+        gone = [name for name, (_, at) in self._left.items() if now - at >= _KEPT_S]
+        for name in gone:
+            del self._left[name]
+        return gone
+
+    def clear(self) -> None:
+        self._left.clear()
+
+    def check_integrity(self) -> None:
+        assert all(
+            name == endpoint.name and endpoint.incarnation for name, (endpoint, _) in self._left.items()
+        )
 
 
 class FleetNews:
@@ -122,12 +173,6 @@ class FleetNews:
         self.rewrites = rewrites or None
         self.fleet.served.set_aliases(rewrites.aliases)
 
-    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """Return the answer to `GET /v1/models`. subset: only the servers at these addresses. None: no server
-        has listed its models.
-        """
-        return self.fleet.served.model_list(subset)
-
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape. None means that the scrape failed."""
         state = self.fleet.get(name)
@@ -179,10 +224,6 @@ class FleetNews:
     def on_cut(self, state: EndpointState, *, now: float) -> None:
         """Note that a server cut an answer midway, as reported to this picker or to another one."""
         self.fleet.failures.failed(state, Form.CUTS, now=now)
-
-    def take_in(self, findings: Sequence[KvReport]) -> None:
-        """Correct the table by the servers' own events about their caches."""
-        self.caches.reported.take_in(findings, self.table)
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Return servers that get only trial requests, and why."""

@@ -28,7 +28,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate, growth
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
-from epp.picker.prefix_index.reported import ReportedCaches
+from epp.picker.prefix_index.reported import KvReport, ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
@@ -67,7 +67,6 @@ class Slots:
         """Prepare the conversion. mirrors: the mirrors in the order of their bits. Slots are valid until a
         server comes or goes.
         """
-        self._names = names
         slot_of = {name: slot for slot, name in enumerate(names)}
         self._slots = [slot_of.get(mirror.name, len(names)) if mirror else len(names) for mirror in mirrors]
         self._by_bit: Ints = np.array(self._slots, dtype=np.int64)
@@ -78,9 +77,6 @@ class Slots:
             return self._slots[mask.bit_length() - 1]
         as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
         return self._by_bit[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
-
-    def name(self, slot: int) -> EndpointName:
-        return self._names[slot] if slot < len(self._names) else EndpointName("")
 
 
 class Roots:
@@ -206,6 +202,10 @@ class ServerCaches:
     def forget_models(self, present: AbstractSet[str]) -> None:
         """If there are many models, forget what was learned of models that no server has any more."""
         forget_models(self._token_estimates, present)
+
+    def take_in(self, findings: Sequence[KvReport]) -> None:
+        """Correct the table by the servers' own events about their caches."""
+        self.reported.take_in(findings, self.table)
 
     # -- servers ---------------------------------------------------------------------------------------------
 

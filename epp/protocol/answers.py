@@ -59,7 +59,7 @@ def model_list(event: RequestHeaders, path: str, picker: Picker) -> Refuse | Non
     asked = path.partition("?")[0].rstrip("/").endswith("/v1/models")
     if not asked or (":method", "GET") not in event.headers:
         return None
-    listed = picker.model_list(None if event.subset is None else read_addresses(event.subset))
+    listed = picker.fleet.served.model_list(None if event.subset is None else read_addresses(event.subset))
     if listed is None:
         return None
     return Refuse(status=200, headers=(_JSON,), body=listed, reason="model_list")

@@ -111,7 +111,7 @@ class ModelPages(BeforePicker):
         return True
 
     async def check(self) -> None:
-        listed = self._picker.model_list()
+        listed = self._picker.fleet.served.model_list()
         assert listed is None or json.loads(listed)["data"]
         await super().check()
 

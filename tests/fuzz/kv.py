@@ -65,7 +65,7 @@ class KvEvents:
         before, now = self._exact.malformed, next(self._now)
         steps = self._messages.live(next(self._number), data)
         self._exact.apply(A, steps, complete=self._messages.complete, now=now)
-        self._picker.take_in(self._exact.findings(now=now))
+        self._picker.caches.take_in(self._exact.findings(now=now))
         return self._exact.malformed == before
 
     async def check(self) -> None:

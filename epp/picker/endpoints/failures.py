@@ -267,9 +267,7 @@ class FailingServers:
             if model := about or mark.asked_model or state.account.model or state.model:
                 asked = control if mark.verdict == "refused" and control is not None else state
                 mark.probing, mark.probed_at = True, now
-                # A queue explains nothing if the counters stand still for longer than the queue should take.
-                stands = mark.needs is Proof.COUNTED
-                queued = _waits_unseen(asked) if stands else _has_queue(asked, now=now)
+                queued = _may_wait(asked, stands=mark.needs is Proof.COUNTED, now=now)
                 probes.append(Probe(asked, model, about, mark, queued=queued))
         return probes
 
@@ -390,16 +388,12 @@ def is_fault(status: int) -> bool:
     return (status >= 500 and status != 501) or status == 429
 
 
-def _waits_unseen(state: EndpointState) -> bool:
-    """Return whether the server has a queue, and its counters would not show that the queue moves."""
-    page = state.metrics
-    return page is not None and page.counts_at_end and bool(page.waiting)
-
-
-def _has_queue(state: EndpointState, *, now: float) -> bool:
-    """Return whether a probe may have to wait, by the server's page or by the tokens that it still has to
-    compute.
+def _may_wait(state: EndpointState, *, stands: bool, now: float) -> bool:
+    """Return whether a probe may have to wait in a queue, by the server's page or by the tokens that it still
+    has to compute. stands: the counters stand still for longer than a queue explains.
     """
-    rate = state.tokens_per_s
-    waiting = state.metrics.waiting if state.metrics is not None else None
-    return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * 0.5
+    page, rate = state.metrics, state.tokens_per_s
+    waiting = page is not None and bool(page.waiting)
+    if stands:  # counters that grow at an answer's end do not show that a queue moves
+        return waiting and page is not None and page.counts_at_end
+    return waiting or state.backlog.undone_tokens(now=now, rate=rate) > rate * 0.5

@@ -105,7 +105,7 @@ class ExactService:
 
     async def _apply(self, found: Sequence[KvReport]) -> None:
         for start in range(0, len(found), _FINDINGS_A_PORTION):
-            self._picker.take_in(found[start : start + _FINDINGS_A_PORTION])
+            self._picker.caches.take_in(found[start : start + _FINDINGS_A_PORTION])
             await asyncio.sleep(0)
 
     def _turn_off(self, reason: str) -> None:

@@ -163,7 +163,7 @@ def test_a_prefix_belongs_to_the_target_and_aliases_are_listed() -> None:
     matched = {each.name: each.matched_tokens for each in second.decision.candidates}
     assert matched.pop(first.decision.chosen) > 0
     assert set(matched.values()) == {0}
-    listed = bench.picker.model_list()
+    listed = bench.picker.fleet.served.model_list()
     assert listed is not None
     assert [card["id"] for card in json.loads(listed)["data"]] == ["m", "the-target"]
 
@@ -172,6 +172,6 @@ def test_an_alias_of_a_model_that_nobody_serves_is_not_listed() -> None:
     bench = Bench()
     listed_by(bench, "another", "another", "another")
     rewriting(bench)
-    listed = bench.picker.model_list()
+    listed = bench.picker.fleet.served.model_list()
     assert listed is not None
     assert [card["id"] for card in json.loads(listed)["data"]] == ["another"]

@@ -10,7 +10,7 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Chunks
 from epp.picker.decision import Question
-from epp.picker.endpoints.recently_left import KEPT_S, RecentlyLeft
+from epp.picker.fleet_news import RecentlyLeft
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.scheduling.snapshot import MOST_KEPT
@@ -67,11 +67,11 @@ def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
 
 
 def test_an_endpoint_that_stays_away_is_forgotten() -> None:
-    picker, _ = leave_and_return(process_of_a(), as_=process_of_a(), away_s=KEPT_S)
+    picker, _ = leave_and_return(process_of_a(), as_=process_of_a(), away_s=60.0)
     assert picker.table.mirrors[A].entries == 0
     picker, _ = warm_picker(process_of_a())
     picker.set_endpoints([], now=0.0)
-    picker.housekeep(now=KEPT_S)
+    picker.housekeep(now=60.0)
     assert picker.table.entries == 0
     assert list(picker.table.mirrors) == []
 
