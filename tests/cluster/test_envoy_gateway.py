@@ -18,7 +18,7 @@ from tests.cluster.installed import DEADLINE_S, GATEWAY, IMAGES, MODEL, Installe
 from tests.cluster.steady_load import SteadyLoad, prefix, send_completion, steady_load
 from tests.cluster.test_whole_story import restarted_once
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.envoy_gateway import IMAGE, EnvoyGateway
+from tests.cluster_env.go_programs import IMAGE, EnvoyGateway
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.kubelet.images import Image
 from tests.harness.kubelet.running import RunningNode, running_node

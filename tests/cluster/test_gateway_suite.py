@@ -16,7 +16,7 @@ import yaml
 
 from tests.cluster.suite_gateway import CLASS, running_gateways
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.gateway_suite import GatewaySuite
+from tests.cluster_env.go_programs import GatewaySuite
 from tests.cluster_env.preparing import create_namespace
 from tests.harness.kubelet.images import REPOSITORY, Image, python_image
 from tests.harness.kubelet.running import RunningNode, running_node

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from tests.cluster_env import environment, envoy_gateway, gateway_suite
+from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.go_programs import EnvoyGateway, GatewaySuite
 from tests.harness.build_command import build_and_tell, command_line, sayer
 
 _say = sayer("cluster-env")
@@ -18,14 +20,11 @@ _say = sayer("cluster-env")
 def build() -> None:
     found = environment.locate()
     build_and_tell(found.folder, ready=found.ready, build=lambda: environment.build(progress=_say), say=_say)
-    gateway = envoy_gateway.locate()
-    build_and_tell(
-        gateway.folder, ready=gateway.ready, build=lambda: envoy_gateway.build(progress=_say), say=_say
-    )
-    suite = gateway_suite.locate()
-    build_and_tell(
-        suite.folder, ready=suite.ready, build=lambda: gateway_suite.build(progress=_say), say=_say
-    )
+    for program in (EnvoyGateway, GatewaySuite):
+        place = program.locate()
+        build_and_tell(
+            place.folder, ready=place.ready, build=partial(program.prepare, progress=_say), say=_say
+        )
 
 
 def up() -> None:

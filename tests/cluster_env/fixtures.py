@@ -18,10 +18,7 @@ import pytest
 
 from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.envoy_gateway import EnvoyGateway
-from tests.cluster_env.envoy_gateway import require as require_envoy_gateway
-from tests.cluster_env.gateway_suite import GatewaySuite
-from tests.cluster_env.gateway_suite import require as require_gateway_suite
+from tests.cluster_env.go_programs import EnvoyGateway, GatewaySuite
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
 from tests.harness.prepared import prepared
 
@@ -35,12 +32,12 @@ def cluster_tools() -> environment.ClusterTools:
 
 @pytest.fixture(scope="session")
 def envoy_gateway() -> EnvoyGateway:
-    return prepared(require_envoy_gateway, required_by=REQUIRED)
+    return prepared(EnvoyGateway.require, required_by=REQUIRED)
 
 
 @pytest.fixture(scope="session")
 def gateway_suite() -> GatewaySuite:
-    return prepared(require_gateway_suite, required_by=REQUIRED)
+    return prepared(GatewaySuite.require, required_by=REQUIRED)
 
 
 @pytest.fixture(scope="session")
