@@ -158,9 +158,10 @@ class Answers:
         requests of this picker are open there, and from one page to the next no token and no finished request
         was counted. If first bytes do not come, the answers themselves show it.
         """
-        account, counts = state.account, counts_answers(after)
+        account = state.account
+        counts = counts_answers(after) and (before is None or counts_answers(before))
         grew = account.began
-        if after is not None and (before is None or (counts and counts_answers(before))):
+        if after is not None and (before is None or counts):
             grew = before is None or _counters(before) != _counters(after)
         if grew or account.began:
             self._moved = [(state, now), *(one for one in self._moved if one[0] is not state)][:2]

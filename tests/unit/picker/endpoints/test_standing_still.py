@@ -100,6 +100,7 @@ def test_server_that_does_not_count_while_it_generates_is_assumed_to_work(
     assert seen == ["moves"] * 4 + ["may hang"], "others have begun three answers since the request was sent"
     watched.answers.began(wait, now=12.0)
     assert {watched.page(busy, tokens, now=12.0 + n, at_end=at_end) for n in range(8)} == {"moves"}
+    assert watched.page(busy, 5.0, now=20.0) == "moves", "nothing is known of the counters before"
 
 
 def test_two_streamed_answers_that_do_not_begin_are_a_hang() -> None:
