@@ -27,13 +27,11 @@ from epp.picker.events import (
     Answered,
     Began,
     Ended,
-    Listener,
     Moved,
     Pick,
-    PickerEvent,
     PrefillBegan,
 )
-from epp.picker.guesses import Guesses
+from epp.picker.guesses import Guesses, Listeners
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker.prefilling import Helper, Prefilling
 from epp.picker.scheduling.schedule import Choice
@@ -53,26 +51,6 @@ def enter(pick: Pick, phase: Phase) -> None:
     """Enter the next phase. An assertion fails if this phase may not follow the current one."""
     assert phase in FOLLOWS[pick.phase], f"{phase} does not follow {pick.phase}"
     pick.phase = phase
-
-
-class Listeners:
-    """The listeners, in the order in which they subscribed."""
-
-    __slots__ = ("_all",)
-
-    def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
-
-    def add(self, listener: Listener) -> None:
-        self._all = (*self._all, listener)
-
-    def remove(self, listener: Listener) -> None:
-        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
-        self._all = tuple(each for each in self._all if each != listener)
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self._all:
-            listener(event)
 
 
 class Considered(NamedTuple):

@@ -13,13 +13,12 @@ from typing import Final
 
 from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 from epp.config.policy import PolicySpec
-from epp.picker.commit import Listeners
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
 from epp.picker.events import Cut, Hangs, Listener, Restarted
-from epp.picker.guesses import Guesses
+from epp.picker.guesses import Guesses, Listeners
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import PrefixTable
