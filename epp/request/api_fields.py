@@ -85,7 +85,7 @@ class Generate(AnyBody, gc=False):
     token_ids: Raw = NO_RAW
 
 
-class Named(Struct, gc=False):
+class NamedObject(Struct, gc=False):
     id: Raw = NO_RAW
 
 
@@ -136,5 +136,5 @@ DECODE_GENERATE: Final = _decoder(Generate)
 DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
 DECODE_API_FIELDS: Final = msgspec.json.Decoder(ApiFields)
-DECODE_NAMED: Final = msgspec.json.Decoder(Named)
+DECODE_NAMED: Final = msgspec.json.Decoder(NamedObject)
 DECODE_OTHER: Final = msgspec.json.Decoder(Other)
