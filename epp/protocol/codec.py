@@ -158,14 +158,21 @@ def _cut_headers(
 def _around(data: bytes, at: int, *, response: bool = False) -> Around | None:
     """Return the parts around a main part, which ends at `at`. None: something else than the known fields
     stands there, or a field twice. So nothing is decoded twice.
-
-    Each field is read apart, because the metadata of a response hold the fallback list, and a large fleet has
-    very many such lists. If the attributes name the server, they are not read at all.
     """
-    if at == len(data):
+    rest = data[at:]
+    if not rest:
         return _NOTHING_AROUND
-    _require_bounded(len(data) - at)
-    fields = _wire.fields_of(data, at)
+    if len(rest) <= _KEPT_BYTES and not response:
+        return _kept_fields(rest)
+    _require_bounded(len(rest))
+    return _fields(rest, response=response)
+
+
+def _fields(data: bytes, *, response: bool = False) -> Around | None:
+    """Return the parts from each field apart, because the metadata of a response hold the fallback list, and
+    a large fleet has very many such lists. If the attributes name the server, they are not read at all.
+    """
+    fields = _wire.fields_of(data, 0)
     if fields is None or not _AROUND.issuperset(fields):
         return None
     _, served, _, lost = _field(fields.get(_ATTRIBUTES_TAG, b""))
@@ -173,6 +180,9 @@ def _around(data: bytes, at: int, *, response: bool = False) -> Around | None:
     if served is None or not response:
         subset, served, _, _ = _field(fields.get(_METADATA_TAG, b""))
     return subset, served, modes, lost
+
+
+_kept_fields = functools.lru_cache(maxsize=4096)(_fields)
 
 
 def _field(data: bytes) -> Around:
