@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from epp.base.errors import NoEndpointError, SaturatedError
-from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
+from epp.base.types import ApiKind, EndpointMetrics, EndpointName, ModelCard, ModelList
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import LoadSettings
 from epp.picker.decision import Question
@@ -107,35 +107,11 @@ def test_a_call_that_computes_no_tokens_books_none() -> None:
     assert (pick.decision.prompt_tokens, undone(picker, "a", now=1.0)) == (0, 0)
 
 
-def test_no_endpoints_is_a_503_and_nothing_is_booked() -> None:
-    picker = a_picker()
-    picker.set_endpoints([], now=0.5)
-    with pytest.raises(NoEndpointError) as caught:
-        picker.pick(ask(text("p")), now=1.0)
-    assert (caught.value.status, caught.value.reason) == (503, "no_ready_endpoint")
-
-
 def test_the_choice_and_the_fallback_come_only_from_the_subset() -> None:
     picker = a_picker()
     for _ in range(30):
         pick = picker.pick(ask(text("p"), subset=frozenset({B, C})), now=1.0)
         assert set(pick.destinations) == {B, C}
-
-
-def test_a_subset_is_compared_with_its_port() -> None:
-    picker = a_picker()
-    other_port = frozenset({Address(A.host, 9000)})
-    with pytest.raises(NoEndpointError) as caught:
-        picker.pick(ask(text("p"), subset=other_port), now=1.0)
-    assert caught.value.reason == "subset_empty"
-    assert in_flight(picker) == {}
-
-
-def test_an_ipv6_endpoint_is_found_in_a_subset() -> None:
-    six = Endpoint(EndpointName("six"), Address.parse("[fd00::6]:8000"))
-    picker = a_picker(on=[*endpoints("ab"), six])
-    pick = picker.pick(ask(subset=frozenset({Address.parse("[FD00:0::6]:8000")})), now=1.0)
-    assert pick.destinations == (six.address,)
 
 
 def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
@@ -163,13 +139,6 @@ def test_prescribed_endpoints_are_taken_in_their_order_once_each() -> None:
     pick = a_picker().pick(ask(text("p"), prescribed=(C, A, C, ELSEWHERE)), now=1.0)
     assert pick.destinations == (C, A)
     assert pick.decision.reason == "prescribed"
-
-
-def test_prescribed_endpoints_that_do_not_exist_are_a_503() -> None:
-    picker = a_picker()
-    with pytest.raises(NoEndpointError):
-        picker.pick(ask(text("p"), prescribed=(ELSEWHERE,)), now=1.0)
-    assert in_flight(picker) == {}
 
 
 # -- load ----------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def test_no_endpoint_gets_503(bench: Bench, modes: Modes) -> None:
     for events in cases:
         stream = bench.stream()
         refusals = [a for e in events for a in run(stream, e) if isinstance(a, Refuse)]
-        assert [r.status for r in refusals] == [503]
+        assert [(r.status, r.reason) for r in refusals] == [(503, "no_ready_endpoint")]
+    assert bench.in_flight() == 0
 
 
 @pytest.mark.parametrize("modes", [BUFFERED, PARTIAL, DUPLEX])

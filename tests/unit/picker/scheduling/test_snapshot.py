@@ -53,13 +53,6 @@ def test_no_candidate_counts_as_failing_among_those_that_are_left() -> None:
     assert (few.failing, few.trials) == (None, ())
 
 
-def test_places_of_addresses_come_in_the_order_of_the_addresses_each_once() -> None:
-    seen = snapshot(FOUR).narrowed(np.array([1, 2, 3]))
-    first, second, third, fourth = seen.roster.addresses
-    assert seen.places_of([fourth, second, fourth, first, Address("10.9.9.9", 1)]) == [2, 0]
-    assert seen.places_of([third]) == [1]
-
-
 def test_a_server_whose_answers_all_fail_counts_ten_more_requests() -> None:
     seen = snapshot(FOUR)
     assert seen.burden().tolist() == [0, 1, 2, 3]
