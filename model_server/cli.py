@@ -16,7 +16,7 @@ import uvloop
 
 from model_server import serve_flags
 from model_server.calibrate import command as calibrate
-from model_server.pods.sync import command as lora_sync
+from model_server.pods import lora_sync
 from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
 from model_server.server.serve import serve

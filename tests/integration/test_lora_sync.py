@@ -16,9 +16,7 @@ import yaml
 from model_server.cli import main
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
-from model_server.pods.sync.client import AdapterServer
-from model_server.pods.sync.command import status_page
-from model_server.pods.sync.sync import LoraSync
+from model_server.pods.lora_sync import AdapterServer, LoraSync, status_page
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
@@ -45,8 +43,9 @@ async def test_the_server_follows_the_file_and_keeps_the_adapters_from_its_start
 
     async with (
         listening(server, settings) as port,
-        AdapterServer(f"http://127.0.0.1:{port}/") as client,
+        aiohttp.ClientSession() as session,
     ):
+        client = AdapterServer(f"http://127.0.0.1:{port}/", session)
         sync = LoraSync(file=file, server=client, clock=Clock(100.0), rng=random.Random(1), prune=False)
         async with (
             status_page(sync, host="127.0.0.1", port=0) as page,
@@ -70,7 +69,7 @@ def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "model_server", *flags]
 
 
-def test_the_command_runs_once_or_until_a_signal(tmp_path: Path) -> None:
+def test_the_command_shows_its_status_and_runs_until_a_signal(tmp_path: Path) -> None:
     file = tmp_path / "adapters.yaml"
     file.write_text("adapters: [{name: sql, path: /sql}]")
     serve = command("serve", "--port", "0", "--model", "demo", "--allow-runtime-lora-updating")
@@ -79,11 +78,6 @@ def test_the_command_runs_once_or_until_a_signal(tmp_path: Path) -> None:
             assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
             sync = command("lora-sync", "--server", url, "--file", str(file))
-            once = subprocess.run([*sync, "--once"], capture_output=True, text=True, check=False)
-            assert once.returncode == 0, once.stderr
-            assert json.loads(once.stdout)["adapters"][0]["state"] == "loaded"
-            file.write_text("adapters: [{name: demo, path: /x}]")
-            assert subprocess.run([*sync, "--once"], capture_output=True, check=False).returncode == 1
             with subprocess.Popen(
                 [*sync, "--status-port", "0"], stdout=subprocess.PIPE, text=True
             ) as running:
@@ -99,10 +93,7 @@ def test_the_command_runs_once_or_until_a_signal(tmp_path: Path) -> None:
             server.kill()
 
 
-def test_senseless_flags_and_a_missing_server_have_their_exit_codes(tmp_path: Path) -> None:
+def test_senseless_flags_have_their_exit_code(tmp_path: Path) -> None:
     file = str(tmp_path / "adapters.yaml")
     assert main(["lora-sync", "--server", "localhost:8000", "--file", file]) == 2
     assert main(["lora-sync", "--server", "http://x", "--file", file, "--interval-s", "0"]) == 2
-    away = command("lora-sync", "--server", "http://127.0.0.1:9", "--file", file, "--once")
-    (tmp_path / "adapters.yaml").write_text("adapters: []")
-    assert subprocess.run(away, capture_output=True, check=False).returncode == 1

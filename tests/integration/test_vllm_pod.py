@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from model_server.core.hashing import BlockHash, BlockHasher, PrefixScope, event_hash
-from model_server.pods.sync.client import AdapterServer
-from model_server.pods.sync.sync import LoraSync
+from model_server.pods.lora_sync import AdapterServer, LoraSync
 from model_server.server.kv_events import BlockStored, KvEventBatch, decode_batch
 from model_server.server.kv_publisher import END_OF_REPLAY
 from tests.vllm_env import server as vllm
@@ -150,8 +150,9 @@ async def test_lora_sync_follows_the_file_and_keeps_adapters_from_the_start(
         return {line["name"]: line["state"] for line in sync.status()["adapters"]}
 
     beta, missing = str(started.adapters / BETA), str(started.adapters / "no-such-adapter")
-    async with AdapterServer(f"http://{started.server.address}") as client:
-        sync = LoraSync(file=file, server=client, clock=lambda: now, rng=random.Random(1))
+    async with aiohttp.ClientSession() as session:
+        server = AdapterServer(f"http://{started.server.address}", session)
+        sync = LoraSync(file=file, server=server, clock=lambda: now, rng=random.Random(1))
         want((BETA, beta), ("gamma", missing))
         await sync.sync()
         assert states() == {BETA: "loaded", "gamma": "failed", ALPHA: "foreign"}

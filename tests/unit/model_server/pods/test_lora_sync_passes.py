@@ -13,17 +13,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.pods.sync.client import Action, Adapters, ServerError
-from model_server.pods.sync.sync import LoraSync, read_adapters
+from model_server.pods.lora_sync import Action, Adapters, AdapterServer, LoraSync, ServerError, read_adapters
 from tests.harness.clock import Clock
 
 
-class PretendServer:
+class PretendServer(AdapterServer):
     """Keeps the adapters that it started with until it is asked to unload them."""
 
-    url = "http://pretend"
-
     def __init__(self, served: Mapping[str, str]) -> None:
+        self.url = "http://pretend"
         self.served = dict(served)
         self.faults: list[bool] = []
         self.asked: list[Action] = []

@@ -1,1 +1,0 @@
-"""`model-server lora-sync`: a sidecar that gives a server the LoRA adapters that a file lists."""
