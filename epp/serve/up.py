@@ -19,7 +19,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -66,8 +66,8 @@ async def up(
     """
     binary = _envoy_binary()
     with _folder(write) as folder:
-        found = await _look_up(servers)
-        _write_endpoints(folder, found)
+        found: dict[ServerName, Sequence[str]] = dict.fromkeys(servers, ())
+        await look_up(folder, found)
         config = _write_config(folder, listen=listen, page=page, policy=policy, tls=tls)
         picker = asyncio.create_task(App(config).run(), name="picker")
         # Envoy has a session of its own: Ctrl-C must not end it before the requests in flight have ended.
@@ -158,38 +158,26 @@ def _local(usual: int) -> str:
     return str(address)
 
 
-async def _look_up(servers: Sequence[ServerName]) -> dict[ServerName, Sequence[str]]:
-    """Return the addresses of each server. Raise ConfigError if a name has none."""
-    found: dict[ServerName, Sequence[str]] = {}
-    for server in servers:
-        try:
-            found[server] = await addresses_of(server)
-        except OSError as error:
-            raise ConfigError(
-                f"--server {server.host}:{server.port}: {error.strerror}; correct the name, or write an IP address"
-            ) from error
-    return found
-
-
-async def _follow(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
-    """Look the names up again and again."""
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        await look_again(folder, found)
-
-
-async def look_again(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
-    """Write the present addresses. A name that has no address for now keeps its last ones."""
+async def look_up(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
+    """Write the present addresses of each server. A name that has no address for now keeps its last ones.
+    Raise ConfigError if it had none.
+    """
     for server, last in found.items():
         try:
             found[server] = await addresses_of(server)
         except OSError as error:
+            if not last:
+                raise ConfigError(
+                    f"--server {server.host}:{server.port}: {error.strerror}; correct the name, or write an IP address"
+                ) from error
             _log.warning("%s keeps the addresses %s: %s", server.host, ", ".join(last), error.strerror)
-    _write_endpoints(folder, found)
-
-
-def _write_endpoints(folder: Path, found: Mapping[ServerName, Sequence[str]]) -> None:
     write_if_changed(folder / "endpoints.yaml", endpoints_yaml(found.items()).encode())
+
+
+async def _follow(folder: Path, found: dict[ServerName, Sequence[str]]) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        await look_up(folder, found)
 
 
 async def _announce(config: Config, *, page: Address, write: Path | None) -> None:

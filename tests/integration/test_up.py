@@ -17,7 +17,7 @@ import yaml
 
 from epp.config.settings import load_config
 from epp.serve.cli import main
-from epp.serve.up import ServerName, look_again
+from epp.serve.up import ServerName, look_up
 from tests.harness.backend import running_backends
 from tests.harness.certificate import write_tls
 from tests.harness.ports import free_ports
@@ -88,6 +88,6 @@ async def test_a_name_that_changes_its_addresses_is_followed(
         ([], ["10.0.0.2:8000", "10.0.0.3:8000"]),
         (["10.0.0.4", "fd00::4"], ["10.0.0.4:8000"]),
     ):
-        await look_again(tmp_path, found)
+        await look_up(tmp_path, found)
         listed = yaml.safe_load((tmp_path / "endpoints.yaml").read_text())["endpoints"]
         assert [each["address"] for each in listed] == expected
