@@ -78,9 +78,8 @@ class Explaining:
         servers = []
         for name, tokens in islice(part.servers.items(), _MOST_SERVERS):
             mirror = self._picker.table.mirrors.get(name)
-            full = (
-                _ratio(mirror.used_bytes, mirror.capacity_bytes) if mirror and mirror.capacity_bytes else None
-            )
+            room = mirror.capacity_bytes if mirror else None
+            full = _ratio(min(mirror.used_bytes, room), room) if mirror and room else None
             servers.append({"name": name, "tokens": round(tokens), "full": full})
         return {
             "cause": part.cause.name,
