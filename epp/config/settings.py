@@ -297,7 +297,20 @@ def _prepared(found: dict[Any, Any], *, folder: Path) -> Any:
         name: {"address": value} if name in ("listen", "admin") and isinstance(value, str) else value
         for name, value in found.items()
     }
+    if isinstance(envoy := made.get("envoy"), dict):
+        made["envoy"] = {name: _address_in(name, value) for name, value in envoy.items()}
     return _rooted(made, folder=folder)
+
+
+def _address_in(name: str, value: Any) -> Any:
+    if name not in ("listen", "admin", "status") or not isinstance(value, dict):
+        return value
+    if [*value] != ["address"]:
+        raise ConfigError(
+            f'envoy.{name}: has {", ".join(map(str, value)) or "no field"}; write {name}: "0.0.0.0:8080", or {name}: '
+            '{address: "0.0.0.0:8080"}'
+        )
+    return value["address"]
 
 
 def _rooted(value: Any, *, folder: Path) -> Any:

@@ -45,7 +45,6 @@ _WRITE: Final = (
     ),
     (re.compile(r"Expected `bool\b.*, got `str`"), "write true or false, without quotes"),
     (re.compile(r"Expected `str\b.*, got `(int|float|bool)`"), "put the value in quotes"),
-    (re.compile(r"Expected `str\b.*, got `object`"), "write one text, without fields"),
     (re.compile(r"Expected `array\b.*, got "), "write a list, such as [a, b]"),
 )
 """The advice for a value of another type."""

@@ -51,9 +51,16 @@ def test_paths_count_from_the_folder_of_the_configuration(file: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["127.0.0.1:{}", "{{address: '127.0.0.1:{}'}}"])
 def test_an_address_may_be_a_text_or_a_mapping(file: Path, shape: str) -> None:
-    file.write_text(f"{{endpointsFile: e, listen: {shape.format(1)}, admin: {shape.format(2)}}}")
+    listen, admin, *envoy = (shape.format(port) for port in range(1, 6))
+    of_envoy = "listen: {}, admin: {}, status: {}".format(*envoy)
+    file.write_text(f"{{endpointsFile: e, listen: {listen}, admin: {admin}, envoy: {{{of_envoy}}}}}")
     config = load_config(file)
     assert (config.listen.address, config.admin.address) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (config.envoy.listen, config.envoy.admin, config.envoy.status) == (
+        "127.0.0.1:3",
+        "127.0.0.1:4",
+        "127.0.0.1:5",
+    )
 
 
 def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> None:

@@ -24,7 +24,7 @@ MISTAKES = [
     (
         "config.yaml",
         in_config("envoy: {listen: {port: 8080}}"),
-        "line 3: envoy.listen: expected a text, found a mapping; write one text, without fields",
+        'line 3: envoy.listen: has port; write listen: "0.0.0.0:8080"',
     ),
     (
         "config.yaml",
