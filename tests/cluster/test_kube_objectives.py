@@ -135,7 +135,7 @@ async def site_gateway(
         yield SiteGateway(site, channel, kind)
 
 
-async def test_priority_of_an_objective_decides_at_once_for_requests_that_name_it(
+async def test_the_priority_of_an_objective_decides_for_requests_that_name_it(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     of_both = site_gateway(
