@@ -131,10 +131,15 @@ pieces of a response's body unchanged. None: some message must be decoded.
 
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     found = _wire.body_of(data)
-    around = _around(data, found[3]) if found is not None else None
-    if found is None or around is None:
+    if found is None:
         return None
-    start, end, end_of_stream, _ = found
+    start, end, end_of_stream, at = found
+    around = _around(data, at)
+    if around is None:
+        message = _message(data[at:])  # `_around` has bounded it
+        if message.WhichOneof("request") is not None:
+            return None
+        around = _beside(message)
     if data[0] == _REQUEST_BODY_TAG:
         return RequestBody(memoryview(data)[start:end], end_of_stream, around[2])
     return ResponseBody(data[start:end], end_of_stream, around[2])

@@ -65,6 +65,17 @@ def test_a_body_is_not_bounded_and_not_copied_whatever_stands_beside_it() -> Non
         assert (len(event.data), event.end_of_stream, event.modes) == (3 * MOST_BYTES, True, modes)
 
 
+@pytest.mark.parametrize(
+    "beside", [2 * part(9, part(1, b"filter") + part(2, b"")), b"\x50\x01", part(12, b"of a later Envoy")]
+)
+def test_a_body_is_not_bounded_beside_fields_that_are_not_read(beside: bytes) -> None:
+    event = decoded(part(4, part(1, bytes(300_000)) + b"\x10\x01") + beside + b"\x5a\x02\x08\x02")
+    assert isinstance(event, RequestBody)
+    assert (len(event.data), event.modes) == (300_000, Modes(BodyMode.BUFFERED))
+    with pytest.raises(StreamProtocolError, match="message_too_large"):
+        decoded(part(4, part(1, b"body")) + beside + part(8, bytes(MOST_BYTES)))
+
+
 PATH = part(1, part(1, b":path"))
 UPPER = part(1, part(1, b"A"))
 STATUS = part(1, part(1, b":status"))
