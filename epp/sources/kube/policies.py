@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from epp.base.errors import ConfigError
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, check_spec, only_set
 from epp.sources.kube.objects import (
@@ -111,6 +113,9 @@ class PolicySet(Claims[Stated]):
         """
         for claim in self._claims.values():
             if (status := outcome.statuses.get(claim.name)) is not None:
+                if status.last_accepted is None:
+                    # What this version cannot read, a newer one wrote: it stays for the way forward.
+                    status = replace(status, last_accepted=claim.status.last_accepted)
                 yield Wanted(claim, status)
             elif not claim.content.ours and claim.status.observed_generation < claim.metadata.generation:
                 yield Wanted(claim, _nobodys(claim), after_s=_PATIENCE_S)
@@ -135,7 +140,11 @@ class PolicySet(Claims[Stated]):
             stated.fault = str(error)
         if before is not None and before.last is not None:
             stated.last = before.last
-        elif kept is not None and kept.generation <= metadata.generation:
+        elif (
+            kept is not None
+            and kept.generation <= metadata.generation
+            and _target(kept.spec) in self._targets  # else a picker of another pool accepted it
+        ):
             with suppress(ConfigError):  # another release may have written the status, so it is checked again
                 stated.last = _policy(metadata, kept.generation, kept.spec)
         return stated

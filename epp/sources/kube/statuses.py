@@ -197,11 +197,7 @@ def _complete(each: Wanted, *, time_text: str) -> Status:
         for one in each.status.conditions
     }
     others = [fresh.pop(one.type, one) for one in before.conditions]
-    status = replace(each.status, conditions=(*others, *fresh.values()))
-    if isinstance(status, PolicyStatus) and status.last_accepted is None:
-        # What this version cannot read, a newer one wrote: it stays for the way forward.
-        status = replace(status, last_accepted=each.claim.status.last_accepted)
-    return status
+    return replace(each.status, conditions=(*others, *fresh.values()))
 
 
 def _written_back(status: Status) -> Status:

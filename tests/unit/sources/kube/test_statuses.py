@@ -107,7 +107,8 @@ async def test_new_and_refused_policies_are_written_first() -> None:
 
 async def test_a_policy_for_a_pool_without_a_picker_is_marked() -> None:
     server = StatusServer()
-    judged = {"observedGeneration": 1, "saturation": 0.5}
+    accepted = {"generation": 1, "spec": {"targetRef": {"name": "vllm"}}}
+    judged = {"observedGeneration": 1, "saturation": 0.5, "lastAccepted": accepted}
     replica = Replica(
         server,
         policy("moved", target="elsewhere", generation=2, status=judged),
@@ -120,6 +121,7 @@ async def test_a_policy_for_a_pool_without_a_picker_is_marked() -> None:
     (condition, _) = server.wrote[0][1]["status"]["conditions"]
     assert (condition["status"], condition["reason"]) == ("False", "TargetNotFound")
     assert "elsewhere" in condition["message"]
+    assert server.wrote[0][1]["status"]["lastAccepted"] is None
 
 
 def merged(old: Any, change: Any) -> Any:
