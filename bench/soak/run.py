@@ -88,9 +88,7 @@ async def soak(plan: Plan, *, directory: Path, say: Callable[[str], None]) -> Re
     """Make the run. The run has failed if the report has `faults`."""
     async with (
         running_redis(directory) as redis,
-        running_gateway(
-            directory, workers=_WORKERS, sharing={"redis": {"url": redis.url}, "snapshotIntervalSeconds": 2}
-        ) as gateway,
+        running_gateway(directory, workers=_WORKERS, sharing={"redis": {"url": redis.url}}) as gateway,
     ):
         for backend in gateway.backends:
             backend.behaviour.chunks = 1
