@@ -55,7 +55,7 @@ class Flow(Strict, frozen=True):
     name. The higher priority goes first."""
     models: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
     """Priority by model or adapter, if the header gives none."""
-    claims: Annotated[tuple[Literal["Objective", "Tenant", "Deadline"], ...], Meta(max_length=3)] = (
+    claims: Annotated[tuple[Literal["Objective", "Tenant", "Deadline"], ...], Meta(max_length=4)] = (
         "Objective",
         "Tenant",
         "Deadline",

@@ -55,6 +55,7 @@ _REMOVED: Final = {
     "maxQueuedBytes": "64 MiB of prompts may wait for exact mode",
     "assumedModes": "full duplex is assumed; let the data plane send its `protocol_config`",
     "tiers": "a prefix counts the same in every tier of a server",
+    "snapshotIntervalSeconds": "a picker that joins reads the last 10,000 batches",
     "peers": "the live page shows the requests of its own picker",
     "maxTextBytes": "the text of answers is not read",
     "recording": "run `epp record FILE` beside the picker, which asks the admin address",
@@ -65,10 +66,10 @@ _REMOVED: Final = {
     "whenLate": "a late request gets 429; to refuse none, write no deadline, and `order: Shortest`",
     "costMetadata": "no gateway reads the estimates; decisions and recordings have them",
     "perPriority": "`inAll` and `perTenant` bound what waits; the lowest priority is refused first",
-    "paths": "give a priority by `objectives` or `models`",
-    "status": "every replica writes statuses, without a Lease, live numbers and Events; use the metrics",
+    "flow.paths": "give a priority by `objectives` or `models`",
+    "kubernetes.status": "every replica writes statuses, without a Lease, live numbers and Events; use the metrics",
 }
-"""Fields of earlier releases, and what replaces each."""
+"""Fields of earlier releases, and what replaces each. `a.b` is a `b` that counts only within `a`."""
 _MOST_DEPTH: Final = 64
 _MOST_SHOWN_CHARS: Final = 80
 _MOST_ALIASES: Final = 1_000
@@ -222,8 +223,9 @@ def _instead(words: str, *, of: type[msgspec.Struct]) -> str:
 
 
 def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
-    if name in _REMOVED:
-        return f"`{name}` was removed; delete it: {_REMOVED[name]}"
+    instead = _REMOVED.get(name) or _REMOVED.get(f"{path.rpartition('.')[2]}.{name}")
+    if instead is not None:
+        return f"`{name}` was removed; delete it: {instead}"
     node = _at(inspect.type_info(of), path)
     known = _fields(node)
     within = {

@@ -62,6 +62,10 @@ def test_a_mistake_in_a_policy_gets_its_message(text: str, message: str) -> None
         ("{flow: {claims: Tenant}}", "write a list, such as [a, b]"),
         ("{load: {whenSaturated: reject}}", "values are LeastLoaded, Reject"),
         ("{flow: {claims: [Tenant, Who]}}", "values are Deadline, Objective, Tenant"),
+        (
+            "{flow: {claims: [Objective, Tenant, Deadline, BodyPriority]}}",
+            "values are Deadline, Objective, Tenant",
+        ),
         ("{rule: off}", "values are affinity, least-cost,"),
     ],
 )
@@ -76,6 +80,14 @@ def test_equal_keys_in_different_maps_and_in_merged_maps_are_accepted() -> None:
         "  - {name: b, address: '10.0.0.2:80', labels: {<<: *one, <<: *two}}\n"
     )
     assert "twice" not in error_of_endpoints(text)
+
+
+def test_a_removed_field_is_named_as_removed_only_where_it_stood(tmp_path: Path) -> None:
+    removed = "`snapshotIntervalSeconds` was removed; delete it"
+    assert removed in error_of_config("{endpointsFile: e, sharing: {snapshotIntervalSeconds: 2}}", tmp_path)
+    assert "`paths` was removed" in error_of_policy(HEAD + "spec: {flow: {paths: {}}}")
+    for name in ("paths", "status"):
+        assert f"unknown field `{name}`" in error_of_config(f"{{endpointsFile: e, {name}: {{}}}}", tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[1", "a: b: c", "\tx: 1", "endpoints: [{name: a"])
