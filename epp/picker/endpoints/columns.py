@@ -1,4 +1,4 @@
-"""The endpoints as a pick sees them: which endpoints a request may go to, and what is known of them now.
+"""The endpoints as a pick sees them: what is known of each of them now.
 
 `Columns` holds the numbers of all endpoints: one array for each kind of number, with one slot for each
 endpoint, in the order of the fleet. A pick computes with these arrays instead of looping over objects, so a
