@@ -159,7 +159,7 @@ class Commits:
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != pick.destinations[0]
-        self._fleet.answers.began(pick.wait, now=now)
+        self._fleet.answers.began(pick.wait, well=status < 400, now=now)
         if served is not None:
             pick.decision.served = served
             if mismatch:

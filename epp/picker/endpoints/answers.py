@@ -26,9 +26,14 @@ _QUICK_S = 0.05
 _SERVED_MODELS = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
 
+_OVERDUE = 2
+"""A server is suspected if so many answers are overdue there."""
+_OTHERS = 3
+"""An answer is overdue only if others have sent so many since its request."""
+
 Seen = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
 """moves: the counters grew, or the page has none. idle: they did not, which says nothing yet. hangs: first
-bytes of streamed answers do not come. may hang: an answer does not come. stalls: the counters stand still
+bytes of streamed answers do not come. may hang: other answers do not come. stalls: the counters stand still
 although requests are open. alone: since then, something has moved at another server.
 """
 
@@ -51,8 +56,8 @@ class Answers:
         self._last_no_at = -inf
         self._lasts_s = 1.0
         """From a request to the end of its answer, for answers that do not end at once."""
-        self._typical_s = 0.0
-        """From a request to the first byte of its streamed answer."""
+        self._typical_s = {True: 0.0, False: 0.0}
+        """From a request to the first byte of its answer, for answers that are streamed and for others."""
         self._moved: list[tuple[EndpointState, float]] = []
         """The last two servers where something moved, and when. At least one of them is not the server in
         question."""
@@ -61,23 +66,22 @@ class Answers:
         """Record that a request was sent to a server."""
         account = state.account
         self.picks += 1
-        if not account.waits:
-            account.waits_since, account.others_begun = now, self._begun - account.begun
         account.model = account.model or model
-        wait = Wait(account, now, streams)
+        wait = Wait(account, now, streams, account.begun, self._begun - account.begun)
         account.waits.add(wait)
         return wait
 
-    def began(self, wait: Wait, *, now: float) -> None:
-        """Record that the first byte of an answer came."""
+    def began(self, wait: Wait, *, well: bool, now: float) -> None:
+        """Record that the first byte of an answer came. well: it is no error, and so shows how long an answer
+        takes.
+        """
         self.left(wait)
-        account = wait.account
         self._begun += 1
-        account.begun += 1
-        account.began, account.waits_since, wait.began_at = True, now, now
-        account.others_begun = self._begun - account.begun
-        if wait.streams:
-            self._typical_s += _STEP * (now - wait.sent_at - self._typical_s)
+        wait.account.begun += 1
+        wait.account.began, wait.began_at = True, now
+        if well:
+            typical = self._typical_s[wait.streams]
+            self._typical_s[wait.streams] = typical + _STEP * (now - wait.sent_at - typical)
 
     def left(self, wait: Wait) -> None:
         """Record that nobody waits for the first byte any more. May be called again."""
@@ -158,43 +162,51 @@ class Answers:
         requests of this picker are open there, and from one page to the next no token and no finished request
         was counted. If first bytes do not come, the answers themselves show it.
         """
-        account = state.account
-        counts = counts_answers(after) and (before is None or counts_answers(before))
-        grew = account.began
-        if after is not None and (before is None or counts):
-            grew = before is None or _counters(before) != _counters(after)
-        if grew or account.began:
+        account, rate = state.account, state.tokens_per_s
+        counts = counts_answers(after or before) and (before is None or counts_answers(before))
+        undone_s = min(state.backlog.undone_tokens(now=now, rate=rate) / rate, LONGEST_PREFILL_S)
+        # Pages are not read at exactly even times, so a little less than the whole time is enough.
+        least_s = 0.8 * hang_seconds
+        late = self._late(account, counts=counts, least_s=least_s, undone_s=undone_s, now=now)
+        if hang_seconds and len(late) >= _OVERDUE:
+            account.waits.difference_update(late)  # each request is judged once
+            return "hangs" if sum(wait.streams for wait in late) >= _OVERDUE else "may hang"
+        if after is None:
+            return "idle"
+        grew = before is None or (_counters(before) != _counters(after) if counts else account.began)
+        if grew:
             self._moved = [(state, now), *(one for one in self._moved if one[0] is not state)][:2]
         account.done = not state.picks_since_scrape and (grew or account.done)
         opened_at = account.looked_at if account.was_open else now
         account.looked_at, account.was_open, account.began = now, state.in_flight > 0, False
-        rate = state.tokens_per_s
-        undone_s = min(state.backlog.undone_tokens(now=now, rate=rate) / rate, LONGEST_PREFILL_S)
-        # Pages are not read at exactly even times, so a little less than the whole time is enough.
-        least_s = 0.8 * hang_seconds
-        patience_s = least_s + 2 * undone_s
-        late_s = max(least_s, 3 * self._typical_s) + 2 * undone_s
-        if (
-            hang_seconds
-            and account.waits
-            and now - account.waits_since >= late_s
-            and self._begun - account.begun >= account.others_begun + 3
-        ):
-            streamed = sum(wait.streams for wait in account.waits)
-            if streamed > 1 or not counts:
-                account.waits.clear()  # each request is judged once
-                return "hangs" if streamed > 1 else "may hang"
         # The server has computed everything that was sent to it, so a client reads its answer slowly.
-        read_slowly = after is not None and after.inside == 0 and account.done
+        read_slowly = after.inside == 0 and account.done
         if grew or not counts or read_slowly or not state.in_flight or not hang_seconds:
             account.stands_since = None
             return "moves" if grew or not counts else "idle"
         if account.stands_since is None:
-            account.stands_since, account.patience_s = opened_at, patience_s
+            account.stands_since, account.patience_s = opened_at, least_s + 2 * undone_s
         if now - account.stands_since < account.patience_s:
             return "idle"
         alone = any(who is not state and at > account.stands_since for who, at in self._moved)
         return "stalls alone" if alone else "stalls"
+
+    def _late(
+        self, account: Account, *, counts: bool, least_s: float, undone_s: float, now: float
+    ) -> list[Wait]:
+        """Return the requests whose first byte is overdue: it takes longer than others took and than the work
+        there explains, and others have answered since, but not this server. An answer that comes whole takes
+        as long as the server generates. If the server counts meanwhile, its counters tell more.
+        """
+        others = self._begun - account.begun
+        return [
+            wait
+            for wait in account.waits
+            if (wait.streams or not counts)
+            and now - wait.sent_at >= max(least_s, 3 * self._typical_s[wait.streams]) + 2 * undone_s
+            and wait.begun_before == account.begun
+            and others - wait.others_before >= _OTHERS
+        ]
 
     def check_integrity(self) -> None:
         assert len(self.served) <= _SERVED_MODELS

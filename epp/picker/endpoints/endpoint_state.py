@@ -34,6 +34,10 @@ class Wait(Struct, eq=False, gc=False):
     account: Account
     sent_at: float
     streams: bool
+    begun_before: int
+    """Answers of this server that had begun."""
+    others_before: int
+    """Answers of other servers that had begun."""
     began_at: float = inf
 
 
@@ -43,14 +47,10 @@ class Account:
 
     waits: set[Wait] = field(default_factory=set)
     """Requests that wait for their first byte, and that were not judged."""
-    waits_since: float = inf
-    """Since when requests have waited and no answer has begun."""
-    others_begun: int = 0
-    """How many answers of other servers had begun at that time."""
     begun: int = 0
     """Answers of this server that have begun."""
     began: bool = False
-    """Whether an answer has begun since the last look at the server."""
+    """Whether an answer has begun since the last page."""
     model: str = ""
     """The model of the last good answer, or of the first request. Empty: not known."""
     refused: int = 0
@@ -72,7 +72,7 @@ class Account:
     """When the server's page last showed more tokens or prompts than the page before it, or did not count
     them."""
     looked_at: float = -inf
-    """When the server was last looked at: its page came, or could not be read."""
+    """When the server's last page came."""
     was_open: bool = False
     """Whether requests were open there at that time."""
     done: bool = False
