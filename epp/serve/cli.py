@@ -246,7 +246,8 @@ def main(argv: list[str] | None = None) -> int:
     args = command_line().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed by whoever started this
+            sys.stdout.flush()
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 2

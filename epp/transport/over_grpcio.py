@@ -121,19 +121,19 @@ class GrpcioTransport(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # 
 
     async def _read(self, call: _Call, conversation: Conversation) -> None:
         streams = self._streams
-        while (data := await call.context.read()) is not _EOF and call.is_open:
-            try:
+        try:
+            while (data := await call.context.read()) is not _EOF and call.is_open:
                 conversation.message(data, now=streams.clock())
-            except Exception:
-                call.broken = True
-                raise
-            del data  # A body must not stay in memory until the next message.
-            await call.written.wait()
-            if call.work_left:
-                call.work_left = False
-                streams.picker.tidy(now=streams.clock())
-        if call.is_open:
-            conversation.half_closed(now=streams.clock())
+                del data  # A body must not stay in memory until the next message.
+                await call.written.wait()
+                if call.work_left:
+                    call.work_left = False
+                    streams.picker.tidy(now=streams.clock())
+            if call.is_open:
+                conversation.half_closed(now=streams.clock())
+        except Exception:
+            call.broken = True
+            raise
 
 
 class _Call:

@@ -25,14 +25,16 @@ from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.scheduling.candidates import ShownCandidates
 
 _MOST_WAITING: Final = 1000
+_MOST_SENT_CHUNKS: Final = 262_144
 
 
 class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._waiting: deque[tuple[Proved, Pick]] = deque()
-        self._sent: deque[Sequence[ChunkHash]] = deque(maxlen=_MOST_WAITING)
+        self._sent: deque[Sequence[ChunkHash]] = deque()
         """The last prompts that this picker sent to some server."""
+        self._sent_chunks = 0
         self.accounts = Accounts()
         self.seen = Seen()
         self.heat = Heat()
@@ -42,6 +44,9 @@ class Misses:
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             self._sent.append(event.request.chain)
+            self._sent_chunks += len(event.request.chain)
+            while len(self._sent) > _MOST_WAITING or self._sent_chunks > _MOST_SENT_CHUNKS:
+                self._sent_chunks -= len(self._sent.popleft())
         elif isinstance(event, Proved) and isinstance(event.work, Pick):
             if len(self._waiting) < _MOST_WAITING:
                 self._waiting.append((event, event.work))
@@ -61,6 +66,7 @@ class Misses:
         self.seen.check_integrity()
         self.heat.check_integrity()
         assert len(self._waiting) <= _MOST_WAITING
+        assert sum(map(len, self._sent)) == self._sent_chunks <= _MOST_SENT_CHUNKS
 
     # -- one request -----------------------------------------------------------------------------------------
 

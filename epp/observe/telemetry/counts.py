@@ -50,7 +50,7 @@ _lag: Final = partial(Distribution, (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1
 
 @dataclass(slots=True)
 class RequestCounts:
-    """EventCounts of requests and their answers."""
+    """Counts of requests and their answers."""
 
     requests: ByLabels = counter(
         "epp_requests_total",
@@ -142,7 +142,7 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class ServerCounts:
-    """EventCounts of the requests of one endpoint. They are removed with the endpoint."""
+    """Counts of the requests of one endpoint. They are removed with the endpoint."""
 
     picks: ByLabel = counter(
         "epp_picks_total",
@@ -187,7 +187,7 @@ class ServerCounts:
 
 @dataclass(slots=True)
 class ProcessCounts:
-    """EventCounts of what this process reads besides requests, and of its event loop."""
+    """Counts of what this process reads besides requests, and of its event loop."""
 
     reloads: ByLabels = counter(
         "epp_reloads_total",

@@ -1,4 +1,4 @@
-"""EventCounts what happens, for Prometheus: listens to the picker's events.
+"""Counts what happens, for Prometheus: listens to the picker's events.
 
 State that the picker already holds is not counted a second time but read when Prometheus asks, through the
 callable given by the composition root. Also logs the requests that an operator should see, by request id and

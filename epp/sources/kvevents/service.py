@@ -110,6 +110,7 @@ class ExactService:
 
     def _turn_off(self, reason: str) -> None:
         models = {name: replace(m, state="off", reason=reason) for name, m in self.status.models.items()}
+        models = models or {"": ExactModelStatus(state="off", reason=reason, prompts={})}
         servers = {
             name: replace(s, state="off", reason=reason, blocks=0) for name, s in self.status.servers.items()
         }

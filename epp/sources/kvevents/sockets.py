@@ -22,6 +22,8 @@ _END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 """This number marks the end of a replay."""
 _REPLAY_TIMEOUT_S: Final = 5.0
 """A replay has failed if no message of it comes for this time."""
+_LONGEST_REPLAY_S: Final = 60.0
+"""A replay that has not ended by then has failed, whatever comes: published messages wait meanwhile."""
 _MESSAGES_A_TURN: Final = 64
 """Most messages read from one server before the others get their turn."""
 _RECEIVE_HIGH_WATER_MARK: Final = 256
@@ -62,7 +64,7 @@ class Followed:
         self.replay: Socket | None = None
         self._asked = 0
         """The number from which the replay was requested."""
-        self._give_up_at = 0.0
+        self._give_up_at = self._ends_at = 0.0
         self._connect()
 
     def _connect(self) -> None:
@@ -124,6 +126,8 @@ class Followed:
             return None
         if len(frames) != 3 or len(frames[1]) != 8:
             return [b""]  # it counts as malformed
+        if self._topic and frames[0] != self._topic.encode():
+            return []  # ZeroMQ compares the beginning of a topic only
         return self.messages.live(int.from_bytes(frames[1], "big"), frames[2])
 
     def _read_replay(self, *, now: float) -> list[Step] | None:
@@ -132,6 +136,7 @@ class Followed:
         assert messages.due is not None
         if self.replay is None:
             self._asked, self._give_up_at = messages.due, now + _REPLAY_TIMEOUT_S
+            self._ends_at = now + _LONGEST_REPLAY_S
             try:
                 self.replay = _open(self._context, zmq.DEALER, self.source.replay)
             except zmq.ZMQError:
@@ -141,7 +146,8 @@ class Followed:
         if frames is None and now < self._give_up_at:
             return None
         self._give_up_at = now + _REPLAY_TIMEOUT_S
-        if frames is None or (len(frames) == 4 and frames[2] == _END_OF_REPLAY):
+        ends = frames is None or (len(frames) == 4 and frames[2] == _END_OF_REPLAY)
+        if frames is None or ends or now >= self._ends_at:
             steps = messages.replay_over()
         elif len(frames) != 4 or len(frames[2]) != 8:
             return [b""]

@@ -11,6 +11,7 @@ import pytest
 from epp.base.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Table
+from epp.observe.misses import finding
 from epp.observe.misses.finding import Misses
 from epp.picker.picker import Picker
 from tests.harness.steps import steps
@@ -152,6 +153,14 @@ def test_own_requests_after_a_pick_are_not_another_pickers_news(*, answered: boo
         picker.end(pick, outcome="ended", now=now)
         misses.work(limit=1)
     assert "late" not in missed(misses)
+
+
+def test_the_prompts_that_are_remembered_have_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_MOST_SENT_CHUNKS", 200)
+    picker, misses = watched()
+    for n in range(20):
+        served(picker, text(f"{n}", 8192), now=float(n))
+        misses.check_integrity()
 
 
 def test_too_many_requests_at_once_are_skipped_and_counted() -> None:

@@ -59,6 +59,7 @@ def test_a_subscription_hears_its_topic_and_does_not_wait(context: Context) -> N
     assert server.followed.read(now=0.0) == []
     server.until_heard()
     server.send(b"other", topic=b"other")
+    server.send(b"other", topic=b"kv-of-others")
     server.send(b"last")
     read: list[Step] = []
     while b"last" not in read:
@@ -119,3 +120,21 @@ def test_a_replay_comes_first_and_one_without_an_answer_is_given_up(
     assert server.followed.messages.due == 0
     router.close(linger=0)
     server.close()
+
+
+def test_a_replay_that_does_not_end_is_given_up(context: Context) -> None:
+    router, address = bound(context, zmq.ROUTER)
+    server = Server(context, replay=address)
+    assert server.followed.read(now=0.0) == []
+    client = router.recv_multipart()[0]
+    replay = server.followed.replay
+    assert replay is not None
+    now = 0.0
+    while server.followed.replay is not None:
+        router.send_multipart([client, b"", b"kv", (0).to_bytes(8, "big"), b"again"])
+        replay.poll(1000)
+        now += 4.0
+        server.followed.read(now=now)
+        assert now < 100.0
+    server.close()
+    router.close(linger=0)
