@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = args.run
     try:
         status = command(args)
-        if sys.stdout is not None:  # it was closed by whoever started this
+        if sys.stdout is not None:  # None: the program was started with standard output closed
             sys.stdout.flush()
     except BrokenPipeError:  # a reader such as `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -246,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     args = command_line().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(args)
-        if sys.stdout is not None:  # it was closed by whoever started this
+        if sys.stdout is not None:  # None: the program was started with standard output closed
             sys.stdout.flush()
     except ConfigError as error:
         print(f"epp: {error}", file=sys.stderr)

@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 _TURN_S: Final = 0.05
 """A turn without findings ends after this time."""
-_PAUSE_S: Final = 0.01
-"""The thread looks again after this time if nothing has come."""
+_PAUSE_S: Final = 0.05
+"""The thread looks again after this time if nothing has come. A look takes some 5 us for each server."""
 _PROMPTS_A_ROUND: Final = 4
 _FINDINGS_A_PORTION: Final = 64
 """Most findings that are applied to the table before requests get their turn. Each takes some 5 us."""

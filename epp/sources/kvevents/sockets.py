@@ -23,7 +23,8 @@ _END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 _REPLAY_TIMEOUT_S: Final = 5.0
 """A replay has failed if no message of it comes for this time."""
 _LONGEST_REPLAY_S: Final = 60.0
-"""A replay that has not ended by then has failed, whatever comes: published messages wait meanwhile."""
+"""A replay that takes longer has failed, even if messages still come, because published messages wait until
+it is over."""
 _MESSAGES_A_TURN: Final = 64
 """Most messages read from one server before the others get their turn."""
 _RECEIVE_HIGH_WATER_MARK: Final = 256
@@ -146,8 +147,7 @@ class Followed:
         if frames is None and now < self._give_up_at:
             return None
         self._give_up_at = now + _REPLAY_TIMEOUT_S
-        ends = frames is None or (len(frames) == 4 and frames[2] == _END_OF_REPLAY)
-        if frames is None or ends or now >= self._ends_at:
+        if frames is None or now >= self._ends_at or (len(frames) == 4 and frames[2] == _END_OF_REPLAY):
             steps = messages.replay_over()
         elif len(frames) != 4 or len(frames[2]) != 8:
             return [b""]
