@@ -193,9 +193,9 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     """Size of the other prompts of a batch. They count as work and are not matched."""
     token_ids: bool = False
     """Whether the prompt came as token ids, so that four bytes are exactly one token."""
-    opaque: bool = False
-    """Whether hashes or ids stand in `prompt` for something else (media, a stored conversation), so that its
-    bytes do not show its tokens. Without a prompt: the body is an upload, not JSON."""
+    opaque_tokens: int = 0
+    """A first guess at the tokens for which hashes or ids stand in `prompt` (media, a stored conversation).
+    Without a prompt: those of an upload. 0: the bytes show all tokens."""
     cache_salt: str = ""
     stream: bool = False
     max_tokens: int | None = None
@@ -223,15 +223,15 @@ class PromptSize(Struct, frozen=True, gc=False):
     text_bytes: int
     continuation_bytes: float = 0.0
     """The number of these bytes (`text_bytes`) that continue a letter beyond ASCII."""
-    opaque: int = 0
-    """Number of hashes and ids that stand for something else: pictures, stored conversations."""
+    opaque_tokens: int = 0
+    """As in `InferenceRequest`."""
 
     def __add__(self, other: PromptSize) -> PromptSize:
         """Return the size of two prompts together."""
         return PromptSize(
             self.text_bytes + other.text_bytes,
             self.continuation_bytes + other.continuation_bytes,
-            self.opaque + other.opaque,
+            self.opaque_tokens + other.opaque_tokens,
         )
 
 

@@ -71,8 +71,8 @@ _REMOVED: Final = {
 }
 """Fields of earlier releases, and what replaces each. `a.b` is a `b` that counts only within `a`."""
 _MOST_DEPTH: Final = 64
+_MOST_VALUES: Final = 1_000_000
 _MOST_SHOWN_CHARS: Final = 80
-_MOST_ALIASES: Final = 1_000
 
 
 def decode(
@@ -86,8 +86,11 @@ def decode(
     `prepare` may change the mapping that the text holds: it gives older and shorter forms their full form.
     """
     try:
-        _check_shape(text)
-        found = msgspec.yaml.decode(text)
+        _refuse_depth(text)
+        loader = yaml.CSafeLoader(text)
+        node = loader.get_single_node()
+        _refuse_twins(node)
+        found = loader.construct_document(node) if node is not None else None
         return msgspec.convert(prepare(found) if isinstance(found, dict) else found, kind)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
@@ -98,48 +101,38 @@ def decode(
         raise ValueError(f"a value does not fit its tag: {type(error).__name__}: {error}") from error
 
 
-def _check_shape(text: str | bytes) -> None:
-    """Refuse documents on which PyYAML would overflow its stack or use memory without bound: deep nesting,
-    and aliases inside a value that has an anchor. Refuse a key that stands twice, too: PyYAML would drop the
-    first value without an error.
-    """
-    anchored: list[bool] = []
-    keys: list[_Keys | None] = []
-    aliases = 0
+def _refuse_depth(text: str | bytes) -> None:
+    """Refuse nesting on which PyYAML would overflow its stack."""
+    depth = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        if isinstance(event, yaml.NodeEvent) and keys and keys[-1] is not None:
-            keys[-1].see(event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            anchored.append(event.anchor is not None or (bool(anchored) and anchored[-1]))
-            keys.append(_Keys() if isinstance(event, yaml.MappingStartEvent) else None)
-            if len(anchored) > _MOST_DEPTH:
-                raise ValueError("nested too deeply")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchored.pop()
-            keys.pop()
-        elif isinstance(event, yaml.AliasEvent):
-            aliases += 1
-            if aliases > _MOST_ALIASES or (anchored and anchored[-1]):
-                raise ValueError("too many aliases, or one within a value that has an anchor itself")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_DEPTH:
+            raise ValueError("nested too deeply")
 
 
-class _Keys:
-    """The keys of one mapping, as its nodes come: a key, its value, the next key."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, int] = {}
-        self._key_is_next = True
-
-    def see(self, node: yaml.NodeEvent) -> None:
-        is_key, self._key_is_next = self._key_is_next, not self._key_is_next
-        if not is_key or not isinstance(node, yaml.ScalarEvent) or node.value == "<<":
-            return
-        line = node.start_mark.line + 1 if node.start_mark else 0
-        if node.value in self._lines:
-            raise ValueError(
-                f"`{node.value}` stands twice, in lines {self._lines[node.value]} and {line}; write it once"
-            )
-        self._lines[node.value] = line
+def _refuse_twins(root: yaml.Node | None) -> None:
+    """Refuse a key that stands twice, since PyYAML would drop the first value without an error. Refuse
+    aliases that make very many values of a short text, too.
+    """
+    waiting, left = [root], _MOST_VALUES
+    while waiting and (left := left - 1):
+        node = waiting.pop()
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                waiting.append(value)
+                if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                    continue
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise ValueError(
+                        f"`{key.value}` stands twice, in lines {lines[key.value]} and {line}; write it once"
+                    )
+                lines[key.value] = line
+    if waiting:
+        raise ValueError("too many values")
 
 
 def in_words(error: Exception, *, of: type[msgspec.Struct], text: str | bytes = b"", under: str = "") -> str:

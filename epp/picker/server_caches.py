@@ -33,7 +33,7 @@ from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
 from epp.picker.scheduling.snapshot import Floats, Ints
-from epp.request.canonical import CONTINUING, OPAQUE
+from epp.request.canonical import CONTINUING
 
 _SCHEME = b"prefix-gateway chain 2"
 """Increase this number whenever the canonical form of prompts or any hash of this module changes. Old hashes
@@ -315,14 +315,14 @@ def estimated_tokens(size: PromptSize, terms: Terms) -> int:
     terms: see `TokenEstimate`.
     """
     a, b, c = terms
-    estimate = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
+    estimate = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque_tokens
     return int(max(estimate, size.text_bytes / MOST_BYTES_PER_TOKEN))
 
 
 def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:
     """Return the properties of a request's prompts that predict their tokens: bytes, bytes that continue a
-    letter beyond ASCII, and parts that are only named by a hash. An unread body counts by its size, up to a
-    bound.
+    letter beyond ASCII, and the guessed tokens of parts that are only named by a hash. An unread body counts
+    by its size, up to a bound.
 
     A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone
     mislead where both occur. Only a sample of a long prompt is read, since this function runs on every
@@ -333,8 +333,8 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     if request.kind is ApiKind.QUERY:
         return PromptSize(text_bytes=0)
     if not total:
-        if request.opaque:  # the size of a recording or another upload does not show how many tokens it makes
-            return PromptSize(text_bytes=min(body_bytes, 4096), opaque=1)
+        if request.opaque_tokens:
+            return PromptSize(text_bytes=min(body_bytes, 4096), opaque_tokens=request.opaque_tokens)
         return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
@@ -342,5 +342,4 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     # three bytes.
     sample = prompt[:: 6 * (size // (6 * _SAMPLE_BYTES)) + 1]
     continuing = 0 if sample.isascii() else len(sample) - len(sample.translate(None, CONTINUING))
-    opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
-    return PromptSize(total, continuing * total / len(sample), opaque)
+    return PromptSize(total, continuing * total / len(sample), request.opaque_tokens)

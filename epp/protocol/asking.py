@@ -209,7 +209,7 @@ def ask(
         inference = ENCODED
     elif body:
         inference = _read_body(head.path, body, partial=partial, hurried=hurried)
-        if picker.rewrites is not None and inference.model and not head.asks_only:
+        if picker.rewrites is not None and (inference.model or inference.prompt) and not head.asks_only:
             target = picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
             # In the other modes the data plane sends its own copy of the body.
             if target != inference.model and modes.request_body in _CHANGEABLE:

@@ -27,6 +27,7 @@ from msgspec import Raw, Struct
 
 from epp.request.api_fields import ChatMessage
 from epp.request.jsontext import NO_RAW, first_byte, plain_text, text_bytes, token_bytes
+from epp.request.media import UNKNOWN_TOKENS, media_tokens
 
 Piece = bytes | Raw
 """Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
@@ -68,6 +69,8 @@ _LONGEST_ABSENT = 4
 _DECODE_LIST = msgspec.json.Decoder(list[Raw])
 _DECODE_FIELDS = msgspec.json.Decoder(dict[str, Raw])
 _QUOTE, _LIST = ord('"'), ord("[")
+_MOST_MEASURED: Final = 16
+"""The most media of a prompt whose headers are read."""
 _ITEMS = b'"[{]'
 
 
@@ -141,10 +144,16 @@ def first_item(raw: Raw) -> int:
 
 
 def content_parts(
-    raw: Raw, *, thoughts: list[bytes] | None = None, system: bool = False, nested: bool = False
+    raw: Raw,
+    *,
+    media: list[int],
+    thoughts: list[bytes] | None = None,
+    system: bool = False,
+    nested: bool = False,
 ) -> list[bytes]:
     """Return the parts of a content: a string, a list of parts, or nothing.
 
+    media: gets the guessed tokens of each part that is no text.
     thoughts: gets the texts of thinking parts. None: the server renders these as texts. system: it is a
     system prompt. nested: it is inside a tool's result.
     """
@@ -155,7 +164,7 @@ def content_parts(
     for part in items_of(raw) if present(raw) else ():
         text = text_bytes(part)
         if text is None:
-            text = _part_bytes(part, thoughts=thoughts, nested=nested)
+            text = _part_bytes(part, media=media, thoughts=thoughts, nested=nested)
         if text is not None and system:
             text = _without_billing(text) or None
         if text is not None:
@@ -167,7 +176,9 @@ def _without_billing(text: bytes) -> bytes:
     return text.partition(b"\n")[2] if text.startswith(_BILLING) else text
 
 
-def _part_bytes(raw: Raw, *, thoughts: list[bytes] | None, nested: bool) -> bytes | None:
+def _part_bytes(
+    raw: Raw, *, media: list[int], thoughts: list[bytes] | None, nested: bool
+) -> bytes | None:
     """Return the part's bytes. None: it leaves none here."""
     part = _DECODE_PART.decode(raw)
     kind = text_bytes(part.type) or (b"text" if present(part.text) else b"")
@@ -184,7 +195,8 @@ def _part_bytes(raw: Raw, *, thoughts: list[bytes] | None, nested: bool) -> byte
     if kind == b"tool_use":
         return FIELD.join((FIELD + b"tool_use", text_or_json(part.name), text_or_json(part.input)))
     if kind == b"tool_result" and not nested:
-        return TOOL_RESULT + PART.join(content_parts(part.content, nested=True))
+        return TOOL_RESULT + PART.join(content_parts(part.content, media=media, nested=True))
+    media.append(media_tokens(raw, kind=kind) if len(media) < _MOST_MEASURED else UNKNOWN_TOKENS)
     return FIELD + kind + (digest(part.uuid) if present(part.uuid) else fingerprint(raw))
 
 
@@ -255,9 +267,11 @@ def _tokens(raw: Raw) -> bytes:
     return b"" if bytes(raw) == b"[]" else token_bytes(raw)
 
 
-def render_messages(sections: list[Piece], messages: list[ChatMessage] | None, *, thinks: bool) -> None:
-    """Append the messages, as parts of a canonical prompt, to `sections`. thinks: the API's thinking parts
-    are thoughts of the assistant, and not texts of the content.
+def render_messages(
+    sections: list[Piece], messages: list[ChatMessage] | None, *, media: list[int], thinks: bool
+) -> None:
+    """Append the messages, as parts of a canonical prompt, to `sections`. media: as for `content_parts`.
+    thinks: the API's thinking parts are thoughts of the assistant, and not texts of the content.
     """
     open_thoughts: list[int] = []
     for message in messages or ():
@@ -268,7 +282,10 @@ def render_messages(sections: list[Piece], messages: list[ChatMessage] | None, *
         text = plain_text(message.content) if role != b"system" else None
         if text is None:
             parts = content_parts(
-                message.content, thoughts=thoughts if thinks else None, system=role == b"system"
+                message.content,
+                media=media,
+                thoughts=thoughts if thinks else None,
+                system=role == b"system",
             )
             text = PART.join(parts)
         if role == b"user" and open_thoughts and not _only_results(text, message.content):
@@ -291,7 +308,7 @@ def _only_results(text: bytes, content: Raw) -> bool:
     tools.
     """
     return text.startswith(TOOL_RESULT) and all(
-        part.startswith(TOOL_RESULT) for part in content_parts(content)
+        part.startswith(TOOL_RESULT) for part in content_parts(content, media=[])
     )
 
 
@@ -324,7 +341,7 @@ class _Item(Struct, gc=False):
 _DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
-def render_items(sections: list[Piece], raw: Raw) -> None:
+def render_items(sections: list[Piece], raw: Raw, *, media: list[int]) -> None:
     """Append the items of the responses API: messages, thoughts, tool calls, outputs of tools. Of any other
     item only a hash counts.
     """
@@ -333,20 +350,22 @@ def render_items(sections: list[Piece], raw: Raw) -> None:
         item = _DECODE_ITEM.decode(each)
         kind, role = text_bytes(item.type) or b"message", text_bytes(item.role)
         if kind == b"reasoning":
-            parts = content_parts(item.content) or content_parts(item.summary)
+            parts = content_parts(item.content, media=media) or content_parts(item.summary, media=media)
             open_thoughts.append(len(sections))
             sections.append(label(kind) + b"".join(parts) if parts else b"")
         elif kind == b"message" and role is not None:
             if role == b"user":
                 _forget(sections, open_thoughts)
-            parts = content_parts(item.content, system=role == b"system")
+            parts = content_parts(item.content, media=media, system=role == b"system")
             sections += (heading(role), PART.join(parts))
         else:
             known = [
                 text_or_json(part) for part in (item.name, item.arguments, item.input) if part is not NO_RAW
             ]
             if first_byte(item.output) in b'"[':
-                known.append(PART.join(content_parts(item.output)))
+                known.append(PART.join(content_parts(item.output, media=media)))
+            if not known:
+                media.append(1 + len(memoryview(each)) // 4)
             sections += (
                 label(kind),
                 FIELD.join(known) if known else fingerprint(each),

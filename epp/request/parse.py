@@ -14,7 +14,7 @@ Called by the ext_proc state machine for each request; pure and synchronous.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -63,6 +63,7 @@ from epp.request.jsontext import (
     text_bytes,
     too_costly,
 )
+from epp.request.media import SOUND_BYTES, UNKNOWN_TOKENS
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -81,6 +82,8 @@ _READ_BY_PYTHON: Final = (b"NaN", b"Infinity", b"\0", b"\\ud", b"\\uD")
 """Only JSON with one of these may be read by Python's decoder and not by ours: UTF-16 has zeros, and half of
 a surrogate pair has no UTF-8."""
 
+_EMBEDDING_CHARS: Final = 10_923
+"""Base64 of one token's embedding of 4,096 numbers of two bytes."""
 _NO_FIELDS: Final = (NO_RAW,) * 7
 """The fields of `BESIDE_MESSAGES`, if none came."""
 
@@ -140,7 +143,9 @@ def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
         model = None
     if not model and not too_costly(body):
         model = _parse_other(body).model  # the key has escapes, or the body is a form
-    return InferenceRequest(kind=_api(path)[0], model=model or "", opaque=_is_media(body), unread=unread)
+    return InferenceRequest(
+        kind=_api(path)[0], model=model or "", opaque_tokens=_upload_tokens(body), unread=unread
+    )
 
 
 def _api(path: str) -> tuple[ApiKind, _Parse | None]:
@@ -204,12 +209,15 @@ def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceReque
             model, named = name_in(asked.model) or "", id_in_body(asked.input_file_id)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             model = ""  # Uploads and other JSON are routed by load.
-    return InferenceRequest(kind=kind, model=model, opaque=_is_media(body), names_state=named)
+    return InferenceRequest(
+        kind=kind, model=model, opaque_tokens=_upload_tokens(body), names_state=named
+    )
 
 
-def _is_media(body: Body) -> bool:
-    """Return whether the body is a form or an upload, not JSON."""
-    return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
+def _upload_tokens(body: Body) -> int:
+    """Return the guessed tokens of a form or an upload, which most often is a recording. 0: it is JSON."""
+    is_json = bytes(body[:64]).lstrip()[:1] in (b"{", b"[", b"")
+    return 0 if is_json else 1 + len(body) // SOUND_BYTES
 
 
 def name_in(value: Raw) -> str | None:
@@ -241,11 +249,12 @@ def id_in_body(*values: Raw) -> str:
 def _parse_chat(body: Body) -> InferenceRequest:
     chat = DECODE_CHAT.decode(body)
     messages: list[Piece] = []
-    render_messages(messages, chat.messages, thinks=False)
-    return _chat(chat, messages)
+    media: list[int] = []
+    render_messages(messages, chat.messages, media=media, thinks=False)
+    return _chat(chat, messages, media)
 
 
-def _chat(chat: Chat, messages: list[Piece]) -> InferenceRequest:
+def _chat(chat: Chat, messages: list[Piece], media: Sequence[int] = ()) -> InferenceRequest:
     sections, shaped = messages, False
     if BESIDE_MESSAGES(chat) != _NO_FIELDS:
         shaped = any(map(present, SHAPING_CHAT(chat)))
@@ -256,24 +265,27 @@ def _chat(chat: Chat, messages: list[Piece]) -> InferenceRequest:
         sections += canonical.raw_section(b"tools", chat.tools)
         sections += messages
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    return _request(ApiKind.CHAT, chat, sections, max_tokens=limit, shaped=shaped)
+    return _request(ApiKind.CHAT, chat, sections, media, max_tokens=limit, shaped=shaped)
 
 
 def _parse_messages(body: Body) -> InferenceRequest:
     asked = DECODE_MESSAGES.decode(body)
+    media: list[int] = []
     sections = canonical.raw_section(b"tools", asked.tools)
     if present(asked.system):
-        system = content_parts(asked.system, system=True)
+        system = content_parts(asked.system, media=media, system=True)
         sections += (canonical.heading(b"system"), PART.join(system))
-    render_messages(sections, asked.messages, thinks=True)
-    return _request(ApiKind.MESSAGES, asked, sections, max_tokens=asked.max_tokens)
+    render_messages(sections, asked.messages, media=media, thinks=True)
+    return _request(ApiKind.MESSAGES, asked, sections, media, max_tokens=asked.max_tokens)
 
 
 def _parse_responses(body: Body) -> InferenceRequest:
     asked = DECODE_RESPONSES.decode(body)
     sections: list[Piece] = []
+    media: list[int] = []
     previous = text_bytes(asked.previous_response_id)
     if previous:
+        media.append(UNKNOWN_TOKENS)
         # The real prefix is only in the server's memory.
         # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
@@ -284,9 +296,9 @@ def _parse_responses(body: Body) -> InferenceRequest:
     if first_byte(asked.input) == _QUOTE:
         sections += (canonical.heading(b"user"), text_bytes(asked.input) or b"")
     else:
-        render_items(sections, asked.input)
+        render_items(sections, asked.input, media=media)
     return msgspec.structs.replace(
-        _request(ApiKind.RESPONSES, asked, sections, max_tokens=asked.max_output_tokens),
+        _request(ApiKind.RESPONSES, asked, sections, media, max_tokens=asked.max_output_tokens),
         names_state=id_in_body(asked.previous_response_id, asked.conversation),
         stores=asked.store is not False,
     )
@@ -294,11 +306,12 @@ def _parse_responses(body: Body) -> InferenceRequest:
 
 def _parse_completions(body: Body) -> InferenceRequest:
     asked = DECODE_COMPLETIONS.decode(body)
-    prompts = read_prompts(asked.prompt)
+    prompts, embeds = read_prompts(asked.prompt), ()
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
+        embeds = (1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS,)
     shaped = any(map(present, SHAPING_COMPLETIONS(asked)))
-    return _request(ApiKind.COMPLETIONS, asked, prompts, max_tokens=asked.max_tokens, shaped=shaped)
+    return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
 
 
 def _parse_embeddings(body: Body) -> InferenceRequest:
@@ -306,8 +319,9 @@ def _parse_embeddings(body: Body) -> InferenceRequest:
     if present(asked.input):
         return _request(ApiKind.EMBEDDINGS, asked, read_prompts(asked.input))
     sections: list[Piece] = []
-    render_messages(sections, asked.messages, thinks=False)
-    return _request(ApiKind.EMBEDDINGS, asked, sections)
+    media: list[int] = []
+    render_messages(sections, asked.messages, media=media, thinks=False)
+    return _request(ApiKind.EMBEDDINGS, asked, sections, media)
 
 
 def _parse_generate(body: Body) -> InferenceRequest:
@@ -341,11 +355,14 @@ def _request(
     kind: ApiKind,
     body: AnyBody,
     prompts: Prompts | list[Piece],
+    media: Sequence[int] = (),
     *,
     max_tokens: int | None = None,
     shaped: bool = False,
 ) -> InferenceRequest:
-    """Return the request of a body. prompts: or the pieces of its only prompt."""
+    """Return the request of a body. prompts: or the pieces of its only prompt. media: the guessed tokens of
+    each hash in it.
+    """
     if isinstance(prompts, list):
         prompts = Prompts(b"".join(prompts))
     given = body.cache_salt is not NO_RAW and present(body.cache_salt)
@@ -358,7 +375,7 @@ def _request(
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
-        opaque=not prompts.token_ids and canonical.OPAQUE in prompts.first,
+        opaque_tokens=sum(media),
         cache_salt=salt,
         stream=body.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,

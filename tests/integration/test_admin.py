@@ -93,6 +93,16 @@ async def admin() -> AsyncIterator[Admin]:
         yield running
 
 
+async def test_an_address_of_all_families_answers_over_ipv4_too() -> None:
+    server = an_admin(address=Address("::", 0))
+    address = await server.start()
+    async with aiohttp.ClientSession() as session:
+        for host in ("127.0.0.1", "[::1]"):
+            async with session.get(f"http://{host}:{address.port}/healthz") as response:
+                assert response.status == 200
+    await server.stop()
+
+
 async def test_metrics_are_in_prometheus_text_format(admin: Admin) -> None:
     admin.metrics.on_event(began(pick()))
     page = await admin.text("/metrics")

@@ -109,7 +109,9 @@ class AdminServer:
         )
         host = self._address.host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, self._address.port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server(
+            (host, self._address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )
         runner = self._runner = web.AppRunner(
             application, access_log=None, handle_signals=False, shutdown_timeout=1.0
         )

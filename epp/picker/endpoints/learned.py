@@ -120,7 +120,7 @@ class TokenEstimate:
     """Estimates the tokens of a prompt without a tokenizer, for one model. Sizes are those of canonical
     prompts.
 
-        tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * pictures and the like
+        tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * guessed tokens of media
 
     The three factors are fitted by weighted least squares with sums that forget old samples, so a single odd
     sample cannot change the estimate much. The estimate starts with the bytes per token of the policy. The
@@ -135,7 +135,7 @@ class TokenEstimate:
         self._tokens = PRIOR_TOKENS
         self._bytes = start * PRIOR_TOKENS
         self._fit = LeastSquares(3)
-        self.terms: Terms = (1 / start, 0.0, 0.0)
+        self.terms: Terms = (1 / start, 0.0, 1.0)
         """The factors a, b and c."""
 
     @property
@@ -148,22 +148,22 @@ class TokenEstimate:
         Impossible samples are ignored, since all servers share this estimate.
         """
         # A tokenizer makes at most one token of a byte, and a chat template adds some. A film may be long.
-        most = 2.0 * size.text_bytes + 200_000.0 * size.opaque
+        most = 2.0 * size.text_bytes + 200.0 * size.opaque_tokens
         if size.text_bytes <= 0 or not max(1.0, size.text_bytes / MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
         self._bytes += size.text_bytes
         self._tokens += tokens
-        # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest. The
-        # tokens of one picture are about as uncertain as those of 2,000 bytes.
-        weight = 1 / (size.text_bytes + 2000 * size.opaque)
-        self._fit.add((size.text_bytes, size.continuation_bytes, size.opaque), tokens, weight=weight)
+        # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest. A
+        # guessed token is about as uncertain as those of two bytes.
+        weight = 1 / (size.text_bytes + 2 * size.opaque_tokens)
+        self._fit.add((size.text_bytes, size.continuation_bytes, size.opaque_tokens), tokens, weight=weight)
         if self._tokens > _KEEP_TOKENS:
             scale = _KEEP_TOKENS / self._tokens
             self._bytes *= scale
             self._tokens *= scale
             self._fit.scale(scale)
         by_bytes = PRIOR_TOKENS * self._start
-        # A picture is weakly believed to take no tokens: a request with one has 20,000 times the weight.
+        # The guess is weakly believed: one request with a picture of 1,000 tokens has five times the weight.
         self.terms = self._fit.solve(
-            prior=(1 / self._start, 0.0, 0.0), trust=(by_bytes, by_bytes / 100, 0.00005)
+            prior=(1 / self._start, 0.0, 1.0), trust=(by_bytes, by_bytes / 100, 50.0)
         )

@@ -189,4 +189,5 @@ def _address(text: str) -> files.Message:
 
 
 def _socket_address(host: str, port: int) -> files.Message:
-    return {"socket_address": {"address": host, "port_value": port}}
+    both_families = {"ipv4_compat": True} if host == "::" else {}
+    return {"socket_address": {"address": host, "port_value": port, **both_families}}

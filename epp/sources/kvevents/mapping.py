@@ -125,7 +125,7 @@ def _read(inference: InferenceRequest, language: Language | None) -> tuple[Seque
         return array("I", inference.prompt).tolist(), None
     if language is None:
         raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
-    if inference.opaque or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
+    if inference.opaque_tokens or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
         raise UnmappedError(f"media, embeddings, or the {inference.kind} API", reason="content")
     size = len(inference.prompt)
     if inference.kind is ApiKind.COMPLETIONS:

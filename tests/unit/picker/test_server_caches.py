@@ -44,11 +44,9 @@ def test_roots_differ_by_every_part_and_by_the_end_of_each_part() -> None:
     assert len(set(roots)) == len(roots)
 
 
-def request(
-    prompt: bytes, *, more: int = 0, opaque: bool = False, token_ids: bool = False
-) -> InferenceRequest:
+def request(prompt: bytes, *, more: int = 0, token_ids: bool = False) -> InferenceRequest:
     return InferenceRequest(
-        kind=ApiKind.CHAT, prompt=prompt, more_prompt_bytes=more, opaque=opaque, token_ids=token_ids
+        kind=ApiKind.CHAT, prompt=prompt, more_prompt_bytes=more, token_ids=token_ids
     )
 
 
@@ -84,19 +82,10 @@ def test_a_large_unread_body_counts_at_most_as_a_long_prompt() -> None:
     assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=32_000_000) == PromptSize(256 * 1024)
 
 
-def test_an_upload_counts_as_one_opaque_part_whatever_its_size() -> None:
+def test_an_upload_counts_as_a_recording_of_its_size() -> None:
     form = b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + bytes(20_000_000)
     uploaded = parse_request("/v1/audio/transcriptions", form)
     size = prompt_size(uploaded, body_bytes=len(form))
-    assert (size.text_bytes, size.opaque) == (4096, 1)
+    assert (size.text_bytes, size.opaque_tokens) == (4096, 1 + len(form) // 640)
     asked = parse_request("/v1/rerank", b'{"model":"m","query":"foxes"}')
     assert prompt_size(asked, body_bytes=9000) == PromptSize(9000)
-
-
-def test_each_picture_is_counted() -> None:
-    part = '{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}'
-    parts = ",".join(part % (name * 300) for name in "AB")
-    body = f'{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"hi"}},{parts}]}}]}}'
-    size = prompt_size(parse_request("/v1/chat/completions", body.encode()))
-    assert size.opaque == 2
-    assert size.text_bytes < 200

@@ -121,6 +121,6 @@ def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> H
     return stream
 
 
-def rewriting(bench: Bench) -> None:
-    """Let requests for `m` go to `the-target`."""
-    bench.picker.set_rewrites(Rewrites([Rewrite(("m",), (RewriteTarget("the-target"),))]))
+def rewriting(bench: Bench, *names: str) -> None:
+    """Let requests for these models go to `the-target`. Without names: all requests."""
+    bench.picker.set_rewrites(Rewrites([Rewrite(names, (RewriteTarget("the-target"),))]))

@@ -110,7 +110,7 @@ NEW_BODY = BODY.replace(b'"model": "m"', b'"model": "the-target"')
 def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes) -> None:
     bench = Bench()
     listed_by(bench, "other", "the-target", "other")
-    rewriting(bench)
+    rewriting(bench, "m")
     stream = bench.stream()
     stream.receive(RequestHeaders(HEADERS, modes=modes), now=1.0)
     actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
@@ -128,9 +128,28 @@ def test_an_alias_is_replaced_in_the_body_and_routed_as_its_target(modes: Modes)
     assert (pick.decision.model, pick.decision.asked_model, pick.decision.chosen) == ("the-target", "m", "e1")
 
 
+@pytest.mark.parametrize("model", [b"", b'"model": null, ', b'"model": "", '])
+def test_a_request_without_a_model_goes_to_the_default_else_anywhere(model: bytes) -> None:
+    bench = Bench()
+    listed_by(bench, "other", "the-target", "other")
+    body = b'{%s"prompt": "%s"}' % (model, b"p" * 900)
+    anywhere = bench.stream()
+    anywhere.receive(RequestHeaders(HEADERS, modes=BUFFERED), now=1.0)
+    (answer,) = anywhere.receive(RequestBody(body, end_of_stream=True), now=1.0)
+    assert isinstance(answer, Answer)
+    assert answer.body is None
+    rewriting(bench)
+    stream = bench.stream()
+    stream.receive(RequestHeaders(HEADERS, modes=BUFFERED), now=1.0)
+    (answer,) = stream.receive(RequestBody(body, end_of_stream=True), now=1.0)
+    assert isinstance(answer, Answer)
+    assert json.loads(answer.body or b"") == {"model": "the-target", "prompt": "p" * 900}
+    assert bench.seen.picks[-1].decision.chosen == "e1"
+
+
 def test_no_content_length_is_added_if_none_was_declared() -> None:
     bench = Bench()
-    rewriting(bench)
+    rewriting(bench, "m")
     stream = bench.stream()
     stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=BUFFERED), now=1.0)
     (answer,) = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
@@ -141,7 +160,7 @@ def test_no_content_length_is_added_if_none_was_declared() -> None:
 
 def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_body() -> None:
     bench = Bench()
-    rewriting(bench)
+    rewriting(bench, "m")
     stream = bench.stream()
     stream.receive(RequestHeaders(HEADERS, modes=PARTIAL), now=1.0)
     actions = stream.receive(RequestBody(BODY, end_of_stream=True), now=1.0)
@@ -153,7 +172,7 @@ def test_nothing_is_renamed_if_the_data_plane_sends_its_own_copy_of_body() -> No
 def test_a_prefix_belongs_to_the_target_and_aliases_are_listed() -> None:
     bench = Bench()
     listed_by(bench, "the-target", "the-target", "the-target")
-    rewriting(bench)
+    rewriting(bench, "m")
     for model in ("m", "the-target"):
         body = json.dumps({"model": model, "prompt": "of foxes and hounds " * 1000}).encode()
         stream = bench.stream()
@@ -171,7 +190,7 @@ def test_a_prefix_belongs_to_the_target_and_aliases_are_listed() -> None:
 def test_an_alias_of_a_model_that_nobody_serves_is_not_listed() -> None:
     bench = Bench()
     listed_by(bench, "another", "another", "another")
-    rewriting(bench)
+    rewriting(bench, "m")
     listed = bench.picker.fleet.served.model_list()
     assert listed is not None
     assert [card["id"] for card in json.loads(listed)["data"]] == ["another"]

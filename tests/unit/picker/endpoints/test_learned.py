@@ -47,7 +47,7 @@ def sized_prompt(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
         return PromptSize(3 * size, 2.0 * size), CHINESE * size * noise
     if kind == "pictures":
         count = rng.randrange(1, 4)
-        return PromptSize(size, 0.0, count), (ENGLISH * size + PICTURE * count) * noise
+        return PromptSize(size, 0.0, 720 * count), (ENGLISH * size + PICTURE * count) * noise
     return PromptSize(size), (CODE if kind == "code" else ENGLISH) * size * noise
 
 

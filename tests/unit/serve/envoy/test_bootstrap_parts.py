@@ -52,6 +52,13 @@ def test_the_picker_is_asked_only_by_the_route_to_the_model_servers() -> None:
     assert all("typed_per_filter_config" not in route for route in blocked)
 
 
+def test_an_address_of_all_families_takes_ipv4_too() -> None:
+    document = bootstrap_document(a_config(admin="[::]:9901", status="[::1]:9902"))
+    gateway, status = document["static_resources"]["listeners"]
+    asked = [each["address"]["socket_address"].get("ipv4_compat") for each in (document["admin"], gateway, status)]
+    assert asked == [True, None, None]
+
+
 def test_blocked_paths_in_any_case_come_before_all_other_routes() -> None:
     config = msgspec.structs.replace(
         a_config(), blocked_paths=("/metrics", "/sleep"), allowed_paths=("/sleep",)

@@ -108,7 +108,7 @@ def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
     ("envoy", "listen"),
     [
         (Envoy(), Listen()),
-        (Envoy(listen="[::1]:8080", fail_open=False, access_log=False), Listen()),
+        (Envoy(listen="[::]:8080", fail_open=False, access_log=False), Listen()),
         (Envoy(stream_idle_timeout_seconds=0, num_retries=0, max_body_bytes=2**30), Listen()),
         (Envoy(), Listen(address="unix:/run/prefix-gateway/picker.sock")),
         (Envoy(status="0.0.0.0:9902"), Listen()),
