@@ -176,9 +176,7 @@ def _without_billing(text: bytes) -> bytes:
     return text.partition(b"\n")[2] if text.startswith(_BILLING) else text
 
 
-def _part_bytes(
-    raw: Raw, *, media: list[int], thoughts: list[bytes] | None, nested: bool
-) -> bytes | None:
+def _part_bytes(raw: Raw, *, media: list[int], thoughts: list[bytes] | None, nested: bool) -> bytes | None:
     """Return the part's bytes. None: it leaves none here."""
     part = _DECODE_PART.decode(raw)
     kind = text_bytes(part.type) or (b"text" if present(part.text) else b"")

@@ -209,9 +209,7 @@ def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceReque
             model, named = name_in(asked.model) or "", id_in_body(asked.input_file_id)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             model = ""  # Uploads and other JSON are routed by load.
-    return InferenceRequest(
-        kind=kind, model=model, opaque_tokens=_upload_tokens(body), names_state=named
-    )
+    return InferenceRequest(kind=kind, model=model, opaque_tokens=_upload_tokens(body), names_state=named)
 
 
 def _upload_tokens(body: Body) -> int:
@@ -306,12 +304,12 @@ def _parse_responses(body: Body) -> InferenceRequest:
 
 def _parse_completions(body: Body) -> InferenceRequest:
     asked = DECODE_COMPLETIONS.decode(body)
-    prompts, embeds = read_prompts(asked.prompt), ()
+    prompts, embeds = read_prompts(asked.prompt), 0
     if not present(asked.prompt) and present(asked.prompt_embeds):
         prompts = Prompts(canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds))
-        embeds = (1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS,)
+        embeds = 1 + len(memoryview(asked.prompt_embeds)) // _EMBEDDING_CHARS
     shaped = any(map(present, SHAPING_COMPLETIONS(asked)))
-    return _request(ApiKind.COMPLETIONS, asked, prompts, embeds, max_tokens=asked.max_tokens, shaped=shaped)
+    return _request(ApiKind.COMPLETIONS, asked, prompts, [embeds], max_tokens=asked.max_tokens, shaped=shaped)
 
 
 def _parse_embeddings(body: Body) -> InferenceRequest:

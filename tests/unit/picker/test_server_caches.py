@@ -45,9 +45,7 @@ def test_roots_differ_by_every_part_and_by_the_end_of_each_part() -> None:
 
 
 def request(prompt: bytes, *, more: int = 0, token_ids: bool = False) -> InferenceRequest:
-    return InferenceRequest(
-        kind=ApiKind.CHAT, prompt=prompt, more_prompt_bytes=more, token_ids=token_ids
-    )
+    return InferenceRequest(kind=ApiKind.CHAT, prompt=prompt, more_prompt_bytes=more, token_ids=token_ids)
 
 
 @given(st.text(max_size=600))

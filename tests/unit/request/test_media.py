@@ -59,7 +59,10 @@ def test_a_picture_has_4_to_16384_tokens(side: int, expected: int) -> None:
     ("part", "expected"),
     [
         ({"type": "input_audio", "input_audio": {"format": "mp3", "data": "A" * 4 * 16_000}}, 76),
-        (by_data(b"RIFF\0\0\0\0WAVEfmt " + bytes(12) + pack("<I", 32_000) + bytes(319_967), kind="audio"), 251),
+        (
+            by_data(b"RIFF\0\0\0\0WAVEfmt " + bytes(12) + pack("<I", 32_000) + bytes(319_967), kind="audio"),
+            251,
+        ),
         (by_data(bytes(600_000), kind="video"), 601),
         (by_data(b"RIFF\0\0\0\0WAVEfmt " + bytes(12) + pack("<I", 1) + bytes(99_000), kind="audio"), 16_384),
         ({"type": "image_url", "image_url": {"url": "https://img.example/cat.png"}}, UNKNOWN_TOKENS),

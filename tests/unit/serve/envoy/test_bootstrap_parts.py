@@ -55,7 +55,9 @@ def test_the_picker_is_asked_only_by_the_route_to_the_model_servers() -> None:
 def test_an_address_of_all_families_takes_ipv4_too() -> None:
     document = bootstrap_document(a_config(admin="[::]:9901", status="[::1]:9902"))
     gateway, status = document["static_resources"]["listeners"]
-    asked = [each["address"]["socket_address"].get("ipv4_compat") for each in (document["admin"], gateway, status)]
+    asked = [
+        each["address"]["socket_address"].get("ipv4_compat") for each in (document["admin"], gateway, status)
+    ]
     assert asked == [True, None, None]
 
 
