@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from epp.transport.http2.grpc_messages import OK, Reply
+from epp.transport.http2.messages import OK, Reply
 
 
 class Handler:

@@ -30,7 +30,7 @@ from epp.protocol.codec import decode, echoes_in, encode
 from epp.protocol.header_names import RESPONSE_NAMES
 from epp.protocol.http_events import Action, StreamProtocolError
 from epp.protocol.stream import HttpStream
-from epp.transport.http2.grpc_messages import INVALID_ARGUMENT, OK
+from epp.transport.http2.messages import INVALID_ARGUMENT, OK
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 MESSAGE_SLACK_BYTES: Final = 2**20
@@ -38,7 +38,7 @@ MESSAGE_SLACK_BYTES: Final = 2**20
 
 TARGET_S: Final = 0.012
 """An older message is late. Mostly the headers of a new request wait: messages of older requests go before
-new requests (`epp.transport.http2.grpc_messages`).
+new requests (`epp.transport.http2.messages`).
 """
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16

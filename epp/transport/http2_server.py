@@ -25,7 +25,7 @@ from epp.base.errors import ConfigError
 from epp.config.listening import Listen, Tls
 from epp.transport.accepting import Acceptor
 from epp.transport.http2.frames import Limits
-from epp.transport.http2.grpc_messages import HeldBytes
+from epp.transport.http2.messages import HeldBytes
 from epp.transport.peer import Peer, Service
 from epp.transport.turns import AddressTurns, Turns
 

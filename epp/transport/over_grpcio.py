@@ -22,7 +22,7 @@ from epp.config.listening import Listen
 from epp.protocol.conversation import SERVICE, Conversation, LiveStreams
 from epp.protocol.header_names import TRACEPARENT
 from epp.protocol.health import Health
-from epp.transport.http2.grpc_messages import OK, Reply
+from epp.transport.http2.messages import OK, Reply
 
 _EOF: Final[object] = grpc.aio.EOF
 

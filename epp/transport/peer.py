@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 from epp.protocol.calls import Handler
 from epp.transport.accepting import address_of
 from epp.transport.http2.connection import Connection
-from epp.transport.http2.grpc_messages import (
+from epp.transport.http2.messages import (
     OK,
     UNIMPLEMENTED,
     UNKNOWN,
@@ -28,12 +29,10 @@ from epp.transport.http2.grpc_messages import (
     Fault,
     Gone,
     HalfClosed,
-    Inbox,
     Message,
     Opened,
     Reply,
 )
-from epp.transport.http2.headers import Request
 from epp.transport.turns import AT_ONCE_S, AddressTurns
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ _TURN_S: Final = 0.004
 """How long the messages of begun calls are handled in a turn. Then those of new calls have as much time."""
 _MOST_WAITING_BYTES: Final = 2**20
 """The most bytes of events on one connection that wait for their handlers. Beyond this, nothing is read."""
+_EVENT_BYTES: Final = 200
+"""Memory that a waiting event takes besides its message."""
 _STEPS: Final = 16
 """Frames, or steps of as much work, that are read between two readings of the clock."""
 _HIGH_WATER_BYTES: Final = 2**20
@@ -57,39 +58,50 @@ _CLOSING_S: Final = 1.0
 class Call:
     """The call of a handler, as a `calls.Caller`."""
 
-    __slots__ = ("_peer", "_stream_id", "trace")
+    __slots__ = ("_peer", "begun", "handler", "stream_id", "trace", "waiting")
 
-    def __init__(self, peer: Peer, stream_id: int, request: Request) -> None:
+    def __init__(self, peer: Peer, opened: Opened) -> None:
         self._peer = peer
-        self._stream_id = stream_id
-        self.trace = request.traceparent
+        self.stream_id = opened.stream_id
+        self.trace = opened.request.traceparent
+        self.handler: Handler | None = None
+        """None: no caller waits for the answer any more."""
+        self.waiting = 0
+        """How many events of the call wait for the handler."""
+        self.begun = False
+        """Whether the call has waited for its beginning: events were handled, and none waited after that."""
 
     @property
     def is_open(self) -> bool:
-        return self._peer.connection.is_open(self._stream_id)
+        return self._peer.connection.is_open(self.stream_id)
 
     def waited_s(self) -> float:
         return self._peer.server.now() - self._peer.came_after
 
     def send(self, message: bytes) -> None:
         peer = self._peer
-        peer.connection.send(self._stream_id, message)
+        peer.connection.send(self.stream_id, message)
         if not peer.in_turn:
             peer.flush_soon()
 
     def reply(self, reply: Reply) -> None:
-        peer = self._peer
-        if self._stream_id not in peer.inbox.waiting:  # the call's waiting messages come first
-            peer.connection.reply(self._stream_id, reply)
+        if not self.waiting:  # the call's waiting messages come first
+            self._peer.connection.reply(self.stream_id, reply)
 
     def leaves_work(self) -> None:
         self._peer.work_left = True
 
     def end(self, status: int = OK, details: str = "") -> None:
-        self._peer.end(self._stream_id, status, details)
+        self._peer.end(self, status, details)
 
 
 Service = Callable[[Call], Handler]
+_Waiting = tuple[float, Call, Message | HalfClosed | Gone]
+"""An event that waits for its handler, with the moment after which it came."""
+
+
+def _bytes(event: Message | HalfClosed | Gone) -> int:
+    return _EVENT_BYTES + (len(event.data) if type(event) is Message else 0)
 
 
 class Peer(asyncio.Protocol):
@@ -99,7 +111,7 @@ class Peer(asyncio.Protocol):
         self.server = server
         self.transport: asyncio.Transport | None = None
         """None before and after the connection."""
-        self._handlers: dict[int, Handler] = {}
+        self._calls: dict[int, Call] = {}
         self.source = AddressTurns("")
         self.urgent = False
         self.used_s = 0.0
@@ -122,7 +134,12 @@ class Peer(asyncio.Protocol):
         """The bytes that were read last arrived after this moment."""
         self.came_after = 0.0
         """The bytes of the current message arrived after this moment."""
-        self.inbox = Inbox()
+        self._of_begun: deque[_Waiting] = deque()
+        """The events of calls that have begun, in the order in which they came."""
+        self._of_new: deque[_Waiting] = deque()
+        """Those of new calls. A begun call has already waited once. Among new calls it would wait again for
+        each message."""
+        self.waiting_bytes = 0
         self.connection = Connection(server.limits, server.held, now=server.now())
 
     # -- asyncio's calls -------------------------------------------------------------------------------------
@@ -152,8 +169,8 @@ class Peer(asyncio.Protocol):
         now = self.server.now()
         self.in_turn = True
         self.connection.close(now=now)
-        for stream_id in list(self._handlers):
-            self._gone(stream_id, now=now)
+        for call in list(self._calls.values()):
+            self._gone(call, now=now)
         self.transport = None
 
     def pause_writing(self) -> None:
@@ -166,9 +183,9 @@ class Peer(asyncio.Protocol):
 
     # -- for the server and for calls ------------------------------------------------------------------------
 
-    def end(self, stream_id: int, status: int, details: str) -> None:
-        self._forget(stream_id)
-        self.connection.end(stream_id, status, details)
+    def end(self, call: Call, status: int, details: str) -> None:
+        self._forget(call)
+        self.connection.end(call.stream_id, status, details)
         self.flush_soon()
 
     def leave(self) -> None:
@@ -243,9 +260,11 @@ class Peer(asyncio.Protocol):
 
     def check_integrity(self) -> None:
         self.connection.check_integrity()
-        self.inbox.check_integrity()
-        assert self._handlers.keys() >= self.inbox.new - self.inbox.waiting.keys()
-        assert not self._handlers or self not in self.source.idle
+        waiting = [*self._of_begun, *self._of_new]
+        assert self.waiting_bytes == sum(_bytes(event) for _, _, event in waiting)
+        assert len(waiting) >= sum(call.waiting for call in self._calls.values())
+        assert not any(call.begun for _, call, _ in self._of_new)
+        assert not self._calls or self not in self.source.idle
 
     # -- the turn --------------------------------------------------------------------------------------------
 
@@ -254,7 +273,7 @@ class Peer(asyncio.Protocol):
         server, connection = self.server, self.connection
         self.in_turn = True
         events = connection.receive(data, now=now, limit=_STEPS)
-        if events or connection.pending or self.inbox.waiting:
+        if events or connection.pending or self._waits_here:
             self._serve(events, now=now)
         self.in_turn = False
         self.flush()
@@ -272,55 +291,67 @@ class Peer(asyncio.Protocol):
         """Serve calls that have begun first, then new calls, each for as long as a turn may take. While
         calls that have begun keep us busy, each turn serves one message of a new call.
         """
-        connection, inbox, until = self.connection, self.inbox, now + _TURN_S
+        connection, until = self.connection, now + _TURN_S
         self._take_in(events, now=now)
-        if not connection.pending and not inbox.waiting:
+        if not connection.pending and not self._waits_here:
             return
-        now = self._hand_over(new=False, until=until, now=self.server.now())
+        now = self._hand_over(self._of_begun, until=until, now=self.server.now())
         while connection.pending and now <= until and self._unread_since == inf:
             self._take_in(connection.receive(b"", now=now, limit=_STEPS), now=now)
-            now = self._hand_over(new=False, until=until, now=self.server.now())
-        busy = connection.pending or inbox.of_begun
-        self._hand_over(new=True, until=now if busy else now + _TURN_S, now=now)
-        if connection.pending or inbox.waiting:
+            now = self._hand_over(self._of_begun, until=until, now=self.server.now())
+        busy = connection.pending or self._of_begun
+        self._hand_over(self._of_new, until=now if busy else now + _TURN_S, now=now)
+        if connection.pending or self._waits_here:
             self._later()
 
-    def _take_in(self, events: list[Event], *, now: float) -> None:
-        """Open calls, end those that are gone, and let the messages of the others wait in the inbox. A
-        message that would wait there alone is handled at once.
-        """
-        inbox = self.inbox
-        for event in events:
-            if type(event) is Message or type(event) is HalfClosed:
-                if event is events[-1] and not inbox.waiting and not self.connection.pending:
-                    inbox.new.discard(event.stream_id)
-                    self._handle(event, came_after=self._read_after, now=now)
-                else:
-                    inbox.add(event, came_after=self._read_after)
-            elif type(event) is Opened:
-                self._open(event)
-            elif type(event) is Gone:
-                if event.stream_id in inbox.waiting and event.stream_id not in inbox.new:
-                    inbox.add(event, came_after=self._read_after)  # the call's messages come first
-                else:
-                    self._gone(event.stream_id, now=now)
-            elif type(event) is Fault:
-                self.server.fault(event.reason)
+    @property
+    def _waits_here(self) -> bool:
+        return bool(self._of_begun or self._of_new)
 
-    def _hand_over(self, *, new: bool, until: float, now: float) -> float:
+    def _take_in(self, events: list[Event], *, now: float) -> None:
+        """Open calls, end those that are gone, and let the messages of the others wait. A message that would
+        wait alone is handled at once.
+        """
+        for event in events:
+            if isinstance(event, Opened):
+                self._open(event)
+                continue
+            if isinstance(event, Fault):
+                self.server.fault(event.reason)
+                continue
+            call = self._calls.get(event.stream_id)
+            if call is None:
+                continue
+            if isinstance(event, Gone) and not (call.begun and call.waiting):
+                self._gone(call, now=now)
+            elif (
+                event is events[-1]
+                and not self._of_new
+                and not self._of_begun
+                and not self.connection.pending
+            ):
+                call.begun = True
+                self._handle(call, event, came_after=self._read_after, now=now)
+            else:
+                call.waiting += 1
+                self.waiting_bytes += _bytes(event)
+                (self._of_begun if call.begun else self._of_new).append((self._read_after, call, event))
+
+    def _hand_over(self, line: deque[_Waiting], *, until: float, now: float) -> float:
         """Hand events to their handlers until that time. Returns the time."""
-        inbox, clock = self.inbox, self.server.now
-        while now <= until and self._unread_since == inf:
-            found = inbox.take(new=new)
-            if found is None:
-                break
-            came_after, event = found
-            self._handle(event, came_after=came_after, now=now)
-            now = clock()
+        while line and now <= until and self._unread_since == inf:
+            came_after, call, event = line.popleft()
+            self.waiting_bytes -= _bytes(event)
+            call.waiting -= 1
+            call.begun = call.begun or not call.waiting
+            self._handle(call, event, came_after=came_after, now=now)
+            now = self.server.now()
         return now
 
-    def _handle(self, event: Message | HalfClosed | Gone, *, came_after: float, now: float) -> None:
-        handler = self._handlers.get(event.stream_id)
+    def _handle(
+        self, call: Call, event: Message | HalfClosed | Gone, *, came_after: float, now: float
+    ) -> None:
+        handler = call.handler
         if handler is None:
             return
         self.came_after = came_after
@@ -328,20 +359,20 @@ class Peer(asyncio.Protocol):
             if type(event) is Message:
                 handler.message(event.data, now=now)
             elif type(event) is Gone:
-                self._gone(event.stream_id, now=now)
+                self._gone(call, now=now)
             else:
                 handler.half_closed(now=now)
         except Exception:  # noqa: BLE001 - whatever it is, the others go on
             _log.exception("a call failed")
-            self.connection.end(event.stream_id, UNKNOWN, "the service failed")
-            self._gone(event.stream_id, now=now, broken=True)
+            self.connection.end(call.stream_id, UNKNOWN, "the service failed")
+            self._gone(call, now=now, broken=True)
             self.flush_soon()
 
     def _later(self) -> None:
         """Let the remaining work wait for the next turn. If the work is frames or many bytes, nothing more is
         read until then.
         """
-        if self.connection.pending or self.inbox.held_bytes > _MOST_WAITING_BYTES:
+        if self.connection.pending or self.waiting_bytes > _MOST_WAITING_BYTES:
             self._pause()
         if not self._waits and self._unread_since == inf:
             self._waits = True
@@ -355,7 +386,7 @@ class Peer(asyncio.Protocol):
         if (
             not self._reading
             and not self.connection.pending
-            and self.inbox.held_bytes <= _MOST_WAITING_BYTES
+            and self.waiting_bytes <= _MOST_WAITING_BYTES
             and self._unread_since == inf
             and not self.transport.is_closing()
         ):
@@ -376,22 +407,21 @@ class Peer(asyncio.Protocol):
             self.server.fault("unknown_method")
             self.connection.end(event.stream_id, UNIMPLEMENTED, "unknown method")
             return
-        if not self._handlers:
+        if not self._calls:
             self.source.idle.pop(self, None)
-        self.inbox.new.add(event.stream_id)
-        handler = self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
-        self.urgent = self.urgent or handler.urgent
+        call = self._calls[event.stream_id] = Call(self, event)
+        call.handler = service(call)
+        self.urgent = self.urgent or call.handler.urgent
 
-    def _gone(self, stream_id: int, *, now: float, broken: bool = False) -> None:
-        handler = self._forget(stream_id)
+    def _gone(self, call: Call, *, now: float, broken: bool = False) -> None:
+        handler = self._forget(call)
         if handler is not None:
             handler.gone(now=now, broken=broken)
 
-    def _forget(self, stream_id: int) -> Handler | None:
+    def _forget(self, call: Call) -> Handler | None:
         """Forget the call, since no caller waits for its answer any more."""
-        if stream_id not in self.inbox.waiting:
-            self.inbox.new.discard(stream_id)
-        handler = self._handlers.pop(stream_id, None)
-        if handler is not None and not self._handlers and self in self.source.guests:
+        handler, call.handler = call.handler, None
+        self._calls.pop(call.stream_id, None)
+        if handler is not None and not self._calls and self in self.source.guests:
             self.source.idle[self] = None
         return handler

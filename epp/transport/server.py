@@ -30,7 +30,7 @@ from epp.protocol.conversation import SERVICE, Conversation, LiveStreams, Overlo
 from epp.protocol.health import NAME, Health
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Limits
-from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.transport.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.http2_server import Certificates, Http2Server, bound, max_peers
 from epp.transport.peer import Call, Service
 

@@ -16,7 +16,7 @@ from tests.fuzz.trees import changed
 from tests.harness.steps import steps
 
 HUNTED: Final = {
-    # A frame of nine bytes runs some 120 lines. The buckets of `http2.control` bound the frames a second.
+    # A frame of nine bytes runs some 120 lines. The buckets of `http2.streams` bound the frames a second.
     "http2": 16_000,
     # Header fields with unusual names run 2,000 lines a KiB, some 0.2 ms.
     **dict.fromkeys(("ext_proc", "access_log", "metrics_page", "model_page"), 4_000),

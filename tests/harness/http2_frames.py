@@ -15,7 +15,7 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from epp.transport.http2.connection import Connection
 from epp.transport.http2.frames import PREFACE, Flag, Kind, Limits, Setting, frame, settings
-from epp.transport.http2.grpc_messages import Event, HeldBytes
+from epp.transport.http2.messages import Event, HeldBytes
 
 PATH: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CALL: Final = (

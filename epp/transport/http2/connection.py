@@ -2,11 +2,10 @@
 bytes to send.
 
 This module cuts the bytes into frames, checks the order of the frames, and has the steps that every call
-needs: the start of a call, its messages, its windows and its end. `streams` has the open streams and the
-windows of both directions. Other modules do the rest: `data_parts` and `headers` the less usual DATA and
-HEADERS frames, `control` the frames of no call, the time limits, and the ends that a peer causes. A
-connection knows no socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on the
-events, answers with `send` and `end`, and writes what `data_to_send` returns.
+needs: its start and its messages. `streams` has the open streams, the windows of both directions, and the
+ends of calls. `other_frames` does the rest. A connection knows no socket, no clock and no service: an edge
+feeds it with `receive` and `tick`, acts on the events, answers with `send` and `end`, and writes what
+`data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
 by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
@@ -19,8 +18,6 @@ from __future__ import annotations
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.control import Control, Faults
-from epp.transport.http2.data_parts import DataParts
 from epp.transport.http2.frames import (
     HEAD_BYTES,
     MAX_STREAM_ID,
@@ -32,7 +29,8 @@ from epp.transport.http2.frames import (
     read_u32,
     unpack_head,
 )
-from epp.transport.http2.grpc_messages import (
+from epp.transport.http2.headers import HeaderParts, HeaderReader, MalformedRequestError
+from epp.transport.http2.messages import (
     OK,
     PREFIX_BYTES,
     Event,
@@ -44,8 +42,8 @@ from epp.transport.http2.grpc_messages import (
     Reply,
     read_prefix,
 )
-from epp.transport.http2.headers import HeaderParts, HeaderReader, MalformedRequestError
-from epp.transport.http2.streams import State, Stream, StreamTable
+from epp.transport.http2.other_frames import Control, DataParts
+from epp.transport.http2.streams import Stream, StreamTable
 
 ALL: Final = 2**31
 _ANY: Final = -1
@@ -72,11 +70,9 @@ class Connection:
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._table = StreamTable(limits, held, now=now)
         self._streams = self._table.by_number
-        self._windows = self._table.windows
-        self._faults = Faults(self._table, limits)
-        self._data_parts = DataParts(limits, held, self._table, self._faults)
+        self._data_parts = DataParts(self._table)
         self._header_parts = HeaderParts(limits)
-        self._control = Control(limits, self._table, self._faults, self._header_parts)
+        self._control = Control(self._table, self._header_parts)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
         self.closing = False
@@ -96,7 +92,7 @@ class Connection:
     @property
     def unsent(self) -> int:
         """Bytes of answers that wait for the peer's windows."""
-        return self._windows.unsent
+        return self._table.unsent
 
     @property
     def ends(self) -> bool:
@@ -172,7 +168,6 @@ class Connection:
         return self._taken()
 
     def check_integrity(self) -> None:
-        assert self._windows.window <= self._limits.connection_window_bytes
         self._table.check_integrity()
         assert not (self.over and self._streams)
 
@@ -245,7 +240,7 @@ class Connection:
         if end > len(data):
             return -1
         if kind == Kind.WINDOW_UPDATE and size == 4:
-            self._on_window(number, read_u32(data, at)[0] & frames.MAX_WINDOW)
+            self._table.on_window(number, read_u32(data, at)[0] & frames.MAX_WINDOW)
         elif kind in (Kind.HEADERS, _CONTINUATION):
             self._on_header_frame(kind, flags, number, data[at:end])
         else:
@@ -268,42 +263,39 @@ class Connection:
         whether the frame was taken.
         """
         stream = self._streams.get(number)
-        if stream is None or stream.state is not State.OPEN or stream.declared is not None:
+        if stream is None or stream.peer_ended or stream.declared is not None or stream.assembly is not None:
             return False
-        size = end - at
-        if stream.assembly is not None:
-            return False
+        size, table = end - at, self._table
         if flags & _END_STREAM:
             if size:
                 return False
-            self._table.peer_ended(stream)
+            table.peer_ended(stream)
             return True
-        windows = self._windows
-        if size > stream.window or size > windows.window or stream.end is not None:
+        if size > stream.window or size > table.our_window or stream.end is not None:
             return False
         if stream.reply is not None:
             messages = stream.reply(data, at, end)
-            if messages is not None and self._table.send_whole(stream, messages):
-                windows.window -= size
+            if messages is not None and table.send_whole(stream, messages):
+                table.our_window -= size
                 stream.window -= size
-                windows.taken_in(stream, size)
+                table.taken_in(stream, size)
                 return True
         if size < PREFIX_BYTES or size > self._limits.max_message_bytes:
             return False
         if read_prefix(data, at) != (0, size - PREFIX_BYTES):
             return False
-        windows.window -= size
+        table.our_window -= size
         stream.window -= size
         stream.reply = None
-        self._table.events.append(Message(number, data[at + PREFIX_BYTES : end]))
-        windows.taken_in(stream, size)
+        table.events.append(Message(number, data[at + PREFIX_BYTES : end]))
+        table.taken_in(stream, size)
         return True
 
     def _on_header_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == Kind.HEADERS and flags & _FORM == Flag.END_HEADERS:
             self._on_headers(number, payload, ends=flags & _END_STREAM != 0)
             return
-        self._faults.too_many("header_flood")
+        self._table.too_many("header_flood")
         parts = self._header_parts
         block = parts.take(kind, flags, number, payload, now=self._table.now)
         self._only = _CONTINUATION if block is None else _ANY
@@ -319,7 +311,7 @@ class Connection:
             else:
                 self._on_trailers(number, block, ends=ends)
         except MalformedRequestError:
-            self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
+            self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
     def _open(self, number: int, block: bytes, *, ends: bool) -> None:
         before, self._table.last_id = self._table.last_id, number
@@ -328,14 +320,14 @@ class Connection:
             raise MalformedRequestError
         if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
             self._table.last_id = before if self._control.left_for_good else number
-            self._faults.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
+            self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self._streams[number] = Stream(number, window=self._limits.stream_window_bytes)
         stream.declared = request.declared_bytes
         if ends:
-            stream.state = State.ANSWERING
+            stream.peer_ended = True
         if request.refuse_status:
-            self._faults.refuse(stream, request.refuse_status)
+            self._table.refuse(stream, request.refuse_status)
             return
         self._table.events.append(Opened(number, request))
         if ends:
@@ -344,41 +336,27 @@ class Connection:
     def _paid(self, block: bytes) -> bytes:
         """Count the bytes of a block that has to be decoded, as steps and as a flood."""
         self._table.steps -= len(block) >> 8
-        self._faults.too_many("header_flood", tokens=1 + (len(block) >> 8))
+        self._table.too_many("header_flood", tokens=1 + (len(block) >> 8))
         return block
 
     def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
         stream = self._streams.get(number)
-        if stream is None or stream.state is State.ANSWERING:
-            self._faults.unexpected(number, Kind.HEADERS)
+        if stream is None or stream.peer_ended:
+            self._table.unexpected(number, Kind.HEADERS)
             self._headers.skip(self._paid(block))
             return
         self._headers.trailers(self._paid(block))
         if not ends:
-            self._faults.reset(stream, Code.PROTOCOL_ERROR, "second_headers")
+            self._table.stream_error(number, Code.PROTOCOL_ERROR, "second_headers")
         elif stream.declared:
-            self._faults.reset(stream, Code.PROTOCOL_ERROR, "content_length")
+            self._table.stream_error(number, Code.PROTOCOL_ERROR, "content_length")
         else:
             self._data_parts.peer_ended(stream)
-
-    def _on_window(self, number: int, more: int) -> None:
-        if not number:
-            self._table.widen_connection(more)
-            return
-        stream = self._streams.get(number)
-        if stream is None:
-            self._faults.unexpected(number, Kind.WINDOW_UPDATE)
-        elif not more:
-            self._faults.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
-        elif stream.peer_credit + self._table.initial_window + more > frames.MAX_WINDOW:
-            self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
-        else:
-            self._table.widen(stream, more)
 
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection."""
         self.over, self.closing = reason, True
         self._data, self._at, self.pending = b"", 0, False
-        self._faults.fail(code, reason)
+        self._table.fail(code, reason)
         if reason != "closed":
             self._table.events.append(Fault(reason))

@@ -1,21 +1,26 @@
-"""The open streams of one connection: the record of a stream, flow control in both directions, and how a
-stream ends. Pure; called by `connection` for each frame of a call.
+"""The open streams of one connection: the record of a stream, flow control in both directions, how a stream
+ends, and the faults of the peer. Pure; called by `connection` for each frame of a call.
 
-A stream that has left the table counts as CLOSED. The server opens no streams.
+A stream is open until the table forgets it. The server opens no streams.
+
+Some frames cost us little, but cost the peer even less (PING, SETTINGS, an empty DATA). Each such frame takes
+a token from the bucket of its kind. Tokens come back with time. A peer that empties a bucket is disconnected
+with ENHANCE_YOUR_CALM. The buckets are far larger than what Envoy, grpcio or a busy client needs.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import OrderedDict
 from itertools import takewhile
 from typing import Final
 
 from epp.transport.http2 import frames
 from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, pack_head
-from epp.transport.http2.grpc_messages import (
+from epp.transport.http2.headers import GRPC_RESPONSE, refusal, trailers
+from epp.transport.http2.messages import (
     Assembly,
     Event,
+    Fault,
     Gone,
     HalfClosed,
     HeldBytes,
@@ -23,27 +28,24 @@ from epp.transport.http2.grpc_messages import (
     Reply,
     pack_prefix,
 )
-from epp.transport.http2.headers import GRPC_RESPONSE, trailers
 
 _LATELY: Final = 1_000
 _SHRINK_TABLE: Final = b"\x20"
 """HPACK: sets our dynamic table to size 0. In front of our first block this is valid for any size that the
 peer allows."""
-
-
-class State(enum.Enum):
-    OPEN = enum.auto()
-    ANSWERING = enum.auto()
-    """Half-closed (remote): the peer has sent everything, and we still send."""
-    ANSWERED = enum.auto()
-    """Half-closed (local): we have sent everything, and the peer has not."""
-    CLOSED = enum.auto()
-
-    __hash__ = object.__hash__
-
-
-_AFTER_OUR_END: Final = {State.OPEN: State.ANSWERED, State.ANSWERING: State.CLOSED}
-_AFTER_PEERS_END: Final = {State.OPEN: State.ANSWERING, State.ANSWERED: State.CLOSED}
+_RATES: Final = {
+    "rapid_reset": (10_000.0, 10_000.0),
+    "ping_flood": (2_000.0, 500.0),
+    "settings_flood": (50.0, 5.0),
+    "empty_frame_flood": (2_000.0, 200.0),
+    "unneeded_frame_flood": (2_000.0, 200.0),
+    "stream_error_flood": (1_000.0, 100.0),
+    "header_flood": (20_000.0, 5_000.0),
+}
+"""The tokens of each bucket at first and at most, and those that come back in a second. `rapid_reset`:
+clients that all leave at once may cause so many, and one core serves fewer. `header_flood`: blocks to decode
+and parts of blocks take one each, and one for 256 bytes.
+"""
 
 
 class Stream:
@@ -51,18 +53,19 @@ class Stream:
 
     __slots__ = (
         "answered", "assembly", "backlog", "credit", "declared", "end", "lingers_until", "number",
-        "owed", "peer_credit", "reply", "stalled_since", "state", "window",
+        "open", "peer_credit", "peer_ended", "reply", "stalled_since", "window",
     )  # fmt: skip
 
     def __init__(self, number: int, *, window: int) -> None:
         self.number = number
-        self.state = State.OPEN
+        self.open = True
+        """Whether the table has the stream."""
+        self.peer_ended = False
+        """Whether the peer has sent everything (half-closed, remote)."""
         self.window = window
         """How many more bytes the peer may send."""
         self.credit = 0
         """Consumed bytes that the next WINDOW_UPDATE will report to the peer."""
-        self.owed = 0
-        """Bytes consumed while too much of our answer waited. They become credit when the answer is sent."""
         self.peer_credit = 0
         """How many more bytes we may send, besides the peer's initial window. The peer may change this window
         for all streams at once."""
@@ -90,83 +93,30 @@ class Stream:
             self.assembly = None
 
 
-class Windows:
-    """Our own windows: how much the peer may send.
-
-    A window opens again as its bytes are consumed, in steps of half a window. While too much of a stream's
-    answer waits for the peer's window, the bytes that the peer sends on that stream do not open ours. So a
-    peer can make us hold no more than a window of its answer.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self.out: list[bytes] = []
-        """The frames to be written, in the order of the wire."""
-        self._backlog_bytes = limits.backlog_bytes
-        self._stream_step = limits.stream_window_bytes // 2
-        self._step = limits.connection_window_bytes // 2
-        self._most_unsent = limits.all_backlogs_bytes
-        self.unsent = 0
-        """Bytes of all answers that wait for the peer's windows."""
-        self.window = limits.connection_window_bytes
-        """How many more bytes the peer may send on the connection."""
-        self._credit = 0
-
-    def take(self, size: int) -> None:
-        """Count so many received bytes. Raises FrameError if the windows do not allow them."""
-        self.window -= size
-        if self.window < 0:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
-
-    def taken_in(self, stream: Stream | None, size: int) -> None:
-        """Open the window by so many bytes, which have been consumed."""
-        if stream is not None:
-            if stream.backlog is not None and len(stream.backlog) > self._backlog_bytes:
-                stream.owed += size
-                return
-            stream.credit += size
-            if stream.credit >= self._stream_step and stream.state is not State.ANSWERING:
-                self.out.append(frames.window_update(stream.number, stream.credit))
-                stream.window += stream.credit
-                stream.credit = 0
-        self._credit += size
-        self._open()
-
-    def settle(self, stream: Stream, *, gone: bool) -> None:
-        """Open the windows by the bytes that were held back, if the answers have been sent far enough or the
-        stream is over.
-        """
-        if stream.owed and (gone or len(stream.backlog or b"") <= self._backlog_bytes):
-            owed, stream.owed = stream.owed, 0
-            self.taken_in(None if gone else stream, owed)
-        self._open()
-
-    def _open(self) -> None:
-        if self._credit >= self._step and self.unsent <= self._most_unsent:
-            self.out.append(frames.window_update(0, self._credit))
-            self.window += self._credit
-            self._credit = 0
-
-
 class StreamTable:
     """The table of open streams, and what is sent to the peer: frames in the order of the wire, as far as the
     peer's windows and frame size allow.
 
-    An answer that does not fit its windows waits on its stream, in order, and delays no other stream. A
-    stream leaves the table only in `forget`, which releases everything that the stream held.
+    An answer that does not fit its windows waits on its stream, in order, and delays no other stream. Our own
+    windows open again as received bytes are consumed, in steps of half a window. While too much of a stream's
+    answer waits, the window of this stream stays closed. While too much waits on all streams, the window of
+    the connection does, too. So a peer can make us hold no more than a window of its answers.
+
+    A stream leaves the table only in `forget`, which releases everything that the stream held. A method that
+    handles a fault may raise FrameError, which ends the connection.
     """
 
     def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
-        self._limits = limits
-        self._held = held
-        self.windows = Windows(limits)
+        self.limits = limits
+        self.held = held
         self.now = now
         self.steps = 0
         """How many more steps may be taken before the owner looks at the clock. Frames, messages and answers
         that are sent on count as steps, and parts of dear frames do, too."""
         self.events: list[Event] = []
         """Events that wait for the connection's owner."""
-        self.out = self.windows.out
-        """The frames to be written, those of `windows` among them."""
+        self.out: list[bytes] = []
+        """The frames to be written, in the order of the wire."""
         self.by_number: dict[int, Stream] = {}
         self.lingering: dict[int, Stream] = {}
         """Refused streams whose peers have not ended them yet."""
@@ -176,16 +126,62 @@ class StreamTable:
         ignored."""
         self.last_id = 0
         """The highest stream number that the peer has used."""
+        self.unsent = 0
+        """Bytes of all answers that wait for the peer's windows."""
+        self.our_window = limits.connection_window_bytes
+        """How many more bytes the peer may send on the connection."""
         self.window = frames.DEFAULT_WINDOW
         """How many more bytes we may send on the connection."""
         self.initial_window = frames.DEFAULT_WINDOW
         """The peer's window of each new stream."""
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self._credit = 0
+        self._step = limits.connection_window_bytes // 2
+        self._stream_step = limits.stream_window_bytes // 2
         self._shrunk = False
         self._waiting: OrderedDict[int, Stream] = OrderedDict()
         """Streams that wait for the window of the connection, or for their turn to send."""
         self._stalled: dict[int, Stream] = {}
         """Streams that wait for either window."""
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """The tokens of a bucket, and when they were counted."""
+
+    # -- our windows -----------------------------------------------------------------------------------------
+
+    def count(self, size: int) -> None:
+        """Count so many received bytes. Raises FrameError if the window does not allow them."""
+        self.our_window -= size
+        if self.our_window < 0:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
+
+    def taken_in(self, stream: Stream | None, size: int) -> None:
+        """Open the windows by so many bytes, which have been consumed. None: they belong to no stream."""
+        if stream is not None:
+            stream.credit += size
+            if stream.credit >= self._stream_step:
+                self._open_stream(stream)
+        self._credit += size
+        if self._credit >= self._step:
+            self._open()
+
+    def _open_stream(self, stream: Stream) -> None:
+        waits = len(stream.backlog) if stream.backlog is not None else 0
+        if (
+            stream.credit >= self._stream_step
+            and not stream.peer_ended
+            and waits <= self.limits.backlog_bytes
+        ):
+            self.out.append(frames.window_update(stream.number, stream.credit))
+            stream.window += stream.credit
+            stream.credit = 0
+
+    def _open(self) -> None:
+        if self._credit >= self._step and self.unsent <= self.limits.all_backlogs_bytes:
+            self.out.append(frames.window_update(0, self._credit))
+            self.our_window += self._credit
+            self._credit = 0
+
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def take(self) -> bytes:
         """Return the bytes to write now. Each byte is returned once."""
@@ -230,8 +226,9 @@ class StreamTable:
 
     def _wait(self, more: int) -> None:
         """Count bytes that begin or cease to wait for the peer's windows."""
-        self.windows.unsent += more
-        self._held.unsent += more
+        self.unsent += more
+        self.held.unsent += more
+        self._open()
 
     def end(self, stream: Stream, status: int, details: str) -> None:
         """End the answer with trailers, after all waiting data."""
@@ -241,10 +238,10 @@ class StreamTable:
 
     def pump(self, stream: Stream) -> None:
         """Send as much of the waiting data as the windows allow."""
-        finished = self._send_waiting(stream)
-        self.windows.settle(stream, gone=False)
-        if finished:
-            self.we_ended(stream)
+        if self._send_waiting(stream):
+            self._we_ended(stream)
+        else:
+            self._open_stream(stream)
 
     def _send_waiting(self, stream: Stream) -> bool:
         """Send the waiting bytes of a stream. Returns whether the answer is sent completely."""
@@ -281,29 +278,36 @@ class StreamTable:
         size = len(block)
         self.out.append(pack_head(size >> 8, size & 0xFF, Kind.HEADERS, flags, number) + block)
 
-    def widen(self, stream: Stream, more: int) -> None:
-        """Called when the peer opens its window of a stream."""
-        stream.peer_credit += more
-        if stream.backlog is not None:
-            self.pump(stream)
+    # -- the peer's windows ----------------------------------------------------------------------------------
+
+    def on_window(self, number: int, more: int) -> None:
+        """Called when the peer opens its window of a stream, or that of the connection, which has number 0.
+        `send_some` sends what may be sent on the connection now.
+        """
+        stream = self.by_number.get(number)
+        if not number:
+            self.window += more
+            if not more or self.window > frames.MAX_WINDOW:
+                code = Code.FLOW_CONTROL_ERROR if more else Code.PROTOCOL_ERROR
+                raise FrameError(code, "window_overflow")
+        elif stream is None:
+            self.unexpected(number, Kind.WINDOW_UPDATE)
+        elif not more:
+            self.stream_error(number, Code.PROTOCOL_ERROR, "window_overflow")
+        elif stream.peer_credit + self.initial_window + more > frames.MAX_WINDOW:
+            self.stream_error(number, Code.FLOW_CONTROL_ERROR, "window_overflow")
+        else:
+            stream.peer_credit += more
+            if stream.backlog is not None:
+                self.pump(stream)
 
     def widen_all(self, initial_window: int) -> None:
-        """Called when the peer changes its initial window. `send_some` sends what may be sent now. Raises
-        FrameError.
-        """
+        """Called when the peer changes its initial window. `send_some` sends what may be sent now."""
         widest = max((stream.peer_credit for stream in self.by_number.values()), default=0)
         if widest + initial_window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
         self.initial_window = initial_window
         self._waiting.update(self._stalled)
-
-    def widen_connection(self, more: int) -> None:
-        """Called when the peer opens the window of the connection. Raises FrameError."""
-        if not more:
-            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
-        self.window += more
-        if self.window > frames.MAX_WINDOW:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
 
     def send_some(self, most: int) -> bool:
         """Send the answers of at most so many streams that waited for their turn, those first that have
@@ -318,18 +322,19 @@ class StreamTable:
         """Return the streams whose answers have waited for a window since that time or longer."""
         return list(takewhile(lambda s: (s.stalled_since or 0.0) <= since, self._stalled.values()))
 
+    # -- ends ------------------------------------------------------------------------------------------------
+
     def peer_ended(self, stream: Stream) -> None:
         """Called when the peer has sent END_STREAM, and before it only whole messages."""
-        stream.state = _AFTER_PEERS_END[stream.state]
-        if stream.state is State.CLOSED:
-            self.forget(stream)
+        stream.peer_ended = True
+        if stream.end is not None and stream.backlog is None:
+            self.forget(stream)  # a refused call, whose answer was sent before
         else:
             self.events.append(HalfClosed(stream.number))
 
-    def we_ended(self, stream: Stream) -> None:
+    def _we_ended(self, stream: Stream) -> None:
         """Ask a peer that still sends to stop, since our answer is sent, unless its call was refused."""
-        stream.state = _AFTER_OUR_END[stream.state]
-        if stream.state is State.ANSWERED:
+        if not stream.peer_ended:
             if stream.lingers_until is not None:
                 return
             self.send_reset(stream.number, Code.NO_ERROR)
@@ -350,7 +355,7 @@ class StreamTable:
             self.events.append(Gone(stream.number))
 
     def forget(self, stream: Stream) -> None:
-        stream.state = State.CLOSED
+        stream.open = False
         self.by_number.pop(stream.number, None)
         if stream.lingers_until is not None:
             self.lingering.pop(stream.number, None)
@@ -360,15 +365,73 @@ class StreamTable:
             self._wait(-len(stream.backlog))
             stream.backlog = None
         stream.drop_assembly()
-        self.windows.settle(stream, gone=True)
+
+    # -- the faults of the peer ------------------------------------------------------------------------------
+
+    def too_many(self, what: str, *, tokens: float = 1.0) -> None:
+        """Take tokens from the bucket `what`."""
+        now, (most, per_s) = self.now, _RATES[what]
+        held, counted_at = self._buckets.get(what, (most, now))
+        left = min(most, held + (now - counted_at) * per_s) - tokens
+        self._buckets[what] = left, now
+        if left < 0.0:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
+
+    def unexpected(self, number: int, kind: int) -> None:
+        """Handle a frame on a stream that is not open for it (RFC 9113, section 5.1). Late frames that change
+        nothing are ignored.
+        """
+        stream = self.by_number.get(number)
+        # Streams with even numbers are ours to open, and we open none.
+        opened = stream is not None or (number % 2 and number <= self.last_id)
+        if number in self.lately or (opened and kind not in (Kind.HEADERS, Kind.DATA)):
+            return
+        if not opened:
+            raise FrameError(Code.PROTOCOL_ERROR, "frame_on_idle_stream")
+        if stream is None and kind == Kind.HEADERS:
+            raise FrameError(Code.STREAM_CLOSED, "frame_on_closed_stream")
+        self.stream_error(number, Code.STREAM_CLOSED, "frame_on_closed_stream")
+
+    def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
+        """End a call for a reason that its service does not know."""
+        self.too_many("stream_error_flood")
+        self.events.append(Fault(reason))
+        self.events.append(Gone(stream.number))
+        stream.drop_assembly()
+        self.end(stream, status, details)
+
+    def stream_error(self, number: int, code: Code, reason: str) -> None:
+        stream = self.by_number.get(number)
+        if stream is not None:
+            self.cut(stream)
+        self.too_many("stream_error_flood")
+        self.events.append(Fault(reason))
+        self.send_reset(number, code)
+
+    def refuse(self, stream: Stream, http_status: int) -> None:
+        """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
+        self.events.append(Fault("no_grpc_call"))
+        stream.lingers_until = self.now + self.limits.linger_s
+        self.lingering[stream.number] = stream
+        block, body = refusal(http_status)
+        stream.answered = True
+        self.send_headers(stream.number, block, flags=Flag.END_HEADERS)
+        stream.end = b""
+        self.queue(stream, body)
+
+    def fail(self, code: Code, reason: str) -> None:
+        """Send GOAWAY and drop every open stream."""
+        self.out.append(frames.goaway(self.last_id, code, reason))
+        for stream in list(self.by_number.values()):
+            self.cut(stream)
 
     def check_integrity(self) -> None:
+        assert self.our_window <= self.limits.connection_window_bytes
         for number, stream in self.by_number.items():
             assert number == stream.number <= self.last_id
-            assert stream.state is not State.CLOSED
-            assert 0 <= stream.window <= self._limits.stream_window_bytes
+            assert stream.open
+            assert 0 <= stream.window <= self.limits.stream_window_bytes
             assert stream.end is None or stream.backlog or stream.lingers_until is not None
-            assert not stream.owed or stream.backlog
         assert self.lingering.keys() <= self.by_number.keys()
-        assert self.windows.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
+        assert self.unsent == sum(len(stream.backlog or b"") for stream in self.by_number.values())
         assert len(self.lately) <= _LATELY

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from epp.transport.http2.frames import DEFAULT_WINDOW, Kind, Limits, Setting
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.grpc_messages import Event, Gone, HalfClosed, HeldBytes, Message, Opened
+from epp.transport.http2.messages import Event, Gone, HalfClosed, HeldBytes, Message, Opened
 from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
 
 LIMITS = Limits(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from epp.transport.http2.frames import Limits, Setting, frame
 from epp.transport.http2.frames import settings as settings_frame
-from epp.transport.http2.grpc_messages import Event, Message
+from epp.transport.http2.messages import Event, Message
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,

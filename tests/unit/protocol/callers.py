@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.transport.http2.grpc_messages import OK, Reply
+from epp.transport.http2.messages import OK, Reply
 
 
 class NotingCaller:

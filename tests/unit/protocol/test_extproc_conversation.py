@@ -7,7 +7,7 @@ import dataclasses
 from msgspec.structs import replace
 
 from epp.config.flow import Flow
-from epp.transport.http2.grpc_messages import OK
+from epp.transport.http2.messages import OK
 from tests.unit.protocol.calls_bench import Calls, answer, body, head
 
 

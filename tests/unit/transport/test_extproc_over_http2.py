@@ -19,7 +19,7 @@ from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import LiveStreams
 from epp.protocol.health import NOT_SERVING, SERVING, Health
 from epp.transport.http2.frames import Kind
-from epp.transport.http2.grpc_messages import INTERNAL, OK, RESOURCE_EXHAUSTED
+from epp.transport.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.peer import Peer
 from epp.transport.server import Http2Transport
 from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split

@@ -14,7 +14,7 @@ import pytest
 from epp.protocol.calls import Handler
 from epp.transport import peer as peer_module
 from epp.transport.http2.frames import PREFACE, Limits
-from epp.transport.http2.grpc_messages import HeldBytes
+from epp.transport.http2.messages import HeldBytes
 from epp.transport.http2_server import Http2Server
 from epp.transport.peer import Call, Peer, Service
 from epp.transport.turns import AddressTurns, Turns
@@ -262,7 +262,7 @@ async def test_the_end_of_a_begun_call_comes_after_its_messages() -> None:
     peer.data_received(data(1, grpc(b"a")) + data(1, grpc(b"b")) + reset(1))
     await turns(peer, server)
     assert server.handled == [(1, b"first"), (1, b"a"), (1, b"b")]
-    assert not peer.inbox
+    assert not peer.waiting_bytes
 
 
 async def test_too_many_unread_answers_are_reported_after_the_turn() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.transport.http2.frames import Code, Kind, Limits, frame
-from epp.transport.http2.grpc_messages import Fault, Gone, HalfClosed, Message, Opened
+from epp.transport.http2.messages import Fault, Gone, HalfClosed, Message, Opened
 from tests.harness.http2_frames import (
     PATH,
     CallerSide,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Setting
-from epp.transport.http2.grpc_messages import Fault, Gone, Opened
+from epp.transport.http2.messages import Fault, Gone, Opened
 from tests.harness.http2_frames import (
     CallerSide,
     block,

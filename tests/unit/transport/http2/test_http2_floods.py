@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from epp.transport.http2.frames import PREFACE, Code, Flag, Kind, Limits, Setting, frame, settings
-from epp.transport.http2.grpc_messages import Fault, Gone
+from epp.transport.http2.messages import Fault, Gone
 from tests.harness.http2_frames import (
     NO_TABLE,
     CallerSide,

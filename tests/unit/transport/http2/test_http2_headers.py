@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.grpc_messages import Fault
 from epp.transport.http2.headers import HeaderReader
+from epp.transport.http2.messages import Fault
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, continuation, data, headers
 
 

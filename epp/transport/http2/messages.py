@@ -1,5 +1,5 @@
 """gRPC messages in DATA frames (a head of five bytes, then the message), and the events that a connection
-gives to its owner, with the inbox where they wait for the handlers of their calls. Pure.
+gives to its owner. Pure.
 
 Borders of frames and of messages are independent. Each message that a frame leaves unfinished has an
 `Assembly`. An opened call ends exactly once: by `Gone`, or by the owner's own `end`.
@@ -8,7 +8,7 @@ Borders of frames and of messages are independent. Each message that a frame lea
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,10 +22,6 @@ read_prefix: Final = struct.Struct(">BL").unpack_from
 """Returns whether the message is compressed, and its length."""
 pack_prefix: Final = struct.Struct(">BL").pack
 """Takes the same."""
-
-_FEW: Final = 64
-_PART_BYTES: Final = 1024
-"""If parts are smaller than this on average, they are joined now and then."""
 
 Reply = Callable[[bytes, int, int], bytes | None]
 """The answer to the messages in `data[at:end]`, both with gRPC's heads. None: the owner must see them."""
@@ -91,7 +87,7 @@ class HeldBytes:
 class Assembly:
     """One message that comes in several parts. Its bytes count in `held` while they are kept."""
 
-    __slots__ = ("_have", "_held", "_holder", "_number", "_parts", "_prefix", "_size", "began", "lost")
+    __slots__ = ("_bytes", "_held", "_holder", "_number", "_prefix", "_size", "began", "lost")
 
     def __init__(self, held: HeldBytes, number: int, *, holder: Holder, now: float) -> None:
         """Begin a message of stream `number`. If its bytes are thrown away, the holder notes the number."""
@@ -105,14 +101,14 @@ class Assembly:
         self._prefix = b""
         self._size = -1
         """Length of the message. -1: its prefix is not complete yet."""
-        self._parts: list[bytes] = []
-        self._have = 0
+        self._bytes = bytearray()
 
     def take(self, data: bytes, at: int, end: int, *, max_bytes: int) -> int:
         """Add the bytes of `data[at:end]` that belong to this message. Returns where the rest begins. Raises
         BadMessageError.
         """
-        self.require_whole()
+        if self.lost:
+            raise self.torn()
         if self._size < 0:
             stop = min(end, at + PREFIX_BYTES - len(self._prefix))
             self._prefix += data[at:stop]
@@ -120,24 +116,32 @@ class Assembly:
             if len(self._prefix) < PREFIX_BYTES:
                 return at
             self._size = message_bytes(self._prefix, 0, max_bytes=max_bytes)
-        stop = min(end, at + self._size - self._have)
+        stop = min(end, at + self._size - len(self._bytes))
         if at < stop:
-            self._add(data[at:stop])
+            self._bytes += memoryview(data)[at:stop]
+            self._count(stop - at)
+            self._held.make_room(self._holder)
+            if self.lost:
+                raise self.torn()
         return stop
 
     def whole(self) -> bytes | None:
-        """Return the message, if it is complete. The assembly then keeps nothing of the message."""
-        if self._have != self._size:
+        """Return the message if it is complete. The assembly then keeps nothing of the message."""
+        if len(self._bytes) != self._size:
             return None
-        message = b"".join(self._parts)
+        message = bytes(self._bytes)
         self.drop()
         return message
 
     def drop(self) -> None:
         for owner in (self._held, self._holder):
             owner.messages.pop(self, None)
-            owner.now -= self._have
-        self._parts, self._have = [], 0
+        self._count(-len(self._bytes))
+        self._bytes = bytearray()
+
+    def _count(self, more: int) -> None:
+        self._held.now += more
+        self._holder.now += more
 
     def lose(self, reason: str) -> None:
         """Throw away the bytes. The call ends with the next look at it."""
@@ -145,22 +149,11 @@ class Assembly:
         self.lost = reason
         self._holder.torn.append(self._number)
 
-    def require_whole(self) -> None:
-        """Raise BadMessageError if bytes were thrown away."""
-        if self.lost:
-            raise BadMessageError(
-                RESOURCE_EXHAUSTED, "the message stayed unfinished for too long", reason=self.lost
-            )
-
-    def _add(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._have += len(part)
-        self._held.now += len(part)
-        self._holder.now += len(part)
-        self._held.make_room(self._holder)
-        self.require_whole()
-        if len(self._parts) > _FEW + self._have // _PART_BYTES:
-            self._parts = [b"".join(self._parts)]  # Each tiny part would take many times its size in memory.
+    def torn(self) -> BadMessageError:
+        """Return the error of a message whose bytes were thrown away."""
+        return BadMessageError(
+            RESOURCE_EXHAUSTED, "the message stayed unfinished for too long", reason=self.lost
+        )
 
 
 def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
@@ -216,67 +209,3 @@ class Fault(Struct, frozen=True, gc=False):
 
 
 Event = Opened | Message | HalfClosed | Gone | Fault
-Waiting = Message | HalfClosed | Gone
-
-_EVENT_BYTES: Final = 200
-"""Memory that a waiting event takes besides its message."""
-
-
-class Inbox:
-    """The events that wait: those of calls that have begun, and those of new calls, each in the order
-    in which they came.
-
-    A begun call has already waited once. If its later messages waited among new calls, it would wait again
-    for each message. Here a call waits only before it begins. The owner checks `held_bytes` and stops reading
-    if necessary.
-    """
-
-    def __init__(self) -> None:
-        self.new: set[int] = set()
-        """Calls none of whose messages has been handled. The owner adds each opened call."""
-        self.waiting: dict[int, int] = {}
-        """How many events of each call wait."""
-        self.held_bytes = 0
-        self._of_begun: deque[tuple[float, Waiting]] = deque()
-        self._of_new: deque[tuple[float, Waiting]] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self.waiting)
-
-    @property
-    def of_begun(self) -> bool:
-        """Whether events of begun calls wait."""
-        return bool(self._of_begun)
-
-    def add(self, event: Waiting, *, came_after: float) -> None:
-        number = event.stream_id
-        self.waiting[number] = self.waiting.get(number, 0) + 1
-        self.held_bytes += _bytes(event)
-        (self._of_new if number in self.new else self._of_begun).append((came_after, event))
-
-    def take(self, *, new: bool) -> tuple[float, Waiting] | None:
-        """Return the next event of the begun calls, or of the new ones, with the moment after which it came.
-        A new call has begun when none of its events waits any more. None: no event waits.
-        """
-        line = self._of_new if new else self._of_begun
-        if not line:
-            return None
-        came_after, event = line.popleft()
-        number = event.stream_id
-        self.held_bytes -= _bytes(event)
-        left = self.waiting.pop(number) - 1
-        if left:
-            self.waiting[number] = left
-        else:
-            self.new.discard(number)
-        return came_after, event
-
-    def check_integrity(self) -> None:
-        events = [event for _, event in (*self._of_begun, *self._of_new)]
-        assert self.held_bytes == sum(map(_bytes, events))
-        assert len(events) == sum(self.waiting.values())
-        assert all(event.stream_id in self.new for _, event in self._of_new)
-
-
-def _bytes(event: Waiting) -> int:
-    return _EVENT_BYTES + (len(event.data) if type(event) is Message else 0)
