@@ -5,8 +5,7 @@ began with 2xx and that its server broke off (`serve/envoy/bootstrap.yaml` has t
 sends no entry for any other request. Other gateways may send all their entries, so entries that show no cut
 are skipped.
 
-The number of open calls, the size of a message and the number of its entries are bounded. Both transports
-call this module.
+The number of open calls, the size of a message and the number of its entries are bounded.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from google.protobuf.message import DecodeError
 
 from epp.base.types import Address
 from epp.picker.picker import Picker
+from epp.protocol.calls import Caller, Handler
+from epp.transport.http2.messages import RESOURCE_EXHAUSTED
 
-SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
-METHOD: Final = "StreamAccessLogs"
+METHOD: Final = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 MOST_MESSAGE_BYTES: Final = 128 * 1024
 """The most bytes of one message. The first message of a call names all of Envoy's extensions, in some 61 KB.
 Later messages hold 16 KiB and one entry, which may have 60 KiB of header fields. The worst message of this
@@ -44,19 +44,19 @@ class AccessLog:
     def __init__(self, picker: Picker, on_fault: Callable[[str], None]) -> None:
         self._picker = picker
         self._on_fault = on_fault
-        self._calls = 0
+        self._calls: set[AccessLogCall] = set()
 
-    def open(self) -> bool:
+    def open(self, call: AccessLogCall) -> bool:
         """Count a call that begins. Return False if too many calls are open."""
-        if self._calls >= MOST_CALLS:
+        if len(self._calls) >= MOST_CALLS:
             self._on_fault("too_many_access_logs")
             return False
-        self._calls += 1
+        self._calls.add(call)
         return True
 
-    def close(self) -> None:
-        """Count the end of a call that was opened."""
-        self._calls -= 1
+    def close(self, call: AccessLogCall) -> None:
+        """Count the end of a call. Idempotent."""
+        self._calls.discard(call)
 
     def receive(self, data: bytes, *, now: float) -> None:
         """Read one message. This never fails: entries that cannot be used are counted."""
@@ -86,3 +86,29 @@ def _is_cut(entry: HTTPAccessLogEntry) -> bool:
         flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error
     )
     return bool(cut) and 200 <= entry.response.response_code.value < 300
+
+
+class AccessLogCall(Handler):
+    """Takes in messages. The only answer follows the caller's last message."""
+
+    def __init__(self, log: AccessLog, call: Caller) -> None:
+        self._call = call
+        self._log = log
+        self._open = log.open(self)
+
+    def message(self, data: bytes, *, now: float) -> None:
+        if self._open:
+            self._log.receive(data, now=now)
+        else:
+            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
+
+    def half_closed(self, *, now: float) -> None:
+        if self._open:
+            self._call.send(b"")
+            self._call.end()
+            self._log.close(self)
+        else:
+            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        self._log.close(self)

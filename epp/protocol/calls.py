@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from epp.transport.http2.messages import OK, Reply
@@ -53,3 +54,7 @@ class Caller(Protocol):
         """Say that the current message leaves work, to be done once its answers are written."""
 
     def end(self, status: int = OK, details: str = "") -> None: ...
+
+
+Service = Callable[[Caller], Handler]
+"""Makes the handler of each call of a method."""

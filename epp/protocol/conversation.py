@@ -23,7 +23,6 @@ from epp.picker.events import ProtocolFault
 from epp.picker.gate import Gate
 from epp.picker.phases import Phase
 from epp.picker.picker import Picker
-from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import StreamContext, StreamSettings, bounded_trace, request_names
 from epp.protocol.calls import Caller, Handler
 from epp.protocol.codec import decode, echoes_in, encode
@@ -134,7 +133,6 @@ class LiveStreams:
         self.last_began = -math.inf
         """When the newest stream began."""
         self.overload = Overload()
-        self.access_log = AccessLog(picker, self.fault)
         self.policy: Policy | None = None
         self.flow_read: Flow | None = None
         self.names: frozenset[str] = frozenset()

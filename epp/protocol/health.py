@@ -8,13 +8,21 @@ own convention for Check would be an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from epp.protocol.calls import Caller, Handler, Service
 from epp.protocol.conversation import SERVICE
+from epp.transport.http2.messages import INTERNAL
 
 NAME: Final = "grpc.health.v1.Health"
 """The gRPC service that answers."""
+MOST_QUESTION_BYTES: Final = 1024
+"""The most bytes of a question. It names a service."""
 LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"
 INFERENCE_EXTENSION: Final = "inference-extension"
@@ -51,3 +59,57 @@ class Health:
         """Call `on_change` after each change, until the returned function is called."""
         self._listeners.add(on_change)
         return lambda: self._listeners.discard(on_change)
+
+    def services(self) -> Mapping[str, Service]:
+        return {
+            f"/{NAME}/{method}": partial(_HealthCall, self, watch=method == "Watch")
+            for method in ("Check", "Watch")
+        }
+
+
+class _HealthCall(Handler):
+    """Answers one question. With `watch` it answers again after each change, until the caller leaves."""
+
+    def __init__(self, health: Health, call: Caller, *, watch: bool) -> None:
+        self._call = call
+        self._health = health
+        self._watch = watch
+        self._service: str | None = None
+        self._status = 0
+        self._stop_following: Callable[[], None] = lambda: None
+
+    def message(self, data: bytes, *, now: float) -> None:
+        service = _asked(data)
+        if service is None or self._service is not None:
+            self._stop_following()
+            self._call.end(INTERNAL, "one message that can be read must come")
+            return
+        self._service = service
+        if self._watch:
+            self._stop_following = self._health.follow(self._send_status)
+        self._send_status()
+        if not self._watch:
+            self._call.end()
+
+    def half_closed(self, *, now: float) -> None:
+        if self._service is None:
+            self._call.end(INTERNAL, "no message came")
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        self._stop_following()
+
+    def _send_status(self) -> None:
+        assert self._service is not None
+        status = self._health.status(self._service)
+        if status != self._status:
+            self._status = status
+            self._call.send(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+
+
+def _asked(data: bytes) -> str | None:
+    if len(data) > MOST_QUESTION_BYTES:
+        return None
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(data).service)
+    except DecodeError:
+        return None

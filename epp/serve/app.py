@@ -305,7 +305,7 @@ class App:
         """Report the picker as ready once nothing is missing."""
         while self._not_ready():  # noqa: ASYNC110 - several parts decide, and none tells when
             await asyncio.sleep(_READY_LOOK_S)
-        await self._server.set_ready(ready=True)
+        self._server.health.set_ready(ready=True)
         await asyncio.get_running_loop().create_future()  # waits until the task is cancelled
 
     def _follow_cluster(self, settings: Kubernetes) -> Cluster:

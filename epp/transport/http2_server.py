@@ -23,10 +23,11 @@ from typing import Final
 
 from epp.base.errors import ConfigError
 from epp.config.listening import Listen, Tls
+from epp.protocol.calls import Service
 from epp.transport.accepting import Acceptor
 from epp.transport.http2.frames import Limits
 from epp.transport.http2.messages import HeldBytes
-from epp.transport.peer import Peer, Service
+from epp.transport.peer import Peer
 from epp.transport.turns import AddressTurns, Turns
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ _LAST_WORDS_S: Final = 0.25
 
 
 class Http2Server:
-    """Serves `services` by path on sockets that are given to `start`, until `stop`."""
+    """Serves `services` by path from `start` to `stop`."""
 
     def __init__(
         self,
@@ -80,13 +81,16 @@ class Http2Server:
         self._context: Callable[[], ssl.SSLContext] | None = None
         self._ticking: asyncio.TimerHandle | None = None
 
-    def start(self, sock: socket.socket, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """Accept connections on a listening socket. `context` is called for the TLS context of each
-        connection.
+    async def start(self, listen: Listen) -> int:
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if the address or a
+        certificate cannot be used.
         """
-        self._context = context
+        certificates = None if listen.tls is None else Certificates(listen.tls)
+        sock = bound(listen)
+        self._context = None if certificates is None else certificates.current
         self._acceptor.start(sock)
         self._tick()
+        return 0 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, ask peers to leave, and close the remaining connections after

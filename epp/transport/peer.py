@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
@@ -95,7 +94,6 @@ class Call:
         self._peer.end(self, status, details)
 
 
-Service = Callable[[Call], Handler]
 _Waiting = tuple[float, Call, Message | HalfClosed | Gone]
 """An event that waits for its handler, with the moment after which it came."""
 

@@ -15,14 +15,12 @@ from epp.picker.phases import OVER
 from epp.protocol.access_log import AccessLog
 from epp.protocol.asking import StreamContext, StreamSettings, request_names
 from epp.protocol.codec import decode, encode
-from epp.protocol.conversation import LiveStreams
 from epp.protocol.header_names import RESPONSE_NAMES
-from epp.protocol.health import Health
 from epp.protocol.http_events import StreamProtocolError
 from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Setting, frame, settings
 from epp.transport.peer import Peer
-from epp.transport.server import Http2Transport
+from epp.transport.server import ExtProcServer
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_protobuf
 from tests.harness.http2_frames import (
@@ -215,14 +213,15 @@ class Transports(Connections):
         self._picker, self._seen = small_picker(), _Seen()
         self._picker.subscribe(self._seen.on_event)
         self._now = 1000.0
-        self._streams = LiveStreams(
-            self._picker, settings=StreamSettings(max_body_bytes=100_000), clock=lambda: self._now
+        settings = StreamSettings(max_body_bytes=100_000)
+        self._server = ExtProcServer(
+            self._picker, listen=Listen(), settings=settings, clock=lambda: self._now
         )
-        self._server = Http2Transport(self._streams, Health(), listen=Listen()).server
+        self._http2: Any = self._server.transport
 
     async def feed(self, data: bytes) -> bool:
         self._now += 0.01
-        peer = LoudPeer(self._server)
+        peer = LoudPeer(self._http2)
         peer.connection_made(Pipe())
         half = len(data) // 2
         for part in (hello(window=len(data)), data[:half], data[half:]):
@@ -238,11 +237,9 @@ class Transports(Connections):
         return accepted
 
     async def check(self) -> None:
-        assert not self._streams.live, "a call outlived its connection"
-        assert self._server.held.now == self._server.held.unsent == 0, (
-            "unfinished messages or answers are held"
-        )
-        assert not self._server.peers
+        assert not self._server.streams, "a call outlived its connection"
+        assert self._http2.held.now == self._http2.held.unsent == 0, "unfinished messages or answers are held"
+        assert not self._http2.peers
         assert self._seen.open == 0
         assert all(state.in_flight == 0 for state in self._picker.fleet.states()), "a booking is left"
 

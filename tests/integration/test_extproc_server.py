@@ -123,7 +123,7 @@ async def test_probes_without_certificates_have_a_port_of_their_own() -> None:
     ):
         names = ("inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor", "")
         assert [await health_of(channel, name) for name in names] == [SERVING] * 3
-        await rig.server.set_ready(ready=False)
+        rig.server.health.set_ready(ready=False)
         assert [await health_of(channel, name) for name in names] == [NOT_SERVING] * 3
         with pytest.raises(grpc.aio.AioRpcError, match="UNIMPLEMENTED"):
             await channel.unary_unary(f"/{SERVICE}/Process", bytes, bytes)(b"")

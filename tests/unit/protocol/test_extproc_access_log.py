@@ -15,7 +15,7 @@ from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import DEFAULT_POLICY
 from epp.picker.events import Cut, PickerEvent
 from epp.picker.picker import Picker
-from epp.protocol.access_log import MOST_CALLS, MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
+from epp.protocol.access_log import MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
 
 
 class CutRig:
@@ -105,12 +105,3 @@ def test_the_number_of_entries_and_bytes_read_from_a_message_is_bounded() -> Non
     assert rig.faults == ["access_log_too_large"] * 2
     rig.log.receive(b"\xff\xff", now=1.0)
     assert rig.faults[2:] == ["access_log_unreadable"]
-
-
-def test_the_number_of_open_calls_is_bounded() -> None:
-    rig = CutRig()
-    assert all(rig.log.open() for _ in range(MOST_CALLS))
-    assert not rig.log.open()
-    rig.log.close()
-    assert rig.log.open()
-    assert rig.faults == ["too_many_access_logs"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import resource
-import socket
 from collections.abc import Iterator
 
 import pytest
 
 from epp.base.types import Address
+from epp.config.listening import Listen
 from epp.protocol.calls import Handler
 from epp.transport.http2.frames import Limits
 from epp.transport.http2_server import Http2Server, max_peers
@@ -36,10 +36,8 @@ async def test_a_connection_that_arrives_at_a_stop_is_closed_quietly(
 ) -> None:
     faults: list[str] = []
     server = server_of(faults)
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = Address(*listener.getsockname())
-    server.start(listener)
-    await connect_and_stop(address, lambda: server.stop(0.0), turns=turns)
+    port = await server.start(Listen(address="127.0.0.1:0"))
+    await connect_and_stop(Address("127.0.0.1", port), lambda: server.stop(0.0), turns=turns)
     assert (server.peers, faults) == (set(), [])
 
 

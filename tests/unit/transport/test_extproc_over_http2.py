@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 
 import pytest
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
@@ -14,40 +13,23 @@ from grpc_health.v1 import health_pb2
 from hpack import Decoder
 
 from epp.config.listening import Listen
-from epp.protocol.access_log import METHOD, MOST_CALLS, SERVICE
+from epp.protocol.access_log import METHOD as LOG
+from epp.protocol.access_log import MOST_CALLS
 from epp.protocol.asking import StreamSettings
-from epp.protocol.conversation import LiveStreams
-from epp.protocol.health import NOT_SERVING, SERVING, Health
+from epp.protocol.health import NOT_SERVING, SERVING
 from epp.transport.http2.frames import Kind
 from epp.transport.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 from epp.transport.peer import Peer
-from epp.transport.server import Http2Transport
+from epp.transport.server import ExtProcServer
 from tests.harness.http2_frames import block, data, grpc, headers, hello, messages_in, reset, split
 from tests.harness.pipe import Pipe
 from tests.unit.protocol.stream_bench import Bench
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
-LOG = f"/{SERVICE}/{METHOD}"
 
 
 def health_question(service: str) -> bytes:
     return bytes(health_pb2.HealthCheckRequest(service=service).SerializeToString())
-
-
-class Followed(Health):
-    """Counts the calls that follow it."""
-
-    followers = 0
-
-    def follow(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        stop = super().follow(on_change)
-        self.followers += 1
-
-        def stop_following() -> None:
-            self.followers -= 1
-            stop()
-
-        return stop_following
 
 
 class DataPlane:
@@ -55,14 +37,14 @@ class DataPlane:
 
     def __init__(self) -> None:
         bench = Bench()
-        streams = LiveStreams(bench.picker, settings=StreamSettings(), clock=lambda: 1.0)
-        self.health = Followed()
+        server = ExtProcServer(bench.picker, listen=Listen(), settings=StreamSettings(), clock=lambda: 1.0)
+        self.health = server.health
         self.ends: dict[int, int] = {}
         """gRPC's status of each call that has ended."""
         self.received: defaultdict[int, bytes] = defaultdict(bytes)
         self._decoder = Decoder()
         self._pipe = Pipe()
-        self._peer = Peer(Http2Transport(streams, self.health, listen=Listen()).server)
+        self._peer = Peer(server.transport)  # type: ignore[arg-type]  # it is our HTTP/2
         self._peer.connection_made(self._pipe)
         self._peer.data_received(hello())
 
@@ -84,6 +66,11 @@ class DataPlane:
                     self.ends[frame.number] = int(fields["grpc-status"])
         self._pipe.writes.clear()
 
+    @property
+    def followers(self) -> int:
+        """Return how many calls follow the health."""
+        return len(self.health._listeners)  # noqa: SLF001 - what a call leaves behind shows nowhere else
+
     def statuses(self, number: int) -> list[int]:
         """Return the statuses of health that a call got."""
         found = messages_in(self.received[number])
@@ -98,9 +85,9 @@ async def test_a_watch_gets_each_change_until_its_caller_leaves() -> None:
     data_plane.health.set_ready(ready=True)
     await data_plane.send()
     assert data_plane.statuses(1) == [NOT_SERVING, SERVING]
-    assert data_plane.health.followers == 2
+    assert data_plane.followers == 2
     await data_plane.send(reset(1))
-    assert data_plane.health.followers == 1
+    assert data_plane.followers == 1
     data_plane.health.set_ready(ready=False)
     await data_plane.send()
     assert (data_plane.statuses(1), data_plane.statuses(3)) == ([NOT_SERVING, SERVING], [SERVING])
@@ -123,7 +110,7 @@ async def test_a_second_question_ends_a_watch() -> None:
     data_plane.health.set_ready(ready=True)
     await data_plane.send()
     assert (data_plane.statuses(1), data_plane.ends) == ([NOT_SERVING], {1: INTERNAL})
-    assert data_plane.health.followers == 0
+    assert data_plane.followers == 0
 
 
 async def test_access_logs_are_answered_at_their_end_and_their_number_is_bounded() -> None:

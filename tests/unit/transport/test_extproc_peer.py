@@ -11,12 +11,12 @@ from typing import cast
 
 import pytest
 
-from epp.protocol.calls import Handler
+from epp.protocol.calls import Caller, Handler, Service
 from epp.transport import peer as peer_module
 from epp.transport.http2.frames import PREFACE, Limits
 from epp.transport.http2.messages import HeldBytes
 from epp.transport.http2_server import Http2Server
-from epp.transport.peer import Call, Peer, Service
+from epp.transport.peer import Peer
 from epp.transport.turns import AddressTurns, Turns
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 from tests.harness.pipe import Pipe
@@ -63,7 +63,7 @@ class PeerServer:
 
 
 class Noting(Handler):
-    def __init__(self, call: Call, server: PeerServer) -> None:
+    def __init__(self, call: Caller, server: PeerServer) -> None:
         self._call = call
         self._server = server
         self._number = 2 * server.opened + 1
@@ -194,7 +194,7 @@ async def test_the_end_of_a_call_is_handled_after_its_messages() -> None:
 
 
 class Ending(Noting):
-    def __init__(self, call: Call, server: PeerServer, ended: list[int]) -> None:
+    def __init__(self, call: Caller, server: PeerServer, ended: list[int]) -> None:
         super().__init__(call, server)
         self._ended = ended
 

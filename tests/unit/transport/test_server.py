@@ -42,7 +42,7 @@ async def test_a_stop_waits_only_for_calls_in_flight(*, live: bool, grace_s: flo
     server, asked = server_at(lambda: 100.0), []
 
     class Noting:
-        async def start(self) -> int:
+        async def start(self, _: Listen) -> int:
             return 0
 
         async def stop(self, grace_s: float) -> None:
