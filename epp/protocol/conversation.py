@@ -11,10 +11,10 @@ outlives it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 from epp.config.flow import Flow
@@ -52,8 +52,8 @@ _CALM_S: Final = 0.5
 """An overload is over when no request has waited longer than the target for this time. Until then, a late
 request needs no further proof to be skipped.
 """
-_SHARE_S: Final = 0.5
-"""The share is an average over about this time."""
+_COUNTED: Final = 1000
+"""The share is that of about so many requests."""
 
 
 class Overload:
@@ -70,12 +70,12 @@ class Overload:
         self._late = 0
         self._late_since = self._late_at = 0.0
         self._until = 0.0
-        self._share = 0.0
-        self._counted_at = 0.0
+        self._new = self._skipped = 0
+        """The new requests of this overload, and those of them that were skipped."""
 
     def share(self, *, now: float) -> float:
         """Return the share of new requests that were recently routed by load, from 0 to 1."""
-        return self._share if now < self._until else 0.0
+        return self._skipped / self._new if self._new and now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
         """Return whether a new request is routed by load, unread. waited_s: the age of its first message."""
@@ -85,7 +85,9 @@ class Overload:
             self._late = 0
         skipped = self.late(waited_s=waited_s, now=now)
         if now < self._until:
-            self._count(skipped=skipped, now=now)
+            self._new, self._skipped = self._new + 1, self._skipped + skipped
+            if self._new > _COUNTED:
+                self._new, self._skipped = self._new // 2, self._skipped // 2
         return skipped
 
     def late(self, *, waited_s: float, now: float) -> bool:
@@ -96,17 +98,11 @@ class Overload:
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
         self._late, self._late_at = self._late + 1, now
-        if now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S):
+        goes_on = now < self._until
+        if goes_on or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S):
             self._until = now + _CALM_S
-
-    def _count(self, *, skipped: bool, now: float) -> None:
-        """Update the share. A request weighs as much as the time since the request before it, but at least 1
-        ms.
-        """
-        elapsed_s = max(0.001, now - self._counted_at)
-        self._counted_at = now
-        weight = 1.0 - math.exp(-elapsed_s / _SHARE_S)
-        self._share += weight * (skipped - self._share)
+            if not goes_on:
+                self._new = self._skipped = 0
 
 
 class LiveStreams:
@@ -130,7 +126,7 @@ class LiveStreams:
         self.clock = clock
         self.live: dict[HttpStream, Caller] = {}
         """The streams in flight, with their calls."""
-        self.last_began = -math.inf
+        self.last_began = -inf
         """When the newest stream began."""
         self.overload = Overload()
         self.policy: Policy | None = None
@@ -170,14 +166,14 @@ class LiveStreams:
         self.room()
         call.end(OK)
 
-    def drain(self) -> frozenset[HttpStream]:
-        """Let go of every stream that has answered response headers, now and from now on. Return the streams
-        whose requests waited in the gate until now.
+    def drain(self) -> bool:
+        """Let go of every stream that has answered response headers, now and from now on. Return whether a
+        request waited in the gate until now.
         """
         settings = dataclasses.replace(self.context.settings, hold_streams=False)
         self.context = dataclasses.replace(self.context, settings=settings)
         now = self.clock()
-        waited = frozenset(stream for stream in self.live if stream.phase is Phase.WAITING)
+        waited = any(stream.phase is Phase.WAITING for stream in self.live)
         if self.context.gate is not None:
             self.context.gate.drain(now=now)
             self.picker.tidy(now=now)

@@ -189,23 +189,19 @@ class BodyRoom:
 class Body:
     """The pieces of one body so far. A piece that is the whole body is not copied."""
 
-    __slots__ = ("_buffer", "_room", "has_room", "size_bytes")
+    __slots__ = ("_buffer", "_room", "has_room")
 
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
         self.has_room = True
         """Whether all bodies together were within the bound at the last piece."""
         self._buffer: bytes | memoryview | bytearray = b""
-        self.size_bytes = 0
-        """Bytes of all pieces so far."""
 
     def add(self, piece: bytes | memoryview, *, last: bool) -> bool:
         """Add the next piece. Return whether no more is awaited: the piece is the last, or all bodies
         together exceed the bound.
         """
-        size = len(piece)
-        self.size_bytes += size
-        self._room.held_bytes += size
+        self._room.held_bytes += len(piece)
         if not self._buffer:
             self._buffer = piece
         else:

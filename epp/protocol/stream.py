@@ -326,7 +326,7 @@ class HttpStream:
         """
         end, most_bytes = event.end_of_stream, self._context.settings.max_body_bytes
         holds = self.phase is Phase.HOLDING
-        if holds and body.size_bytes + len(event.data) > most_bytes:
+        if holds and len(body) + len(event.data) > most_bytes:
             return self._refuse(BodyTooLargeError(limit_bytes=most_bytes))
         if body.add(event.data, last=end or not holds):
             return self._let_go(body, end_of_stream=end, now=now)

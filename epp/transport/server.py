@@ -24,7 +24,6 @@ from epp.protocol.asking import StreamSettings
 from epp.protocol.calls import Service
 from epp.protocol.conversation import SERVICE, Conversation, LiveStreams, Overload
 from epp.protocol.health import MOST_QUESTION_BYTES, Health
-from epp.protocol.stream import HttpStream
 from epp.transport.http2.frames import Limits
 from epp.transport.http2_server import Http2Server, max_peers
 
@@ -39,7 +38,7 @@ _IDLE_S: Final = 1.0
 _POLL_S: Final = 0.05
 
 _LET_GO_S: Final = 10.0
-"""Requests that waited in the gate may take this long until their response headers are answered, even if
+"""If requests waited in the gate, they have this time until their response headers are answered, even if
 `drainSeconds` is shorter.
 """
 _SOON_S: Final = 0.002
@@ -163,28 +162,20 @@ class ExtProcServer:
 
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
-        left, or after `seconds`, but not before the streams of the requests that waited in the gate end. An
-        idle picker returns at once.
+        left, or after `seconds`. An idle picker returns at once.
 
         Streams that have answered response headers end with OK now: the data plane completes these requests
         alone.
         """
         self.health.set_ready(ready=False)
-        waited = self._streams.drain()
+        if self._streams.drain():
+            seconds = max(seconds, _LET_GO_S)
         started = self._clock()
         notice_s = min(seconds, _NOTICE_S if started - self._streams.last_began < _IDLE_S else 0.0)
-        while True:
-            if self._drained(waited, self._clock() - started, seconds=seconds, notice_s=notice_s):
-                return
+        passed_s = 0.0
+        while passed_s < seconds and (self._streams.live or passed_s < notice_s):
             await asyncio.sleep(_POLL_S)
-
-    def _drained(
-        self, waited: frozenset[HttpStream], passed_s: float, *, seconds: float, notice_s: float
-    ) -> bool:
-        live = self._streams.live
-        if passed_s < _LET_GO_S and not waited.isdisjoint(live):
-            return False
-        return passed_s >= seconds or (not live and passed_s >= notice_s)
+            passed_s = self._clock() - started
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the socket and cancel the calls still in flight after `grace_s`: requests that waited may go

@@ -64,18 +64,17 @@ def test_a_drain_ends_the_calls_that_were_answered_and_keeps_the_others() -> Non
     _, answered = calls.ask(head(), body(), answer())
     _, picked = calls.ask()
     assert (answered.ended, picked.ended) == ([], [])
-    assert calls.streams.drain() == frozenset()
+    assert not calls.streams.drain()
     assert (answered.ended, picked.ended, len(calls.streams.live)) == ([(OK, "")], [], 1)
     _, later = calls.ask(head(), body(), answer())
     assert (later.ended, len(calls.streams.live)) == ([(OK, "")], 1)
     calls.streams.check_integrity()
 
 
-def test_a_drain_names_the_streams_whose_requests_waited() -> None:
+def test_a_drain_tells_whether_requests_waited() -> None:
     calls = Calls(mode="Hold")
     calls.ask()
     calls.ask()
-    _, waits = calls.streams.live
-    assert calls.streams.drain() == {waits}
+    assert calls.streams.drain()
     calls.gate.pump(now=1.0)
     assert calls.gate.waiting == 0
