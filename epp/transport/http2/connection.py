@@ -24,12 +24,13 @@ from epp.transport.http2.frames import (
     Code,
     Flag,
     FrameError,
+    HeaderReader,
     Kind,
     Limits,
+    MalformedRequestError,
     read_u32,
     unpack_head,
 )
-from epp.transport.http2.headers import HeaderParts, HeaderReader, MalformedRequestError
 from epp.transport.http2.messages import (
     OK,
     PREFIX_BYTES,
@@ -67,12 +68,11 @@ class Connection:
         self._preface_seen = False
         self._only: int = Kind.SETTINGS
         """The only kind of frames that may come now, or `_ANY`."""
-        self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
+        self._headers = HeaderReader(limits)
         self._table = StreamTable(limits, held, now=now)
         self._streams = self._table.by_number
         self._data_parts = DataParts(self._table)
-        self._header_parts = HeaderParts(limits)
-        self._control = Control(self._table, self._header_parts)
+        self._control = Control(self._table, self._headers)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
         self.closing = False
@@ -252,7 +252,7 @@ class Connection:
         if self._only == Kind.SETTINGS:
             if kind != Kind.SETTINGS:
                 raise FrameError(Code.PROTOCOL_ERROR, "no_settings")
-        elif kind != _CONTINUATION or number != self._header_parts.number:
+        elif kind != _CONTINUATION or number != self._headers.number:
             raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
 
     # -- effects of the frames -------------------------------------------------------------------------------
@@ -296,11 +296,11 @@ class Connection:
             self._on_headers(number, payload, ends=flags & _END_STREAM != 0)
             return
         self._table.too_many("header_flood")
-        parts = self._header_parts
-        block = parts.take(kind, flags, number, payload, now=self._table.now)
+        reader = self._headers
+        block = reader.join(kind, flags, number, payload, now=self._table.now)
         self._only = _CONTINUATION if block is None else _ANY
         if block is not None:
-            self._on_headers(number, block, ends=parts.ends)
+            self._on_headers(number, block, ends=reader.ends)
 
     def _on_headers(self, number: int, block: bytes, *, ends: bool) -> None:
         if not number % 2:

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from epp.transport.http2.headers import Request
+from epp.transport.http2.frames import Request
 
 PREFIX_BYTES: Final = 5
 read_prefix: Final = struct.Struct(">BL").unpack_from

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Setting
-from epp.transport.http2.headers import HeaderParts
+from epp.transport.http2.frames import Code, Flag, FrameError, HeaderReader, Kind, Setting
 from epp.transport.http2.messages import (
     INTERNAL,
     PREFIX_BYTES,
@@ -160,10 +159,10 @@ class Control:
     FrameError.
     """
 
-    def __init__(self, streams: StreamTable, parts: HeaderParts) -> None:
+    def __init__(self, streams: StreamTable, headers: HeaderReader) -> None:
         self._limits = streams.limits
         self._streams = streams
-        self._header_parts = parts
+        self._headers = headers
         self._started = streams.now
         self._asked_at: float | None = None
         """When a quiet peer got a PING that it has not answered."""
@@ -265,7 +264,7 @@ class Control:
     def _check_hello(self, now: float) -> None:
         if not self.settings_seen and now - self._started > self._limits.hello_s:
             raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        since = self._header_parts.since
+        since = self._headers.since
         if since is not None and now - since > self._limits.header_s:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
 

@@ -15,8 +15,17 @@ from itertools import takewhile
 from typing import Final
 
 from epp.transport.http2 import frames
-from epp.transport.http2.frames import Code, Flag, FrameError, Kind, Limits, pack_head
-from epp.transport.http2.headers import GRPC_RESPONSE, refusal, trailers
+from epp.transport.http2.frames import (
+    GRPC_RESPONSE,
+    Code,
+    Flag,
+    FrameError,
+    Kind,
+    Limits,
+    pack_head,
+    refusal,
+    trailers,
+)
 from epp.transport.http2.messages import (
     Assembly,
     Event,

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.headers import HeaderReader
+from epp.transport.http2.frames import HeaderReader, Limits
 from epp.transport.http2.messages import Fault
 from tests.harness.http2_frames import NO_TABLE, PATH, CallerSide, block, continuation, data, headers
 
 
 def test_header_blocks_are_kept_once_the_peer_has_given_up_its_table() -> None:
-    reader = HeaderReader(max_list_bytes=16_384)
+    reader = HeaderReader(Limits(max_message_bytes=1))
     reader.request(block())
     assert not reader.known
     reader.request(NO_TABLE + block())
@@ -22,7 +22,7 @@ def test_header_blocks_are_kept_once_the_peer_has_given_up_its_table() -> None:
 
 
 def test_the_number_of_known_blocks_is_bounded() -> None:
-    reader = HeaderReader(max_list_bytes=16_384)
+    reader = HeaderReader(Limits(max_message_bytes=1))
     reader.request(NO_TABLE + block())
     for n in range(400):
         reader.request(block(replace=[("x", str(n))]))
