@@ -127,8 +127,6 @@ class Table(Strict, frozen=True):
     about 10 bytes of memory with long prompts, and 360 bytes with prompts of one chunk."""
     default_capacity_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 200_000
     """Cache size in tokens that the picker assumes for a server whose metrics do not state it."""
-    ttl_seconds: Annotated[float, Meta(ge=1, le=10**7)] = 3600.0
-    """An entry that was not used for this long is removed."""
     bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0
     """Bytes of prompt text for each token, until the picker has learned this number. A change applies only to
     models that the picker has not seen yet."""

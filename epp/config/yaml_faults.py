@@ -61,6 +61,7 @@ _REMOVED: Final = {
     "recording": "run `epp record FILE` beside the picker, which asks the admin address",
     "http2Cleartext": "the gateway speaks HTTP/1.1, and HTTP/2 by prior knowledge",
     "hashAlgorithm": "the events of the servers show the algorithm",
+    "table.ttlSeconds": "servers forget by room alone, and so does the table",
     "learnCapacity": "a cache has the size that its server states, or else `defaultCapacityTokens`",
     "headroomSeconds": "a request goes when its server will begin with it within 0.3 s",
     "whenLate": "a late request gets 429; to refuse none, write no deadline, and `order: Shortest`",

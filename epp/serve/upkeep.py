@@ -28,9 +28,7 @@ class Upkeep:
         """The servers that the log has reported, and why they are left out."""
 
     async def housekeep(self) -> None:
-        """Do the picker's housekeeping again and again, also while no request comes, so that an idle picker
-        forgets expired entries.
-        """
+        """Do the picker's housekeeping again and again, also while no request comes."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())

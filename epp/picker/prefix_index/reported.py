@@ -106,12 +106,9 @@ def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *
     if not missing:
         return False
     oldest = mirror.oldest
-    use = mirror.oldest = Use(table.advance(now) if oldest is None else oldest.at, missing[-1])
-    use.newer = oldest
-    if oldest is None:
-        mirror.newest = use
-    else:
-        oldest.older = use
+    use = Use(table.advance(now) if oldest is None else oldest.at, missing[-1])
+    mirror.uses[use] = None
+    mirror.uses.move_to_end(use, last=False)
     for run in missing:
         table.hold(mirror, run)
         mirror.last_use[run] = use

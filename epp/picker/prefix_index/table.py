@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -104,7 +105,7 @@ class Use:
     to its cache.
     """
 
-    __slots__ = ("at", "leaf", "newer", "older", "size_bytes")
+    __slots__ = ("at", "leaf", "size_bytes")
 
     def __init__(self, at: float, leaf: Run | None, size_bytes: int = 0) -> None:
         self.at = at
@@ -112,13 +113,11 @@ class Use:
         """The deepest run of the chain. None: bytes of unknown content."""
         self.size_bytes = size_bytes
         """Size of the bytes of unknown content. The size of a chain follows from its runs."""
-        self.older: Use | None = None
-        self.newer: Use | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Mirror:
-    """What one server's cache is assumed to hold, its uses in a linked list from oldest to newest."""
+    """What one server's cache is assumed to hold."""
 
     name: EndpointName
     capacity_bytes: int
@@ -136,28 +135,13 @@ class Mirror:
     """The number of open guesses that cover a run. A new dict replaces this one if all guesses are void."""
     guessed_bytes: int = 0
     """Bytes of runs that are only guessed."""
-    oldest: Use | None = None
-    newest: Use | None = None
+    uses: OrderedDict[Use, None] = field(default_factory=OrderedDict)
+    """The uses, the oldest first. A use leaves when no run points to it any more, or when its bytes are
+    gone."""
 
-    def append(self, use: Use) -> None:
-        use.older = self.newest
-        if self.newest is None:
-            self.oldest = use
-        else:
-            self.newest.newer = use
-        self.newest = use
-
-    def unlink(self, use: Use) -> None:
-        """Remove `use`: no run points to it any more, or its bytes are gone."""
-        if use.older is None:
-            self.oldest = use.newer
-        else:
-            use.older.newer = use.newer
-        if use.newer is None:
-            self.newest = use.older
-        else:
-            use.newer.older = use.older
-        use.older = use.newer = None
+    @property
+    def oldest(self) -> Use | None:
+        return next(iter(self.uses), None)
 
     def assign(self, run: Run, use: Use) -> None:
         """Record that `use` was the last use of `run`. A use that has lost its deepest run has lost all its
@@ -166,14 +150,7 @@ class Mirror:
         before = self.last_use.get(run)
         self.last_use[run] = use
         if before is not None and before.leaf is run:
-            self.unlink(before)
-
-    def uses(self) -> Iterator[Use]:
-        """Return the uses, the oldest first."""
-        use = self.oldest
-        while use is not None:
-            yield use
-            use = use.newer
+            del self.uses[before]
 
 
 class Recorded(Struct, frozen=True, eq=False, gc=False):
@@ -189,7 +166,7 @@ NOTHING = Recorded(held=0, added=0)
 
 
 class PrefixTable:
-    def __init__(self, *, schedule: ChunkSchedule, max_entries: int, ttl_s: float) -> None:
+    def __init__(self, *, schedule: ChunkSchedule, max_entries: int) -> None:
         self.schedule = schedule
         """How prompts are cut into the chunks of this table's chains."""
         self.mirrors: dict[EndpointName, Mirror] = {}
@@ -198,6 +175,8 @@ class PrefixTable:
         """The mirrors at the positions of their bits, with those that are still being emptied."""
         self.index: dict[int, Run] = {}
         """Every run, by its first hash."""
+        self.max_entries = max_entries
+        """The most proven entries. Another bound takes effect with the next `evict`."""
         self.entries = 0
         """Number of proven entries of all mirrors together."""
         self.guessed_entries = 0
@@ -210,15 +189,6 @@ class PrefixTable:
         self.hidden = 0
         """The bits of these mirrors."""
         self._now = -math.inf
-        self.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
-
-    def set_bounds(self, *, max_entries: int, ttl_s: float) -> None:
-        """Set the bounds, which take effect with the next `evict`."""
-        if max_entries < 0 or not ttl_s > 0:
-            raise ValueError(f"bounds that keep nothing: {max_entries=} {ttl_s=}")
-        self.max_entries, self.ttl_s = max_entries, ttl_s
-        self.expiry_due = -math.inf
-        """Before this time no entry can be too old."""
 
     def taking(self, name: EndpointName) -> Mirror | None:
         """Return the server's mirror. None: the server has left, or its mirror is still being emptied."""
@@ -279,9 +249,10 @@ class PrefixTable:
         if runs:
             self._use(mirror, runs, now=now)
 
-    def overdue(self, now: float) -> bool:
-        """Return whether `evict` has something to do."""
-        return bool(self.over or self.emptied) or now >= self.expiry_due or self.entries > self.max_entries
+    @property
+    def overdue(self) -> bool:
+        """Whether `evict` has something to do."""
+        return bool(self.over or self.emptied) or self.entries > self.max_entries
 
     # -- runs ------------------------------------------------------------------------------------------------
 
@@ -383,7 +354,7 @@ class PrefixTable:
 
     def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> Use:
         use = Use(self.advance(now), runs[-1])
-        mirror.append(use)
+        mirror.uses[use] = None
         for run in runs:
             mirror.assign(run, use)
         if len(runs) > 1:

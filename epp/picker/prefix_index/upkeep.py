@@ -87,7 +87,7 @@ def _empty_further(table: PrefixTable, mirror: Mirror) -> None:
             shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
         else:
             mirror.used_bytes -= use.size_bytes
-            mirror.unlink(use)
+            del mirror.uses[use]
 
 
 # -- eviction -----------------------------------------------------------------------------------------------
@@ -98,28 +98,27 @@ def charge(table: PrefixTable, name: EndpointName, *, size_bytes: int, now: floa
     mirror = table.taking(name)
     if mirror is None or size_bytes <= 0:
         return
-    newest = mirror.newest
+    newest = next(reversed(mirror.uses), None)
     if newest is not None and newest.leaf is None:
         # No other use came between, so one use keeps the order,
         # and the mirror of a server that only answers stays small.
         newest.at, newest.size_bytes = table.advance(now), newest.size_bytes + size_bytes
     else:
-        mirror.append(Use(table.advance(now), None, size_bytes))
+        mirror.uses[Use(table.advance(now), None, size_bytes)] = None
     mirror.used_bytes += size_bytes
     if mirror.used_bytes > mirror.capacity_bytes:
         table.over[mirror] = None
 
 
-def evict(table: PrefixTable, now: float, *, budget: int = 256) -> int:
-    """Bring the table back into its bounds: first age, then each server's capacity, then the total.
-    Returns the number of entries evicted.
+def evict(table: PrefixTable, *, budget: int = 256) -> int:
+    """Bring the table back into its bounds: first each server's capacity, then the total. Returns the number
+    of entries evicted.
 
     `budget` bounds the work: runs and charges removed, about a microsecond each. Call again for the rest.
     """
-    now = table.advance(now)
+    evicted = 0
     if table.emptied:
         _empty_further(table, next(iter(table.emptied)))
-    budget, evicted = _expire(table, now, budget=budget)
     while table.over and budget > 0:
         mirror = next(iter(table.over))
         while mirror.used_bytes > mirror.capacity_bytes and budget > 0:
@@ -128,26 +127,6 @@ def evict(table: PrefixTable, now: float, *, budget: int = 256) -> int:
         if mirror.used_bytes <= mirror.capacity_bytes:
             del table.over[mirror]
     return evicted + _bound(table, budget=budget)
-
-
-def _expire(table: PrefixTable, now: float, *, budget: int) -> tuple[int, int]:
-    """Evict entries that were unused for the TTL. Returns the rest of the budget, and the number of
-    entries evicted.
-    """
-    evicted = 0
-    if now < table.expiry_due:
-        return budget, evicted
-    oldest_at = now
-    for mirror in table.mirrors.values():
-        while (use := mirror.oldest) is not None and use.at + table.ttl_s <= now:
-            if budget <= 0:
-                return budget, evicted
-            evicted += _evict_oldest(table, mirror)
-            budget -= 1
-        if use is not None:
-            oldest_at = min(oldest_at, use.at)
-    table.expiry_due = oldest_at + table.ttl_s
-    return budget, evicted
 
 
 def _bound(table: PrefixTable, *, budget: int) -> int:
@@ -183,7 +162,7 @@ def _evict_oldest(
         use.size_bytes -= freed_bytes
         mirror.used_bytes -= freed_bytes
         if not use.size_bytes:
-            mirror.unlink(use)
+            del mirror.uses[use]
         return 0
     keep_bytes = table.schedule.end_bytes(run.end) - most_bytes
     keep_to = max(run.start, run.end - most_entries, table.schedule.chunks_in(max(keep_bytes, 0)))
@@ -268,7 +247,7 @@ def _retreat(mirror: Mirror, use: Use, run: Run | None) -> None:
     if run is not None and mirror.last_use[run] is use:
         use.leaf = run
     else:
-        mirror.unlink(use)
+        del mirror.uses[use]
 
 
 def _held_below(mirror: Mirror, run: Run) -> list[Run]:

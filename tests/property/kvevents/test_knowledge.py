@@ -30,7 +30,7 @@ CHUNK, BLOCK = 16, 6
 """Characters, so that a chunk completes two or three blocks, and most blocks straddle a chunk's end."""
 SPEC = PolicySpec(
     chunks=Chunks(size_bytes=CHUNK, later_size_bytes=CHUNK, later_from_bytes=0),
-    table=Table(max_entries=10**6, ttl_seconds=10**6),
+    table=Table(max_entries=10**6),
 )
 SERVERS = [EndpointName(n) for n in ("a", "b", "c")]
 

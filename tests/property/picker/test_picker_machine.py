@@ -45,7 +45,7 @@ policies = st.builds(
         ]
     ),
     lora=st.sampled_from([Lora(), Lora(slots_per_endpoint=1)]),
-    table=st.sampled_from([Table(), Table(max_entries=1000, default_capacity_tokens=500, ttl_seconds=2.0)]),
+    table=st.sampled_from([Table(), Table(max_entries=1000, default_capacity_tokens=500)]),
     sampling=st.sampled_from([Sampling(), Sampling(share=1.0)]),
 )
 counts = st.none() | st.integers(0, 2000).map(float)

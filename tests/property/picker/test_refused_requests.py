@@ -36,7 +36,7 @@ SERVERS = {A: EndpointName("a"), B: EndpointName("b")}
 SPEC = PolicySpec(
     chunks=Chunks(size_bytes=64),
     lora=Lora(slots_per_endpoint=1),
-    table=Table(default_capacity_tokens=500, ttl_seconds=60.0),
+    table=Table(default_capacity_tokens=500),
 )
 PIECES = [random.Random(n).randbytes(150).hex().encode() for n in range(4)]
 
@@ -217,7 +217,7 @@ class RefusalMachine(RuleBasedStateMachine):
 
 def held(mirror: Mirror) -> object:
     """Return what is proven, from the least to the most recently used."""
-    uses = [(use.at, use.size_bytes, hashes(use.leaf)) for use in mirror.uses()]
+    uses = [(use.at, use.size_bytes, hashes(use.leaf)) for use in mirror.uses]
     return uses, mirror.used_bytes, mirror.entries, mirror.evicted, mirror.capacity_bytes
 
 

@@ -41,7 +41,6 @@ from epp.picker.prefix_index.upkeep import (
 from epp.picker.server_caches import hash_chain
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)
-TTL_S = 50.0
 UNLIMITED = 10**9
 
 names = st.sampled_from([EndpointName(n) for n in ("a", "b", "c", "d")])
@@ -201,10 +200,7 @@ class Model:
             found.add(chunk)
         return found
 
-    def evict(self, now: float) -> None:
-        for server in self.servers.values():
-            while server.items and next(iter(server.items.values())).at + TTL_S <= now:
-                server.evict_one()
+    def evict(self) -> None:
         for server in self.servers.values():
             while (excess := server.used_bytes() - server.capacity_bytes) > 0:
                 server.evict_one(most_bytes=excess)
@@ -225,7 +221,7 @@ class TableMachine(RuleBasedStateMachine):
     @initialize(max_entries=st.integers(min_value=0, max_value=60))
     def start(self, max_entries: int) -> None:
         self.now = 0.0
-        self.table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries, ttl_s=TTL_S)
+        self.table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries)
         self.model = Model(max_entries=max_entries)
         for name in ("a", "b"):
             add_endpoint(self.table, EndpointName(name), capacity_bytes=40)
@@ -309,20 +305,20 @@ class TableMachine(RuleBasedStateMachine):
         if self.live(name) and size_bytes:
             self.model.charge(name, size_bytes=size_bytes, now=now)
 
-    @rule(step_s=steps_s)
-    def evict_at_once(self, step_s: float) -> None:
-        now, before = self.tick(step_s), self.table.entries
-        assert evict(self.table, now, budget=UNLIMITED) == before - self.table.entries
-        self.model.evict(now)
+    @rule()
+    def evict_at_once(self) -> None:
+        before = self.table.entries
+        assert evict(self.table, budget=UNLIMITED) == before - self.table.entries
+        self.model.evict()
         self.settled()
 
-    @rule(step_s=steps_s)
-    def evict_in_small_portions(self, step_s: float) -> None:
-        now, before = self.tick(step_s), None
+    @rule()
+    def evict_in_small_portions(self) -> None:
+        before = None
         while before != (before := self.sizes()):
-            evict(self.table, now, budget=1)
+            evict(self.table, budget=1)
             check_integrity(self.table)
-        self.model.evict(now)
+        self.model.evict()
         self.settled()
 
     @rule(name=names, capacity_bytes=capacities)
@@ -336,7 +332,7 @@ class TableMachine(RuleBasedStateMachine):
         if self.live(name):
             smaller = max(0, self.table.mirrors[name].used_bytes - by_bytes)
             self.resize(name, smaller)
-            self.evict_at_once(0.001)
+            self.evict_at_once()
 
     @rule(name=names, capacity_bytes=capacities)
     def add_endpoint(self, name: EndpointName, capacity_bytes: int) -> None:

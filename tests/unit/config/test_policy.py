@@ -71,7 +71,8 @@ def test_a_policy_may_be_written_in_json() -> None:
         ("{cost: {runningRequestTokens: 50}}", "spec.cost", "`runningRequestTokens` was removed"),
         ("{scrape: {path: metrics}}", "spec.scrape.path", "regex"),
         ("{scrape: {staleAfterSeconds: 8.9, intervalSeconds: 9}}", "spec", "stale between two scrapes"),
-        ("{table: {ttlSeconds: .inf}}", "spec.table.ttlSeconds", "<="),
+        ("{table: {bytesPerToken: .inf}}", "spec.table.bytesPerToken", "<="),
+        ("{table: {ttlSeconds: 3600}}", "spec.table", "`ttlSeconds` was removed"),
         ("{chunks: {sizeBytes: 2048}}", "spec", "chunks.laterSizeBytes is smaller than chunks.sizeBytes"),
     ],
 )

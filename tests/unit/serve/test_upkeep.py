@@ -41,12 +41,12 @@ async def test_beginning_and_the_end_of_an_overload_are_each_logged_in_one_line(
     assert value(metrics, "epp_loop_lag_seconds_count") == len(asked)
 
 
-async def test_an_idle_picker_forgets_expired_entries() -> None:
-    picker, metrics = a_picker(check_spec({"table": {"ttlSeconds": 1}})), new_metrics()
+async def test_an_idle_picker_evicts_what_has_no_room() -> None:
+    picker, metrics = a_picker(check_spec({"table": {"defaultCapacityTokens": 0}})), new_metrics()
     serve(picker, ask(text("p")), now=time.monotonic())
     assert picker.table.entries
     async with running_task(Upkeep(picker, metrics, overload=lambda: 0.0).housekeep):
-        await wait_until(lambda: not picker.table.entries, what="the entries have expired")
+        await wait_until(lambda: not picker.table.entries, what="the entries are evicted")
         assert value(metrics, "epp_tasks") >= 1
 
 

@@ -15,10 +15,8 @@ def chain(text: str) -> list[ChunkHash]:
     return hash_chain(text.encode(), seed=1, schedule=SCHEDULE)
 
 
-def new_table(
-    *names: EndpointName, capacity_bytes: int = 1000, max_entries: int = 1000, ttl_s: float = 1000.0
-) -> PrefixTable:
-    table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries, ttl_s=ttl_s)
+def new_table(*names: EndpointName, capacity_bytes: int = 1000) -> PrefixTable:
+    table = PrefixTable(schedule=SCHEDULE, max_entries=1000)
     for name in names:
         add_endpoint(table, name, capacity_bytes=capacity_bytes)
     return table

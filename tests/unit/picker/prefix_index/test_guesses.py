@@ -12,7 +12,7 @@ def test_a_guess_matches_at_once_and_evicts_nothing_that_is_proven() -> None:
     table = new_table(A, capacity_bytes=8)
     table.record(A, chain("abcdefgh"), now=1)
     guess_chain(table, A, chain("ab1234"))
-    evict(table, 2)
+    evict(table)
     assert table.match(chain("abcdefgh")) == {A: 8}
     assert table.match(chain("ab1234")) == {A: 6}
     check_integrity(table)

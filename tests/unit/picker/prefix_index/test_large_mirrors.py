@@ -35,7 +35,7 @@ def numbered_chain(n: int, *, more: bytes = b"") -> list[ChunkHash]:
 
 @pytest.fixture
 def table() -> PrefixTable:
-    table = PrefixTable(schedule=SCHEDULE, max_entries=10**6, ttl_s=1e9)
+    table = PrefixTable(schedule=SCHEDULE, max_entries=10**6)
     for name in (A, B):
         add_endpoint(table, name, capacity_bytes=10**6)
     for n in range(MANY):
@@ -57,7 +57,7 @@ def test_entries_are_removed_in_bounded_steps_before_new_ones_come(table: Prefix
     clear_endpoint(table, A)
     left, steps = [table.mirrors[A].entries], 0
     while left[-1]:
-        evict(table, now=MANY)
+        evict(table)
         steps += 1
         left.append(table.mirrors[A].entries)
         assert left[-2] - left[-1] <= STEP
@@ -78,7 +78,7 @@ def test_a_server_over_its_capacity_can_be_cleared_or_dropped(table: PrefixTable
     (drop_endpoint if leaves else clear_endpoint)(table, A)
     check_integrity(table)
     for _ in range(4):
-        evict(table, now=MANY)
+        evict(table)
         check_integrity(table)
     assert table.entries == 1, "the entry of B stays"
 
@@ -105,25 +105,25 @@ def test_the_table_stays_consistent_whatever_happens_during_a_removal(
         table.record(rng.choice([A, B]), found, now=now)
         assert A not in table.match(numbered_chain(n + 100)) or table.mirrors[A].entries < 200
         if n % 10 == 5:
-            evict(table, now)
+            evict(table)
             check_integrity(table)
         if n == 15:
             clear_endpoint(table, A)
             drop_endpoint(table, B)
             add_endpoint(table, B, capacity_bytes=100)
-    evict(table, now)
+    evict(table)
     check_integrity(table)
     assert table.entries == table.mirrors[A].entries + table.mirrors[B].entries
     assert table.mirrors[A].entries <= 50 or not leaves
 
 
 def test_entries_that_are_being_removed_evict_no_entry_of_others() -> None:
-    table = PrefixTable(schedule=SCHEDULE, max_entries=MANY, ttl_s=1e9)
+    table = PrefixTable(schedule=SCHEDULE, max_entries=MANY)
     for name in (A, B):
         add_endpoint(table, name, capacity_bytes=10**6)
     table.record(B, numbered_chain(MANY + 1), now=0)
     for n in range(MANY):
         table.record(A, numbered_chain(n), now=n)
     clear_endpoint(table, A)
-    evict(table, now=MANY)
+    evict(table)
     assert table.match(numbered_chain(MANY + 1)) == {B: 1}
