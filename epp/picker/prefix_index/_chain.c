@@ -2,18 +2,14 @@
  * bytes are hashed.
  *
  * The hash is XXH3 with 64 bits and a seed, for inputs over 240 bytes, as its specification describes it. The package xxhash
- * returns the same values. It is used if this module is not built, and for shorter chunks.
+ * returns the same values. It is used for shorter chunks.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 typedef unsigned char byte;
 typedef unsigned long long u64;
-typedef unsigned int u32;
 
 enum { STRIPE = 64, SECRET = 192, STRIPES_OF_BLOCK = (SECRET - STRIPE) / 8, BLOCK = STRIPE * STRIPES_OF_BLOCK, LANES = 8, SHORTEST = 241 };
 
@@ -56,32 +52,6 @@ seeded(byte *secret, u64 seed)
     }
 }
 
-#ifdef __SSE2__
-typedef __m128i Lanes[LANES / 2]; /* Each register holds two lanes. */
-
-static inline void
-accumulate(Lanes acc, const byte *data, const byte *secret)
-{
-    for (int i = 0; i < LANES / 2; i++) {
-        __m128i value = _mm_loadu_si128((const __m128i *)data + i);
-        __m128i key = _mm_xor_si128(value, _mm_loadu_si128((const __m128i *)secret + i));
-        __m128i product = _mm_mul_epu32(key, _mm_shuffle_epi32(key, _MM_SHUFFLE(0, 3, 0, 1)));
-        acc[i] = _mm_add_epi64(product, _mm_add_epi64(acc[i], _mm_shuffle_epi32(value, _MM_SHUFFLE(1, 0, 3, 2))));
-    }
-}
-
-static inline void
-scramble(Lanes acc, const byte *secret)
-{
-    const __m128i prime = _mm_set1_epi32((int)PRIME32_1);
-    for (int i = 0; i < LANES / 2; i++) {
-        __m128i mixed = _mm_xor_si128(acc[i], _mm_srli_epi64(acc[i], 47));
-        mixed = _mm_xor_si128(mixed, _mm_loadu_si128((const __m128i *)secret + i));
-        __m128i low = _mm_mul_epu32(mixed, prime), high = _mm_mul_epu32(_mm_srli_epi64(mixed, 32), prime);
-        acc[i] = _mm_add_epi64(low, _mm_slli_epi64(high, 32));
-    }
-}
-#else
 typedef u64 Lanes[LANES];
 
 static inline void
@@ -100,20 +70,13 @@ scramble(Lanes acc, const byte *secret)
     for (int i = 0; i < LANES; i++)
         acc[i] = (acc[i] ^ (acc[i] >> 47) ^ read64(secret + 8 * i)) * PRIME32_1;
 }
-#endif
 
 /* Returns the two halves of the product of 128 bits, combined by xor. */
 static inline u64
 fold(u64 a, u64 b)
 {
-#ifdef __SIZEOF_INT128__
     unsigned __int128 product = (unsigned __int128)a * b;
     return (u64)product ^ (u64)(product >> 64);
-#else
-    u64 low = (u64)(u32)a * (u32)b, left = (a >> 32) * (u32)b, right = (u64)(u32)a * (b >> 32), high = (a >> 32) * (b >> 32);
-    u64 cross = (low >> 32) + (u32)left + right;
-    return (cross << 32 | (u32)low) ^ (high + (left >> 32) + (cross >> 32));
-#endif
 }
 
 /* Returns the hash of `SHORTEST` bytes or more. */
