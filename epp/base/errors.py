@@ -64,6 +64,17 @@ class NoEndpointError(PickError):
         self.reason = reason
 
 
+class NotReadyError(NoEndpointError):
+    """There may be servers of the model, but none of them is ready."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
+            "whether the servers sleep",
+            reason="no_ready_endpoint",
+        )
+
+
 class UnknownModelError(PickError):
     """No server has the model. The list of models of every server is known."""
 

@@ -32,7 +32,7 @@ from epp.picker.prefix_index.reported import KvReport, ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
-from epp.picker.scheduling.snapshot import Floats, Ints
+from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Ints
 from epp.request.canonical import CONTINUING
 
 _SCHEME = b"prefix-gateway chain 2"
@@ -40,7 +40,6 @@ _SCHEME = b"prefix-gateway chain 2"
 then match nothing."""
 _LONG_BYTES = 241
 """The least size of chunks that `_chain.c` can hash; XXH3 is another function for shorter ones."""
-_KEPT_SEEDS = 64
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
 """Bound for an unread body, which may have any size and is seldom all text. With a larger bound, the server
@@ -83,8 +82,8 @@ class Roots:
     """The seeds of the first hashes of chains. Prompts that may not share a server's cache never have the
     same seed.
 
-    Only the seeds of the last few names without a salt are remembered, since clients may send as many
-    models and salts as requests.
+    Only the seeds of names without a salt are remembered, and of a bounded number of them, since clients may
+    send as many models and salts as requests.
     """
 
     __slots__ = ("_kept", "_start")
@@ -112,7 +111,7 @@ class Roots:
         root.update(_framed(*(text.encode("utf-8", "surrogatepass") for text in (model, cache_salt))))
         seed = int.from_bytes(root.digest(), "little")
         if not cache_salt:
-            if len(self._kept) >= _KEPT_SEEDS:
+            if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
             self._kept[model] = seed
         return seed
@@ -169,9 +168,7 @@ class ServerCaches:
             later_from_bytes=chunks.later_from_bytes,
         )
         self.roots = Roots(self.schedule, secret=self.secret.key)
-        self.table = PrefixTable(
-            schedule=self.schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds
-        )
+        self.table = PrefixTable(schedule=self.schedule, max_entries=table.max_entries)
         """Another table replaces this one when prompts are cut or hashed differently."""
 
     def apply(self, spec: PolicySpec) -> bool:
@@ -180,7 +177,7 @@ class ServerCaches:
         """
         old, self.spec = self.spec, spec
         if old.chunks == spec.chunks:
-            self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
+            self.table.max_entries = spec.table.max_entries
             return True
         self._start_table()
         return False

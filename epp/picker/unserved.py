@@ -16,14 +16,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from epp.base.errors import FlowRefusedError, NoEndpointError, PickError
+from epp.base.errors import FlowRefusedError, NotReadyError, PickError
 from epp.config.flow import WaitingSettings
 from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.queues import Alarms
 
-NOT_READY: Final = "no_ready_endpoint"
-"""`reason` of the error for which a request waits."""
 _AT_ONCE: Final = 50
 """Most requests that are sent in one turn of the event loop."""
 _MODELS: Final = 8
@@ -40,7 +38,7 @@ class UnservedRequest(Struct, eq=False, gc=False):
     size_bytes: int
     expires_at: float
     """When it gets its error."""
-    error: NoEndpointError
+    error: NotReadyError
     """Without a traceback, which would keep what stood on the stack."""
     number: int = 0
     """Its number in the order of arrival."""
@@ -146,4 +144,4 @@ def _fate(waiting: UnservedRequest, pick: Callable[..., Pick], *, now: float) ->
     try:
         return pick(waiting.question, now=now)
     except PickError as error:
-        return None if isinstance(error, NoEndpointError) and error.reason == NOT_READY else error
+        return None if isinstance(error, NotReadyError) else error

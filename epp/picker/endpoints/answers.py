@@ -14,6 +14,7 @@ from typing import Literal
 
 from epp.base.types import EndpointMetrics
 from epp.picker.endpoints.endpoint_state import LONGEST_PREFILL_S, Account, EndpointState, Wait
+from epp.picker.scheduling.snapshot import MOST_KEPT
 
 LATELY_S = 1.0
 """For so long after a no, a session that the server refused stays away. Until then probes tell more. After an
@@ -23,13 +24,8 @@ MOST_ENDS = 64
 _STEP = 0.05
 _QUICK_S = 0.05
 """A streamed answer that ends this soon after its beginning may hold nothing but an error."""
-_SERVED_MODELS = 256
-"""The most pairs of a model and a path for which the last good answer is remembered."""
-
 _OVERDUE = 2
-"""A server is suspected if so many answers are overdue there."""
-_OTHERS = 3
-"""An answer is overdue only if others have sent so many since its request."""
+"""A server is suspected if so many answers are overdue there, and others have sent so many meanwhile."""
 
 Seen = Literal["moves", "idle", "hangs", "may hang", "stalls", "stalls alone"]
 """moves: the counters grew, or the page has none. idle: they did not, which says nothing yet. hangs: first
@@ -93,7 +89,7 @@ class Answers:
         self.served[model, path_hash] = last if last[0] is state else (state, last[0])
         state.account.model, state.account.refused = model, 0
         self.served.move_to_end((model, path_hash))
-        while len(self.served) > _SERVED_MODELS:
+        while len(self.served) > MOST_KEPT:
             self.served.popitem(last=False)
 
     def other_that_served(self, state: EndpointState, model: str, *, path_hash: int) -> EndpointState | None:
@@ -205,11 +201,11 @@ class Answers:
             if (wait.streams or not counts)
             and now - wait.sent_at >= max(least_s, 3 * self._typical_s[wait.streams]) + 2 * undone_s
             and wait.begun_before == account.begun
-            and others - wait.others_before >= _OTHERS
+            and others - wait.others_before >= _OVERDUE
         ]
 
     def check_integrity(self) -> None:
-        assert len(self.served) <= _SERVED_MODELS
+        assert len(self.served) <= MOST_KEPT
         assert all(0 < account.noes <= MOST_ENDS for _, _, _, account, _ in self._noes)
 
 

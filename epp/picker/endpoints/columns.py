@@ -21,9 +21,6 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.prefill_rate import ModelRate
 from epp.picker.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
 
-_ZERO = np.array(0.0)
-"""Zero as an array, since numpy takes an array faster than a number."""
-
 
 class Columns:
     """The columns of one list of endpoints. All arrays are as long as the roster."""
@@ -176,7 +173,7 @@ class Columns:
         """Return a snapshot of some slots. The snapshot never changes. adapter_slots: number of adapters that
         a server can hold if it does not say.
         """
-        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _ZERO)
+        undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), 0.0)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
             load, (waiting, kv_usage) = self._load.copy(), self._pages_seen
         else:

@@ -32,7 +32,7 @@ from epp.base.types import EndpointMetrics
 from epp.config.routing import FailureSettings as Settings
 from epp.picker.endpoints.answers import LATELY_S, MOST_ENDS, Answers, counts_answers
 from epp.picker.endpoints.endpoint_state import PAGE_AGE_S, Account, EndpointState
-from epp.picker.endpoints.marks import LONGEST_TRIALS, Form, Mark, Probe, Proof, Verdict
+from epp.picker.endpoints.marks import LONGEST_TRIALS, STEP, Form, Mark, Probe, Proof, Verdict
 from epp.picker.scheduling.snapshot import MOST_KEPT, Snapshot
 
 _NOTHING: Final = 0.06
@@ -44,10 +44,8 @@ _TRIAL_PICKS: Final = 64
 """Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed."""
 _MOST_PROBES: Final = 32
 """The largest number of probes that one picker has open at a time."""
-_SUSPECTED: Final = 2 * _NOTHING
-"""The least share of a server that is only suspected."""
 _REFUSING: Final = 0.4
-"""The same for a server that may refuse everything."""
+"""The least share of a server that may refuse everything."""
 _REFUSALS: Final = 3
 """A server is suspected after so many refusals in a row. Clients often send one or two bad requests."""
 _ALL_REFUSE_S: Final = 60.0
@@ -142,7 +140,7 @@ class FailingServers:
             if mark.state is not state and _REFUSALS <= more <= 2 * fewer:
                 self._all_refuse_until = now + _ALL_REFUSE_S
                 if mark.out and mark.form is Form.REFUSES:
-                    mark.recover(_SUSPECTED, now=now)
+                    mark.recover(now=now)
         return now >= self._all_refuse_until
 
     def forget(self, state: EndpointState) -> None:
@@ -186,12 +184,12 @@ class FailingServers:
 
     def _suspect(self, state: EndpointState, form: Form, *, asked_model: str = "", now: float) -> Mark:
         """Let a probe decide whether a server fails in this form. Until the probe's result, the server's
-        share stays small, also after several calls.
+        share is at least that of one failure, also after several calls.
         """
         mark = self._mark(state, "")
         if not (mark.out or mark.probing or mark.verdict == "refused"):
             mark.asked_model = asked_model or mark.asked_model
-            mark.share, mark.at = max(mark.now(now), _SUSPECTED), now
+            mark.share, mark.at = max(mark.now(now), STEP), now
             mark.suspected, mark.needs, mark.verdict = form, max(mark.needs, form.proof), None
         return mark
 
@@ -218,7 +216,7 @@ class FailingServers:
         elif before is not None and after is not None:
             account.grew_at = now
             if mark is not None and mark.needs is Proof.COUNTED and counts_answers(after):
-                mark.recover(_SUSPECTED, now=now)
+                mark.recover(now=now)
         return False
 
     def hangs(self, state: EndpointState, *, form: Form = Form.HANGS, now: float) -> bool:
@@ -306,7 +304,7 @@ class FailingServers:
         if mark.suspected is Form.REFUSES:
             mark.recover(0.0, now=now)  # the requests were at fault
         elif refuses or proves or mark.suspected is not None:
-            mark.recover(_SUSPECTED, now=now)
+            mark.recover(now=now)
         elif mark.out and mark.verdict != "well":
             mark.allow_trial(self.settings.trial_seconds, now=now)
 

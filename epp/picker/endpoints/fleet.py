@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from epp.base.errors import NoEndpointError
+from epp.base.errors import NoEndpointError, NotReadyError
 from epp.base.types import Address, Endpoint, EndpointName, ModelList
 from epp.config.policy import PolicySpec
 from epp.picker.endpoints.answers import Answers
@@ -19,16 +19,16 @@ from epp.picker.endpoints.columns import Columns
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import FailingServers
 from epp.picker.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.picker.endpoints.served_models import NOT_READY, ServedModels, forget_models, of_page
+from epp.picker.endpoints.served_models import ServedModels, forget_models, of_page
 from epp.picker.endpoints.unreported import Unreported
 from epp.picker.scheduling.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    added: tuple[EndpointName, ...]
-    removed: tuple[EndpointName, ...]
-    restarted: tuple[EndpointName, ...]
+    added: list[EndpointState]
+    removed: list[EndpointState]
+    restarted: list[EndpointState]
     """Endpoints with the same name but another process or address. The picker's knowledge of their caches is
     void.
     """
@@ -85,11 +85,9 @@ class Fleet:
         pools: the pools that exist, with or without endpoints.
         """
         wanted = {e.name: e for e in endpoints}
-        removed = tuple(name for name in self._states if name not in wanted)
-        added: list[EndpointName] = []
-        restarted: list[EndpointName] = []
-        for name in removed:
-            gone = self._states.pop(name)
+        change = FleetChange([], [state for name, state in self._states.items() if name not in wanted], [])
+        for gone in change.removed:
+            del self._states[gone.endpoint.name]
             gone.rate.leave()
             gone.gone = True
             self.failures.forget(gone)
@@ -99,14 +97,14 @@ class Fleet:
             state = self._states.get(name)
             if state is None:
                 self._states[name] = self.new_state(endpoint, now=now)
-                added.append(name)
+                change.added.append(self._states[name])
                 continue
             old, old_model = state.endpoint, state.model
             state.endpoint = endpoint
             if old.process != endpoint.process:
                 state.listed = None
                 self._reset(state, now=now)
-                restarted.append(name)
+                change.restarted.append(state)
             if old_model != state.model:
                 self._new_rate(state)
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
@@ -116,7 +114,7 @@ class Fleet:
         self._pools = frozenset(s.endpoint.pool for s in self._in_slots)
         self.ranked = any(s.endpoint.rank is not None for s in self._in_slots)
         self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
-        return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
+        return change
 
     def take_lists(
         self, lists: Mapping[EndpointName, ModelList | None], *, now: float
@@ -205,11 +203,12 @@ class Fleet:
         """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
         `subset` if there is one.
 
-        Raises NoEndpointError if there are none, and UnknownModelError if no server has such a model.
+        Raises NotReadyError if there are none, NoEndpointError if there are none in the subset, and
+        UnknownModelError if no server has such a model.
         """
         slots = self.healthy(self.served.answering(model))
         if not slots:
-            raise NoEndpointError(NOT_READY, reason="no_ready_endpoint")
+            raise NotReadyError
         if subset is None:
             return slots
         allowed = self._within(slots, subset)

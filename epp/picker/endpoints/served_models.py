@@ -1,9 +1,8 @@
 """Knows which servers can serve which model: from the models that the source declares, and from the list of
 each server at `/v1/models`. Names on its metrics page stand for the list of a server that does not give it.
 
-`Serving` is an index over one list of endpoints. An index never changes. Only this module says which servers
-may get a request for a model that no list names: servers whose list is not known yet, since they may have the
-model. A model can be unknown only when every list is known.
+Only this module says which servers may get a request for a model that no list names: servers whose list is
+not known yet, since they may have the model. A model can be unknown only when every list is known.
 """
 
 from __future__ import annotations
@@ -15,17 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from epp.base.errors import NoEndpointError, UnknownModelError
+from epp.base.errors import NotReadyError, UnknownModelError
 from epp.base.types import Address, Endpoint, EndpointMetrics, ModelCard, ModelList
 from epp.picker.endpoints.columns import Columns
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.scheduling.snapshot import MOST_KEPT
 
-NOT_READY: Final = (
-    "no model server is ready for this model; check the endpoints file or the InferencePool's pods, and "
-    "whether the servers sleep"
-)
-_KEPT_UNIONS: Final = 16
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
@@ -106,119 +100,12 @@ class ModelServers(NamedTuple):
     """Whether the model is an adapter that a source or a server's list names."""
 
 
-class Serving:
-    """An index of servers by model. `listed` has the list of each server by slot. None: not known. If some
-    server lists or declares a model, only such servers get requests for it.
+class ServedModels:
+    """Says which servers may get a request for which model, and which models clients see. If some server
+    lists or declares a model, only such servers get requests for it.
 
     The servers of a model are looked up when the model is first asked for. A complete index over 100 servers
     with 512 names each would hold the loop for 150 ms whenever one of them changes its list.
-    """
-
-    def __init__(
-        self, endpoints: Sequence[Endpoint], listed: Sequence[ModelList | None], *, everyone: range
-    ) -> None:
-        """Build the index. everyone: all slots. This same object is returned if every server serves a
-        model.
-        """
-        self._everyone = everyone
-        self._endpoints, self._listed = endpoints, listed
-        self._pools = [endpoint.pool for endpoint in endpoints]
-        self._names = [one.names if one is not None else frozenset() for one in listed]
-        self.unlisted: Sequence[int] = [s for s, one in enumerate(listed) if one is None or not one.whole]
-        heard_of = {self._pools[slot] for slot, names in enumerate(self._names) if names}
-        self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
-        """Servers of pools in which no server's models are known."""
-        lengths = [(one.max_model_len if one is not None else None) or inf for one in listed]
-        self.lengths = lengths if len(set(lengths)) > 1 else None
-        """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
-        self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
-        self._any = ModelServers(everyone, self.answering(everyone), declared=False)
-        self.named: dict[str, ModelServers] = {"": self._any}
-        """Results of earlier look-ups. The picker bounds the length of names where they come in."""
-        self.one_model = self._same_everywhere()
-        """Whether every endpoint serves the same models, as far as known."""
-
-    def _same_everywhere(self) -> bool:
-        models_of = []
-        for endpoint, names in zip(self._endpoints, self._names, strict=True):
-            declared = (endpoint.adapters | {endpoint.model}) - {""}
-            models_of.append(names if declared <= names else declared | names)
-        return all(models == models_of[0] for models in models_of)
-
-    def look_up(self, model: str) -> ModelServers:
-        """Return what the lists say about the name, and keep it in `named`."""
-        if model in self.named:
-            return self.named[model]
-        if len(self.named) >= MOST_KEPT:
-            self.named = {"": self._any}
-        adapters = any(one is not None and model in one.adapters for one in self._listed)
-        declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
-        able = self._able(model)
-        self.named[model] = ModelServers(able, None if able is None else self.answering(able), declared)
-        return self.named[model]
-
-    def answering(self, slots: Sequence[int]) -> Sequence[int]:
-        """Return those of the slots that may be a destination."""
-        return [slot for slot in slots if slot not in self._no_answers] if self._no_answers else slots
-
-    def _able(self, model: str) -> Sequence[int] | None:
-        slots = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
-        by_page = {slot for slot, names in enumerate(self._names) if model in names}
-        slots.update(slot for slot in by_page if slot not in self.unlisted)
-        if by_page and not slots:
-            # Nobody gives a list, and pages come one by one: a server without a page may have the model.
-            slots.update(
-                s for s, one in enumerate(self._listed) if one is None and not self._endpoints[s].model
-            )
-        slots |= by_page
-        if not slots:
-            return None
-        return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
-
-    def slots(
-        self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
-    ) -> Sequence[int]:
-        """Return the servers that can serve `model`, ready or not.
-        holders: the servers that were seen to hold it as an adapter;
-        bases: base models by slot.
-
-        An adapter that no server declares, but that a server was seen to hold, can be on any server of the
-        same pool and base model: the adapter must not be tied for good to the server where it was seen.
-        Raises UnknownModelError if no server has the model and `refuses` is set.
-        """
-        able = self.look_up(model).slots
-        if able is not None:
-            return able if able is self._everyone or not holders else sorted({*able, *holders})
-        if holders:
-            known = {(self._pools[slot], bases[slot]) for slot in holders}
-            return [slot for slot in self._everyone if (self._pools[slot], bases[slot]) in known]
-        if self._everyone and not self.unlisted and refuses:
-            raise UnknownModelError(model)
-        silent = self._wholly_silent or self.unlisted
-        return silent if 0 < len(silent) < len(self._everyone) else self._everyone
-
-    def none_serves(self, model: str, slots: Iterable[int]) -> bool:
-        """Return whether all these servers are known not to serve `model`, and there is at least one of
-        them.
-        """
-        asked = set(slots)
-        return (
-            bool(asked)
-            and asked.isdisjoint(self.unlisted)
-            and asked.isdisjoint(self.look_up(model).slots or ())
-        )
-
-    def check_integrity(self) -> None:
-        assert len(self.named) <= MOST_KEPT
-        assert self.named[""] is self._any
-        for model, named in self.named.items():
-            assert not model or named.slots == self._able(model)
-            assert named.slots is None or named.answering == self.answering(named.slots)
-
-
-class ServedModels:
-    """Says which servers may get a request for which model, and which models clients see. It follows the
-    servers' lists by a new index (`Serving`) whenever endpoints or lists have changed.
     """
 
     def __init__(self, *, refuses_unknown: bool) -> None:
@@ -231,65 +118,119 @@ class ServedModels:
         last list."""
         self.away = AwayModels()
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
-        """Answers to `GET /v1/models`, by subset."""
+        """Answers to `GET /v1/models`, by subset, about as many as there are servers."""
         self._aliases: Mapping[str, frozenset[str]] = {}
         self.follow((), Columns([]))
 
     def follow(self, states: Sequence[EndpointState], columns: Columns) -> None:
-        """Index these servers, in the order of their slots."""
-        self._states, self._columns = states, columns
+        """Know these servers from now on, in the order of their slots. Call this after each change of the
+        endpoints or their lists.
+        """
+        self._states, self._columns, self._everyone = states, columns, columns.roster.everyone
         self._unions.clear()
-        self.index = Serving(
-            [state.endpoint for state in states],
-            [state.listed for state in states],
-            everyone=columns.roster.everyone,
+        self._names = [state.listed.names if state.listed is not None else frozenset() for state in states]
+        self._unlisted = [s for s, one in enumerate(states) if one.listed is None or not one.listed.whole]
+        heard_of = {state.endpoint.pool for state, names in zip(states, self._names, strict=True) if names}
+        self._wholly_silent = [slot for slot in self._unlisted if states[slot].endpoint.pool not in heard_of]
+        """Servers of pools in which no server's models are known."""
+        lengths = [state.max_model_len or inf for state in states]
+        self._lengths = lengths if len(set(lengths)) > 1 else None
+        """The most tokens that each server takes, by slot. None: all take the same, as far as known."""
+        self._no_answers = frozenset(s for s, one in enumerate(states) if not one.endpoint.role.answers)
+        self._any = ModelServers(self._everyone, self._to_answer(self._everyone), declared=False)
+        self._named: dict[str, ModelServers] = {"": self._any}
+        """Results of earlier look-ups. The picker bounds the length of names where they come in."""
+        declared = [(state.endpoint.adapters | {state.endpoint.model}) - {""} for state in states]
+        models_of = [
+            names if own <= names else own | names for own, names in zip(declared, self._names, strict=True)
+        ]
+        self.one_model = all(models == models_of[0] for models in models_of)
+        """Whether every endpoint serves the same models, as far as known."""
+
+    def _named_as(self, model: str) -> ModelServers:
+        """Return what the lists say about the name, and remember it."""
+        known = self._named.get(model)
+        if known is not None:
+            return known
+        if len(self._named) >= MOST_KEPT:
+            self._named = {"": self._any}
+        declared = any(
+            model in one.endpoint.adapters or (one.listed is not None and model in one.listed.adapters)
+            for one in self._states
         )
-        """Which server serves which model. Kept, since every pick needs it."""
+        able = self._able(model)
+        found = ModelServers(able, None if able is None else self._to_answer(able), declared)
+        self._named[model] = found
+        return found
+
+    def _able(self, model: str) -> Sequence[int] | None:
+        endpoints = [state.endpoint for state in self._states]
+        slots = {slot for slot, one in enumerate(endpoints) if model == one.model or model in one.adapters}
+        by_page = {slot for slot, names in enumerate(self._names) if model in names}
+        slots.update(slot for slot in by_page if slot not in self._unlisted)
+        if by_page and not slots:
+            # Nobody gives a list, and pages come one by one: a server without a page may have the model.
+            slots.update(
+                s for s, one in enumerate(self._states) if one.listed is None and not endpoints[s].model
+            )
+        slots |= by_page
+        if not slots:
+            return None
+        return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
+
+    def _to_answer(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return those of the slots that may be a destination."""
+        return [slot for slot in slots if slot not in self._no_answers] if self._no_answers else slots
 
     def slots(self, model: str) -> Sequence[int]:
         """Return the slots of the servers that can serve `model`, ready or not.
 
-        Raises UnknownModelError if every server says that it does not have the model, but NoEndpointError if
+        An adapter that no server declares, but that a server was seen to hold, can be on any server of the
+        same pool and base model: the adapter must not be tied for good to the server where it was seen.
+        Raises UnknownModelError if every server says that it does not have the model, but NotReadyError if
         servers of a pool that still exists had the model.
         """
-        columns = self._columns
-        try:
-            return self.index.slots(
-                model, holders=columns.holders(model), bases=columns.roster.models, refuses=self._refuses
-            )
-        except UnknownModelError:
+        able, holders = self._named_as(model).slots, self._columns.holders(model)
+        if able is not None:
+            return able if able is self._everyone or not holders else sorted({*able, *holders})
+        if holders:
+            of = [(state.endpoint.pool, state.model) for state in self._states]
+            known = {of[slot] for slot in holders}
+            return [slot for slot in self._everyone if of[slot] in known]
+        if self._everyone and not self._unlisted and self._refuses:
             self.unknown_asked += 1
             if model in self.away:
-                raise NoEndpointError(NOT_READY, reason="no_ready_endpoint") from None
-            raise
+                raise NotReadyError
+            raise UnknownModelError(model)
+        silent = self._wholly_silent or self._unlisted
+        return silent if 0 < len(silent) < len(self._everyone) else self._everyone
 
     def answering(self, model: str) -> Sequence[int]:
         """Return those of the slots that may be a destination."""
-        answering = self.named(model).answering
+        answering = self._named_as(model).answering
         if answering is None or self._columns.holders(model):
-            return self.index.answering(self.slots(model))
+            return self._to_answer(self.slots(model))
         return answering
-
-    def named(self, model: str) -> ModelServers:
-        return self.index.named.get(model) or self.index.look_up(model)
 
     def within(self, model: str, within: Sequence[int]) -> Sequence[int]:
         """Return the slots that may have the model although their lists do not name it. within: the servers
         that the data plane allows, none of which is in `answering`. Raises UnknownModelError.
         """
-        if model and self._refuses and self.index.none_serves(model, within):
+        asked = set(within)
+        able = self._named_as(model).slots or ()
+        if model and self._refuses and asked and asked.isdisjoint(self._unlisted) and asked.isdisjoint(able):
             self.unknown_asked += 1
             raise UnknownModelError(model)
-        if not set(within).isdisjoint(self.slots(model)):
+        if not asked.isdisjoint(self.slots(model)):
             return ()
-        unlisted = frozenset(self.index.unlisted)
-        return self.index.answering([slot for slot in within if slot in unlisted])
+        unlisted = set(self._unlisted)
+        return self._to_answer([slot for slot in within if slot in unlisted])
 
     def adapter(self, model: str) -> str:
         """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty
         text.
         """
-        if self.named(model).declared:
+        if self._named_as(model).declared:
             return model
         holders = self._columns.holders(model)
         if not holders:
@@ -308,7 +249,7 @@ class ServedModels:
         """Return those of the slots that take a prompt and answer of so many tokens, by their own lists. If
         none does, all stay: one of them has to give the error.
         """
-        lengths = self.index.lengths
+        lengths = self._lengths
         if lengths is None:
             return slots
         return [slot for slot in slots if lengths[slot] >= tokens] or slots
@@ -333,7 +274,7 @@ class ServedModels:
                 and state.listed.whole
                 and (subset is None or state.endpoint.address in subset)
             ]
-            if len(self._unions) >= _KEPT_UNIONS:
+            if len(self._unions) > len(self._states):
                 self._unions.clear()
             self._unions[subset] = union(lists, more=self._answered_aliases()) if lists else None
         return self._unions[subset]
@@ -354,12 +295,16 @@ class ServedModels:
     @property
     def unlisted(self) -> int:
         """The number of servers that have not listed their models yet."""
-        return len(self.index.unlisted)
+        return len(self._unlisted)
 
     def check_integrity(self) -> None:
         listed = (state.listed for state in self._states)
         assert self.unlisted == sum(one is None or not one.whole for one in listed)
-        self.index.check_integrity()
+        assert len(self._named) <= MOST_KEPT
+        assert self._named[""] is self._any
+        for model, named in self._named.items():
+            assert not model or named.slots == self._able(model)
+            assert named.slots is None or named.answering == self._to_answer(named.slots)
         self.away.check_integrity()
 
 

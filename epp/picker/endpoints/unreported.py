@@ -2,9 +2,9 @@
 model.
 
 Each request is reported some time after it was sent. By Little's law the number of requests that are
-not reported yet is their rate times this delay. So the estimate is the sum of the delays of all reports in
-one second. Pure: `now` is monotonic seconds. The fleet owns this object. The listener of `sharing` passes
-in each report, and picks read the estimate.
+not reported yet is their rate times this delay. So the estimate is the sum of the delays of all reports of
+about the last second. Pure: `now` is monotonic seconds. The fleet owns this object. The listener of `sharing`
+passes in each report, and picks read the estimate.
 
 Invariant: no estimate is below 0.
 """
@@ -16,10 +16,6 @@ from math import exp
 
 from epp.picker.endpoints.served_models import forget_models
 
-_OVER_S = 1.0
-"""Delays are summed over about this time. Reports that are older come after an interruption, and say nothing
-about the usual delay."""
-
 
 class Unreported:
     __slots__ = ("of_models",)
@@ -29,8 +25,10 @@ class Unreported:
         """The estimate for each base model, and when it was made. Empty: pickers do not share."""
 
     def reported(self, model: str, *, age_s: float, now: float) -> None:
-        """Count a request for this base model that another picker has reported now and sent `age_s` ago."""
-        picks = self.picks(model, now=now) + min(max(age_s, 0.0), _OVER_S) / _OVER_S
+        """Count a request for this base model that another picker has reported now and sent `age_s` ago. A
+        report that is older than a second came after an interruption, so it counts as a second old.
+        """
+        picks = self.picks(model, now=now) + min(max(age_s, 0.0), 1.0)
         self.of_models[model] = picks, now
 
     def picks(self, model: str, *, now: float) -> float:
@@ -39,7 +37,7 @@ class Unreported:
         if known is None:
             return 0.0
         picks, at = known
-        return picks * exp(min(0.0, at - now) / _OVER_S)
+        return picks * exp(min(0.0, at - now))
 
     def forget(self, present: AbstractSet[str]) -> None:
         """If there are many models, forget the models that no server has any more."""

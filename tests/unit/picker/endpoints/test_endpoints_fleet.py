@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from epp.base.types import Endpoint, EndpointName
 from epp.picker.endpoints.backlog import Booking
+from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from tests.unit.picker.endpoints.fleets import SPEC, a_fleet, fail_scrapes, ready
 from tests.unit.picker.endpoints.lettered import endpoint
@@ -20,7 +21,7 @@ def test_endpoint_that_stays_keeps_its_state_even_if_its_adapters_change() -> No
     assert fleet.get(EndpointName("a")) is before
     assert before is not None
     assert before.endpoint.adapters == {"sql"}
-    assert change.restarted == ()
+    assert change.restarted == []
 
 
 def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
@@ -29,7 +30,7 @@ def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     assert state is not None
     before = state.process
     change = fleet.set_endpoints([endpoint("a", model="other"), endpoint("b", model="other")], now=1.0)
-    assert change.restarted == ("a",)
+    assert change.restarted == [state]
     assert state.process == before + 1
     fleet.check_integrity()
 
@@ -50,6 +51,10 @@ LISTS = st.lists(
 )
 
 
+def names(states: list[EndpointState]) -> set[EndpointName]:
+    return {state.endpoint.name for state in states}
+
+
 @pytest.mark.slow
 @given(LISTS)
 def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, int, str]]]) -> None:
@@ -58,9 +63,9 @@ def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, i
         wanted = [endpoint(n, host=f"10.0.0.{host}", incarnation=i) for n, host, i in listed]
         change = fleet.set_endpoints(wanted, now=0.0)
         now_known = {e.name: e for e in wanted}
-        assert set(change.added) == now_known.keys() - known.keys()
-        assert set(change.removed) == known.keys() - now_known.keys()
-        assert set(change.restarted) == {
+        assert names(change.added) == now_known.keys() - known.keys()
+        assert names(change.removed) == known.keys() - now_known.keys()
+        assert names(change.restarted) == {
             n
             for n in known.keys() & now_known.keys()
             if (known[n].address, known[n].incarnation) != (now_known[n].address, now_known[n].incarnation)

@@ -66,7 +66,7 @@ def test_a_model_goes_to_the_servers_that_list_it() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n", adapters=["sql"]), c=listing("n", "alias"))
     assert [names_that_serve(fleet, model) for model in ("m", "n", "sql", "alias")] == ["a", "bc", "b", "c"]
     assert [fleet.served.adapter(model) for model in ("m", "n", "sql", "alias")] == ["", "", "sql", ""]
-    assert not fleet.served.index.one_model
+    assert not fleet.served.one_model
 
 
 def test_unknown_model_is_an_error_once_every_server_has_listed_its_models() -> None:
@@ -268,7 +268,7 @@ def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
 
 def test_a_fleet_with_one_model_returns_the_roster_of_all_slots_itself() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("m"))
-    assert fleet.served.index.one_model
+    assert fleet.served.one_model
     assert fleet.served.slots("m") is fleet.columns.roster.everyone
     unlisted = fleet_of("abc")
     assert unlisted.served.slots("m") is unlisted.columns.roster.everyone
