@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from epp.base.errors import FlowRefusedError, NoEndpointError, PickError
+from epp.base.errors import FlowRefusedError, NotReadyError, PickError
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.picker.commit import Considered
@@ -30,7 +30,7 @@ from epp.picker.flow.control import Decided, FlowControl, Forecast, Refusal, Ref
 from epp.picker.flow.queues import OTHERS, Band, QueueItem, TenantFlow
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
-from epp.picker.unserved import NOT_READY, Unserved, UnservedRequest
+from epp.picker.unserved import Unserved, UnservedRequest
 
 Answer = Callable[[Pick | PickError, float], None]
 """A function that is called once for a request that waited, with its pick or its refusal, and the time."""
@@ -133,8 +133,6 @@ class Gate:
         """The policy that the queues follow."""
         self._queues: dict[str, ModelQueue] = {}
         """By base model."""
-        self._released: list[ModelQueue] = []
-        """Queues for which flow control has ended. They send all their requests, in order."""
         self._unserved = Unserved()
         self._draining = False
         self._listens = False
@@ -147,14 +145,11 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        queues = (*self._queues.values(), *self._released)
-        return len(self._unserved) + sum(len(queue.control) for queue in queues)
+        return len(self._unserved) + sum(len(queue.control) for queue in self._queues.values())
 
     @property
     def due_at(self) -> float:
         """Return the latest time at which `pump` must be called. Infinity: no request waits."""
-        if self._released:
-            return 0.0
         queues = (queue.control.due_at for queue in self._queues.values())
         return min((self._unserved.due_at, *queues))
 
@@ -178,18 +173,18 @@ class Gate:
         spec = policy.spec.flow
         try:
             considered = picker.consider(question, now=now)
-        except NoEndpointError as error:
+        except NotReadyError as error:
             wait_s = min(spec.wait_for_server_seconds, longest_s)
-            if error.reason != NOT_READY or wait_s <= 0:
+            if wait_s <= 0:
                 raise
             unserved = UnservedRequest(
                 question, decided, size_bytes, now + wait_s, error.with_traceback(None)
             )
             self._unserved.hold(unserved, most=spec.in_all)
             return unserved
-        if not picker.flow_holds:
+        if not picker.flow_holds or considered.choice is None:
             return picker.commit(considered, now=now)
-        model = considered.base_model
+        model = picker.fleet.columns.roster.models[considered.slots[0]]
         queue = self._queues.get(model) or self._queue_of(model)
         left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
         waiting = WaitingRequest(question, considered.prompt, queue, decided)
@@ -222,11 +217,14 @@ class Gate:
     def pump(self, *, now: float) -> None:
         """Decide all requests that can be decided now."""
         self._follow_policy(now=now)
-        self._release(now=now)
         self._unserved.serve(self._picker.pick, now=now)
+        ends, left = self._ends, _AT_ONCE
         for queue in list(self._queues.values()):
-            while (decided := queue.next(now=now)) is not None:
+            while left and (decided := queue.next(now=now)) is not None:
                 self._carry_out(queue, decided, now=now)
+                left -= ends
+        if ends:
+            self._queues = {model: queue for model, queue in self._queues.items() if len(queue.control)}
 
     def drain(self, *, now: float) -> None:
         """Send all waiting requests in order, and let no request wait any more, because the process ends.
@@ -234,8 +232,9 @@ class Gate:
         """
         self._draining = True
         self._unserved.give_up(now=now)
-        self._let_all_go()
-        self._release(now=now)
+        for queue in self._queues.values():
+            queue.control.drain()
+        self.pump(now=now)
 
     # -- figures ---------------------------------------------------------------------------------------------
 
@@ -244,12 +243,11 @@ class Gate:
         return self._unserved.models()
 
     def status(self, *, now: float) -> list[FlowStatus]:
-        released = {queue.model: queue for queue in reversed(self._released) if len(queue.control)}
-        return [queue.status(now=now) for queue in (released | self._queues).values()]
+        return [queue.status(now=now) for queue in self._queues.values()]
 
     def check_integrity(self) -> None:
         self._unserved.check_integrity()
-        for queue in (*self._queues.values(), *self._released):
+        for queue in self._queues.values():
             queue.control.check_integrity()
 
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
@@ -313,29 +311,16 @@ class Gate:
         if policy is self._policy:
             return
         self._policy = policy
-        if self._draining or not self._picker.flow_holds:
-            self._let_all_go()
-            return
         for queue in self._queues.values():
-            queue.control.apply(policy.spec.flow, now=now)
+            if self._ends:
+                queue.control.drain()
+            else:
+                queue.control.apply(policy.spec.flow, now=now)
 
-    def _let_all_go(self) -> None:
-        for queue in self._queues.values():
-            queue.control.drain()
-            self._released.append(queue)
-        self._queues = {}
-
-    def _release(self, *, now: float) -> None:
-        """Send the next portion of the requests for which flow control has ended."""
-        left = _AT_ONCE
-        while self._released and left:
-            queue = self._released[0]
-            decided = queue.next(now=now)
-            if decided is None:
-                del self._released[0]
-                continue
-            self._carry_out(queue, decided, now=now)
-            left -= 1
+    @property
+    def _ends(self) -> bool:
+        """Whether all requests that wait should go now."""
+        return self._draining or not self._picker.flow_holds
 
 
 def _error(refusal: Refusal, *, waited_s: float) -> FlowRefusedError:
@@ -365,6 +350,7 @@ def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
     """Return the forecast for a request. left_s: the time to its deadline. The other servers are considered
     only if the chosen server would miss the deadline.
     """
+    assert considered.choice is not None, "flow control holds only requests whose candidates were scored"
     weighed, place = considered.choice.weighed, considered.choice.places[0]
     snapshot, uncached, load_s = weighed.seen, weighed.uncached_tokens, weighed.load_s
     rate, tokens = snapshot.rate.item(place), uncached.item(place)

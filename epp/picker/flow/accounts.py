@@ -14,10 +14,6 @@ from epp.base.metric import counter, gauge
 from epp.picker.flow.queues import OTHERS
 
 _WINDOW_S = 10.0
-_MOMENT_S = 0.05
-"""Tokens that are added within this time count as added at its beginning. The error is half a percent of the
-window.
-"""
 OTHERS_LABEL: Final = "(others)"
 """The name that people see for all other tenants together."""
 _MOST: Final = 32
@@ -37,24 +33,17 @@ class Rate:
 
     def __init__(self) -> None:
         self._sum = 0.0
-        self._at = -inf
-        self._began_at: float | None = None
+        self._at = self._began_at = inf
 
     def add(self, tokens: float, *, now: float) -> None:
-        if now - self._at < _MOMENT_S:
-            self._sum += tokens
-            return
-        if self._began_at is None:
-            self._began_at = self._at = now
-        self._sum = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S) + tokens
-        self._at = max(self._at, now)
+        self._began_at = min(self._began_at, now)
+        self._sum = self._sum * exp(min(0.0, self._at - now) / _WINDOW_S) + tokens
+        self._at = now
 
     def per_s(self, *, now: float) -> float:
         """Return the tokens per second; 0 if none were added."""
-        if self._began_at is None:
-            return 0.0
         age_s = max(0.1, now - self._began_at)
-        decayed = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S)
+        decayed = self._sum * exp(min(0.0, self._at - now) / _WINDOW_S)
         return decayed / (_WINDOW_S * (1 - exp(-age_s / _WINDOW_S)))
 
 

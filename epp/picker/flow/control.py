@@ -218,8 +218,9 @@ class FlowControl(Generic[T]):
 
     def apply(self, settings: Flow, *, now: float) -> None:
         """Apply new settings. Waiting requests keep their deadlines and their places. Requests beyond the new
-        bounds are removed.
+        bounds are removed. A drain is over.
         """
+        self._draining = False
         victims = self._queues.apply(settings)
         self._shed.extend([self._refused(victim, "full", now=now) for victim in victims])
         self._search_at = now

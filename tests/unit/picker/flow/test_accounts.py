@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, Rate, Shares
+from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, Shares
 from epp.picker.flow.control import FlowControl, Forecast
 from epp.picker.flow.queues import OTHERS
 from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway
@@ -76,16 +76,6 @@ def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
             Ask(10), forecast, priority=0, tenant=tenant, size_bytes=0, left_s=inf, longest_s=inf, now=0.0
         )
     assert flow.shares.tokens == {"long": 10 + 2 * 4000, "bounded": 10 + 2 * 5}
-
-
-def test_a_rate_counts_exactly_what_comes_within_a_moment() -> None:
-    together, apart = Rate(), Rate()
-    for n in range(1000):
-        together.add(3.0, now=0.02 * n)
-        if n % 5 == 0:
-            apart.add(15.0, now=0.02 * n)
-    assert together.per_s(now=20.0) == pytest.approx(150.0, rel=0.02)
-    assert together.per_s(now=20.0) == pytest.approx(apart.per_s(now=20.0), rel=0.02)
 
 
 def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:
