@@ -27,13 +27,14 @@ from epp.picker.events import (
     Answered,
     Began,
     Ended,
+    Listener,
     Moved,
     Pick,
     PrefillBegan,
 )
-from epp.picker.guesses import Guesses, Listeners
+from epp.picker.guesses import Guesses
 from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
-from epp.picker.prefilling import Helper, Prefilling
+from epp.picker.prefilling import Prefilling
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import SentPick
 from epp.picker.server_caches import Prompt, ServerCaches
@@ -59,18 +60,15 @@ class Considered(NamedTuple):
     question: Question
     prompt: Prompt
     adapter: str
-    choice: Choice
-
-    @property
-    def base_model(self) -> str:
-        """The base model of the chosen server."""
-        seen = self.choice.weighed.seen
-        return seen.roster.models[seen.slots[self.choice.places[0]]]
+    slots: list[int]
+    """The slots of the destinations, the best first."""
+    choice: Choice | None
+    """None: there was no time to score candidates, or a conformance run has named the servers."""
 
 
 class Commits:
-    """Books chosen requests and follows them to their ends. `unix_offset_s` converts monotonic times into
-    wall-clock times.
+    """Books chosen requests and follows them to their ends. `send` sends an event to all listeners.
+    `unix_offset_s` converts monotonic times into wall-clock times.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Commits:
         fleet: Fleet,
         caches: ServerCaches,
         guesses: Guesses,
-        listeners: Listeners,
+        send: Listener,
         *,
         spec: PolicySpec,
         rng: random.Random,
@@ -87,10 +85,10 @@ class Commits:
         self._fleet = fleet
         self._caches = caches
         self._guesses = guesses
-        self._listeners = listeners
+        self._send = send
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._prefilling = Prefilling(fleet, caches, guesses, listeners.send, rng)
+        self._prefilling = Prefilling(fleet, caches, guesses, send, rng)
         self.apply(spec)
 
     def apply(self, spec: PolicySpec) -> None:
@@ -100,37 +98,19 @@ class Commits:
     # -- the choice ------------------------------------------------------------------------------------------
 
     def commit(self, considered: Considered, decision: Decision, *, now: float) -> Pick:
-        """Book and record a choice. decision: the record of this choice. Nothing may have changed since the
-        choice was considered.
+        """Book and record a choice, and send the event to the listeners. decision: the record of this choice.
+        Nothing may have changed since the choice was considered.
         """
-        question, prompt, adapter, choice = considered
-        state = self._fleet.in_slot(choice.weighed.seen.slots[choice.places[0]])
-        if choice.reason == "trial":
-            self._fleet.failures.tried(state, decision.model, now=now)
-        helper = None
-        if self._fleet.disaggregated:
-            helper = self._prefilling.choose(
-                question, prompt, choice, adapter=adapter, spec=self._spec, now=now
-            )
-        prefix = choice.weighed.asked.prefix
-        return self.send(
-            state, decision, question=question, prompt=prompt, prefix=prefix, helper=helper, now=now
-        )
-
-    def send(
-        self,
-        state: EndpointState,
-        decision: Decision,
-        *,
-        question: Question,
-        prompt: Prompt,
-        prefix: int = 0,
-        helper: Helper | None = None,
-        now: float,
-    ) -> Pick:
-        """Book the work, and send the event to the listeners. prefix: see `SentPick`.
-        helper: the server that computes the prompt. None: the chosen server computes it.
-        """
+        question, prompt, adapter, slots, choice = considered
+        state, helper = self._fleet.in_slot(slots[0]), None
+        if choice is not None:
+            if choice.reason == "trial":
+                self._fleet.failures.tried(state, decision.model, now=now)
+            if self._fleet.disaggregated:
+                helper = self._prefilling.choose(
+                    question, prompt, choice, adapter=adapter, spec=self._spec, now=now
+                )
+        prefix = choice.weighed.asked.prefix if choice is not None else 0
         sent = SentPick(state.endpoint.name, now, prefix, question.session)
         for rule in self._guesses.rules:
             rule.committed(sent)
@@ -139,9 +119,9 @@ class Commits:
         pick = self._book(state, decision, question=question, prompt=prompt, sent=sent, now=now)
         if helper is not None:
             self._prefilling.book(pick, helper, now=now)
-        self._listeners.send(Began(now, pick, question))
+        self._send(Began(now, pick, question))
         if pick.prefill is not None:
-            self._listeners.send(PrefillBegan(now, pick.prefill))
+            self._send(PrefillBegan(now, pick.prefill))
         return pick
 
     # -- the response and the end ----------------------------------------------------------------------------
@@ -176,12 +156,12 @@ class Commits:
         else:
             self._guesses.answered(pick, now=now)
         if pick.prefill is not None:
-            self._prefilling.answered(pick.prefill, status=status, now=now)
+            self._prefilling.over(pick.prefill, status=status, now=now)
         if not pick.streams:
             # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
             # answer come before it begins.
             pick.state.answered(pick.booking, computed=status < 400, now=now)
-        self._listeners.send(Answered(now, pick, mismatch))
+        self._send(Answered(now, pick, mismatch))
         return mismatch
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -222,12 +202,12 @@ class Commits:
             self._guesses.lost(pick)
         pick.state.release(pick.booking, computed=pick.computed, now=now)
         if pick.prefill is not None:
-            self._prefilling.lost(pick.prefill, now=now)
+            self._prefilling.over(pick.prefill, now=now)
         if pick.computed and self._fleet.failures.marks:
             self._fleet.failures.ended(pick.state, now=now)
         if pick.computed and pick.prompt.teaches:
             pick.state.window.add(pick.prompt.size)
-        self._listeners.send(Ended(now, pick))
+        self._send(Ended(now, pick))
 
     def detach(self, pick: Pick, *, now: float) -> None:
         """Stop following a request whose stream is let go while the answer continues. From now on scrapes
@@ -243,7 +223,7 @@ class Commits:
             if pick.prefill is not None:
                 self._prefilling.detach(pick.prefill, now=now)
             self._guesses.detach(pick)
-            self._listeners.send(Ended(now, pick))
+            self._send(Ended(now, pick))
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -358,7 +338,7 @@ class Commits:
             state, prompt, cached=cached, adapter=pick.decision.adapter, now=now
         )
         self._guesses.follow(pick)
-        self._listeners.send(Moved(now, pick))
+        self._send(Moved(now, pick))
 
 
 def _to_rank(pick: Pick, rank: Endpoint) -> Pick:

@@ -248,9 +248,6 @@ class ProtocolFault(Struct, frozen=True, eq=False, gc=False):
     reason: str
 
 
-StreamEvent = Refused | ProtocolFault
-"""The events that streams report through the picker, since the picker cannot know of them."""
-
 PickerEvent = (
     Began
     | Moved
@@ -264,7 +261,8 @@ PickerEvent = (
     | Cut
     | Fatal
     | MadeState
-    | StreamEvent
+    | Refused
+    | ProtocolFault
 )
 
 Listener = Callable[[PickerEvent], None]

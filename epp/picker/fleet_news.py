@@ -17,8 +17,8 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
-from epp.picker.events import Cut, Hangs, Listener, Restarted
-from epp.picker.guesses import Guesses, Listeners
+from epp.picker.events import Cut, Hangs, Listener, PickerEvent, Restarted
+from epp.picker.guesses import Guesses
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import PrefixTable
@@ -32,53 +32,6 @@ _KEPT_S: Final = 60.0
 than a cache needs to change its content."""
 
 
-class RecentlyLeft:
-    """Endpoints that left a moment ago and may come back unchanged: a pod that was not Ready for some seconds
-    still has a warm cache. Until they are forgotten they keep their share of the table.
-
-    This works only if the source names the process (`incarnation`). If a file lists an endpoint again, the
-    picker cannot know whether its process was restarted meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._left: dict[EndpointName, tuple[Endpoint, float]] = {}
-        """Each with the time when it left."""
-
-    def names(self) -> set[EndpointName]:
-        return set(self._left)
-
-    def leave(self, endpoint: Endpoint, *, now: float) -> bool:
-        """Remember an endpoint that left. Return False if it cannot come back as the same process, or if too
-        many have left.
-        """
-        if not endpoint.incarnation or len(self._left) >= MOST_KEPT:  # it would come back cold
-            return False
-        self._left[endpoint.name] = endpoint, now
-        return True
-
-    def come_back(self, endpoint: Endpoint) -> bool | None:
-        """Return whether an endpoint that came is the same process as the one of this name that had left.
-        None: no endpoint of this name had left.
-        """
-        left = self._left.pop(endpoint.name, None)
-        return left[0].process == endpoint.process if left is not None else None
-
-    def give_up(self, *, now: float) -> list[EndpointName]:
-        """Forget the endpoints that have been away for too long, and return their names."""
-        gone = [name for name, (_, at) in self._left.items() if now - at >= _KEPT_S]
-        for name in gone:
-            del self._left[name]
-        return gone
-
-    def clear(self) -> None:
-        self._left.clear()
-
-    def check_integrity(self) -> None:
-        assert all(
-            name == endpoint.name and endpoint.incarnation for name, (endpoint, _) in self._left.items()
-        )
-
-
 class FleetNews:
     """The part of the picker that knows endpoints, caches and names of models. `Picker` inherits from it."""
 
@@ -86,23 +39,35 @@ class FleetNews:
         """Start without endpoints. refuses_unknown_models: once all lists are known, a request for a model
         that no server lists gets 404.
         """
-        self._listeners = Listeners()
+        self._listeners: tuple[Listener, ...] = ()
+        """In the order in which they subscribed."""
         self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. Outside this class only `sharing` changes these states."""
         self.rewrites: Rewrites | None = None
         """Rewrites of model names. The streams apply them before a prompt is hashed. None: no rewrites."""
-        self._recently_left = RecentlyLeft()
+        self._left: dict[EndpointName, tuple[Endpoint, float]] = {}
+        """Endpoints that left a moment ago, and when. They may come back unchanged: a pod that was not Ready
+        for some seconds still has a warm cache. Until they are forgotten they keep their share of the table.
+        This needs a source that names the process (`incarnation`): if a file lists an endpoint again, nobody
+        knows whether its process was restarted meanwhile."""
         self.caches = ServerCaches(spec, secret=secret)
-        self.guesses = Guesses(self.fleet, self.caches, self._listeners.send)
+        self.guesses = Guesses(self.fleet, self.caches, self.report)
         """What is assumed of requests whose answers have not begun. `sharing` uses it too."""
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with every later event, in order, before any other work is done."""
-        self._listeners.add(listener)
+        self._listeners = (*self._listeners, listener)
 
     def unsubscribe(self, listener: Listener) -> None:
         """Stop calling `listener`. It may be unsubscribed already. This is allowed while events are sent."""
-        self._listeners.remove(listener)
+        self._listeners = tuple(each for each in self._listeners if each != listener)
+
+    def report(self, event: PickerEvent) -> None:
+        """Send an event to all listeners. Streams report `Refused` and `ProtocolFault`, of which the picker
+        cannot know.
+        """
+        for listener in self._listeners:
+            listener(event)
 
     def set_secret(self, secret: HashSecret) -> None:
         """Use another secret for hashes from the next pick on. The table starts empty."""
@@ -121,7 +86,7 @@ class FleetNews:
         """Tell whether every endpoint serves the same models. A request can then be routed without knowing
         its model.
         """
-        return self.fleet.served.index.one_model and self.rewrites is None
+        return self.fleet.served.one_model and self.rewrites is None
 
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self.fleet.states()]
@@ -132,23 +97,23 @@ class FleetNews:
         """Follow the source's list of endpoints.
         pools: the InferencePools that exist, with or without endpoints.
         """
-        before = {state.endpoint.name: state for state in self.fleet.states()}
         change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
-        for name in change.removed:
-            self.guesses.forget(before[name])
-            if not self._recently_left.leave(before[name].endpoint, now=now):
-                drop_endpoint(self.table, name)
-        for name in change.restarted:
-            clear_endpoint(self.table, name)
-        for name in change.added:
-            state = self._state(name)
-            same = self._recently_left.come_back(state.endpoint)
-            if same:
+        for state in change.removed:
+            self.guesses.forget(state)
+            if state.endpoint.incarnation and len(self._left) < MOST_KEPT:
+                self._left[state.endpoint.name] = state.endpoint, now
+            else:
+                drop_endpoint(self.table, state.endpoint.name)
+        for state in change.restarted:
+            clear_endpoint(self.table, state.endpoint.name)
+        for state in change.added:
+            left = self._left.pop(state.endpoint.name, None)
+            if left is not None and left[0].process == state.endpoint.process:
                 # The mirror keeps its size until the server states one, because a guess must not evict
                 # anything.
                 continue
-            if same is not None:
-                drop_endpoint(self.table, name)
+            if left is not None:
+                drop_endpoint(self.table, state.endpoint.name)
             self.caches.add(state)
         self.caches.forget_models(self.fleet.models)
         self._align()
@@ -180,7 +145,7 @@ class FleetNews:
         before = state.metrics
         if metrics is None:
             if self.fleet.failures.page(state, before, None, now=now):
-                self._listeners.send(Hangs(now, state))
+                self.report(Hangs(now, state))
             state.scrape_failed(now=now)
             self.guesses.page(state, now=now)
             return
@@ -189,9 +154,9 @@ class FleetNews:
             self.fleet.failures.forget(state)
             clear_endpoint(self.table, name)
             before = None
-            self._listeners.send(Restarted(now, state))
+            self.report(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
-            self._listeners.send(Hangs(now, state))
+            self.report(Hangs(now, state))
         if metrics.asleep and not (before is not None and before.asleep):
             clear_endpoint(self.table, name)  # a sleeping engine keeps no cache
         state.take_page(metrics, now=now)
@@ -217,7 +182,7 @@ class FleetNews:
         if state is None or state.endpoint.rank is not None:
             return False
         self.on_cut(state, now=now)
-        self._listeners.send(Cut(now, state))
+        self.report(Cut(now, state))
         return True
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:
@@ -239,7 +204,8 @@ class FleetNews:
 
     def give_up_left(self, *, now: float) -> None:
         """Forget the caches of endpoints that have left and did not come back."""
-        for name in self._recently_left.give_up(now=now):
+        for name in [name for name, (_, at) in self._left.items() if now - at >= _KEPT_S]:
+            del self._left[name]
             drop_endpoint(self.table, name)
 
     def check_integrity(self) -> None:
@@ -249,10 +215,9 @@ class FleetNews:
         self.fleet.check_integrity()
         check_integrity(self.table)
         self.guesses.check_integrity()
-        self._recently_left.check_integrity()
         present = {state.endpoint.name for state in self.fleet.states()}
-        assert not present & self._recently_left.names()
-        assert set(self.table.mirrors) == present | self._recently_left.names()
+        assert not present & self._left.keys()
+        assert set(self.table.mirrors) == present | self._left.keys()
 
     def _fill_table(self) -> None:
         """Give each endpoint a mirror in the table that has just started. Endpoints that may come back have
@@ -260,14 +225,9 @@ class FleetNews:
         """
         for state in self.fleet.states():
             self.caches.add(state)
-        self._recently_left.clear()
+        self._left.clear()
         self._align()
 
     def _align(self) -> None:
         """Follow the fleet's slots after servers came or went: the table's bits stand for other slots now."""
         self.caches.align(self.fleet.columns.roster.names)
-
-    def _state(self, name: EndpointName) -> EndpointState:
-        state = self.fleet.get(name)
-        assert state is not None, "asked for an endpoint that the fleet does not hold"
-        return state

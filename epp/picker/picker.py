@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from epp.base.errors import NoEndpointError
@@ -19,10 +18,19 @@ from epp.base.types import Address
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
 from epp.picker.commit import Commits, Considered
-from epp.picker.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, Question, Queued, WouldPick
+from epp.picker.decision import (
+    DIRECT,
+    SHOWN_CHARS,
+    Candidates,
+    Decision,
+    Outcome,
+    Question,
+    Queued,
+    WouldPick,
+)
 from epp.picker.dry_run import DryRun
 from epp.picker.endpoints.endpoint_state import EndpointState
-from epp.picker.events import Fatal, MadeState, Pick, StreamEvent
+from epp.picker.events import Fatal, MadeState, Pick
 from epp.picker.fatal import FatalRequests
 from epp.picker.fleet_news import FleetNews
 from epp.picker.kept_state import KeptState
@@ -38,7 +46,7 @@ from epp.request.response import ResponseFeedback
 _NO_SECRET = HashSecret()
 _STATE_NAMES = "names of kept state"
 """Stands for a model in the seed of the hashes of ids, which all pickers of a pool have in common."""
-_DECIDED = ("state", "prescribed", "trial")
+_DECIDED = ("state", "trial")
 """Reasons that stand for themselves, even if no server is known to keep what the request names."""
 _LENGTH_MARGIN = 1.125
 """A server whose limit the estimate of a prompt only just meets may still refuse it as too long."""
@@ -66,7 +74,7 @@ class Picker(FleetNews):
             self.fleet,
             self.caches,
             self.guesses,
-            self._listeners,
+            self.report,
             spec=policy.spec,
             rng=rng,
             unix_offset_s=unix_offset_s,
@@ -111,17 +119,16 @@ class Picker(FleetNews):
         """
         if self.fleet.failures.marks:
             self.fleet.failures.look(now=now)
-        table = self.caches.table
-        if table.overdue(now):
-            evict(table, now)
+        if self.caches.table.overdue:
+            evict(self.caches.table)
 
     # -- one request -----------------------------------------------------------------------------------------
 
     def pick(self, question: Question, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
-        if question.hurried and not question.prescribed:
-            return self._pick_hurriedly(question, now=now)
-        return self.commit(self.consider(question, now=now), now=now)
+        hurried = question.hurried and not question.prescribed
+        considered = self._hurriedly(question, now=now) if hurried else self.consider(question, now=now)
+        return self.commit(considered, now=now)
 
     def consider(self, question: Question, *, prompt: Prompt | None = None, now: float) -> Considered:
         """Return the choice that `pick` would make now. Nothing is booked.
@@ -138,6 +145,8 @@ class Picker(FleetNews):
             prompt = self.caches.prompt(
                 inference, base_model=base_model, name=name, body_bytes=question.body_bytes
             )
+        if question.prescribed:
+            return Considered(question, prompt, adapter, self._prescribed(question, slots), None)
         slots = fleet.served.fitting(
             slots, tokens=_LENGTH_MARGIN * prompt.tokens + (inference.max_tokens or 0)
         )
@@ -150,79 +159,57 @@ class Picker(FleetNews):
             cached_tokens=self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)[snapshot.at],
             session=question.session,
             beginning=self.caches.beginning(prompt),
-            matched=bool(found),
             prefix=prompt.chain[found[0][1] - 1] if found else 0,
             text_bytes=prompt.size.text_bytes,
             caches=self.caches.table.mirrors,
             holder=snapshot.places_by_slot().get(holder.slot) if holder is not None else None,
-            prescribed=snapshot.places_of(question.prescribed) if question.prescribed else None,
         )
         if self.dry_run is not None:
             self.dry_run.follow(self._rng)
-        return Considered(question, prompt, adapter, self._scheduler.schedule(asked, snapshot))
+        choice = self._scheduler.schedule(asked, snapshot)
+        return Considered(
+            question, prompt, adapter, [snapshot.slots[place] for place in choice.places], choice
+        )
 
-    def _pick_hurriedly(self, question: Question, *, now: float) -> Pick:
-        """Pick without the time to read the prompt: the less loaded of two random endpoints comes first,
+    def _hurriedly(self, question: Question, *, now: float) -> Considered:
+        """Choose without the time to read the prompt: the less loaded of two random endpoints comes first,
         whatever the rule.
         """
-        fleet, failures, most = self.fleet, self.fleet.failures, self._most_destinations(question)
-        slots = fleet.candidates(question.inference.model, subset=question.subset)
+        inference, fleet, failures = question.inference, self.fleet, self.fleet.failures
+        slots = fleet.candidates(inference.model, subset=question.subset)
+        most = self._most_destinations(question)
         few = [fleet.in_slot(slot) for slot in self._rng.sample(slots, min(max(most, 2), len(slots)))]
         few[:2] = sorted(few[:2], key=lambda state: state.load(state.metrics))
         if failures.marks:
             few.sort(key=lambda state: round(failures.share(state, now=now), 1))
-        prompt = self.caches.prompt(
-            question.inference, base_model=few[0].model, body_bytes=question.body_bytes
-        )
-        adapter, slots = fleet.served.adapter(question.inference.model), [state.slot for state in few[:most]]
-        decision = self._decision(question, prompt, adapter, slots, reason="overload", now=now)
-        return self._commits.send(few[0], decision, question=question, prompt=prompt, now=now)
+        prompt = self.caches.prompt(inference, base_model=few[0].model, body_bytes=question.body_bytes)
+        adapter = fleet.served.adapter(inference.model)
+        return Considered(question, prompt, adapter, [state.slot for state in few], None)
 
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
         """Book and record a choice. Nothing may have changed since it was considered."""
         # No code of this module awaits, so the state that was scored is still the state that is booked.
-        question, prompt, adapter, choice = considered
-        slots = [choice.weighed.seen.slots[place] for place in choice.places]
-        lost = question.names_state and choice.reason not in _DECIDED
-        decision = self._decision(
-            question,
-            prompt,
-            adapter,
-            slots[: self._most_destinations(question)],
-            reason="no_state" if lost else choice.reason,
-            choice=choice,
-            would_pick=self._would_pick(considered, now=now) if self.dry_run is not None else None,
-            queued=queued,
-            now=now,
-        )
-        return self._commits.commit(considered, decision, now=now)
+        return self._commits.commit(considered, self._decision(considered, queued=queued, now=now), now=now)
 
     def _most_destinations(self, question: Question) -> int:
         return min(self._spec.max_destinations, question.max_destinations)
 
-    def _decision(
-        self,
-        question: Question,
-        prompt: Prompt,
-        adapter: str,
-        slots: Sequence[int],
-        *,
-        reason: str,
-        choice: Choice | None = None,
-        would_pick: WouldPick | None = None,
-        queued: Queued = DIRECT,
-        now: float,
-    ) -> Decision:
-        """Return the record of a pick. slots: the destinations, the best first. choice: None if no candidate
-        was scored.
-        """
+    def _decision(self, considered: Considered, *, queued: Queued, now: float) -> Decision:
+        """Return the record of a pick."""
+        question, prompt, adapter, slots, choice = considered
         inference, roster = question.inference, self.fleet.columns.roster
         matched_tokens, predicted_s = 0, 0.0
+        reason = "prescribed" if question.prescribed else "overload"
+        candidates: Candidates = ()
+        would_pick: WouldPick | None = None
         if choice is not None:
             first, weighed = choice.places[0], choice.weighed
+            reason = "no_state" if question.names_state and choice.reason not in _DECIDED else choice.reason
             matched_tokens = int(weighed.asked.cached_tokens.item(first))
             ahead_tokens = weighed.seen.undone_tokens.item(first) + weighed.uncached_tokens.item(first)
             predicted_s = ahead_tokens / weighed.seen.rate.item(first)
+            candidates = _candidates(choice, spec=self._spec)
+            would_pick = self._would_pick(considered, choice, now=now) if self.dry_run is not None else None
         return Decision(
             request_id=question.request_id,
             at_unix_s=now + self._unix_offset_s,
@@ -237,8 +224,8 @@ class Picker(FleetNews):
             matched_tokens=matched_tokens,
             reason=reason,
             chosen=roster.names[slots[0]],
-            destinations=tuple([roster.addresses[slot] for slot in slots]),
-            candidates=_candidates(choice, spec=self._spec) if choice is not None else (),
+            destinations=tuple([roster.addresses[n] for n in slots[: self._most_destinations(question)]]),
+            candidates=candidates,
             predicted_s=predicted_s,
             unread=inference.unread,
             waited_s=queued.waited_s,
@@ -247,19 +234,18 @@ class Picker(FleetNews):
             dry_run=would_pick,
         )
 
-    def _would_pick(self, considered: Considered, *, now: float) -> WouldPick:
+    def _would_pick(self, considered: Considered, choice: Choice, *, now: float) -> WouldPick:
         """Return the choice of the policy in dry run among the same servers."""
-        question, _, adapter, choice = considered
-        tried, asked = self.dry_run, replace(choice.weighed.asked, prescribed=None)
+        tried = self.dry_run
         assert tried is not None
         as_tried = self.fleet.snapshot(
             choice.weighed.seen.slots,
-            model=question.inference.model,
-            adapter=adapter,
+            model=considered.question.inference.model,
+            adapter=considered.adapter,
             spec=tried.policy.spec,
             now=now,
         )
-        return tried.choose(asked, as_tried, place=choice.places[0])
+        return tried.choose(choice.weighed.asked, as_tried, place=choice.places[0])
 
     def on_response_headers(
         self, pick: Pick, *, status: int, served: Address | None, lost: int = 0, now: float
@@ -271,7 +257,7 @@ class Picker(FleetNews):
         if lost and pick.body_hash:
             tried = [state for each in pick.destinations[:lost] if (state := self.fleet.at(each)) is not None]
             strikes = self.fatal.ended(pick.body_hash, tried or [pick.state], tries=lost, now=now)
-            self._listeners.send(Fatal(now, pick.body_hash, strikes))
+            self.report(Fatal(now, pick.body_hash, strikes))
         elif self.fatal.struck and status < 500:
             self.fatal.answered(pick.body_hash)
         return moved
@@ -281,7 +267,7 @@ class Picker(FleetNews):
         if feedback.made:
             made = self._hash_of(feedback.made)
             self.kept_state.remember(made, pick.state.endpoint.name, now=now)
-            self._listeners.send(MadeState(now, pick.state, made))
+            self.report(MadeState(now, pick.state, made))
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         self._commits.end(pick, outcome=outcome, now=now)
@@ -291,10 +277,6 @@ class Picker(FleetNews):
         request then.
         """
         self._commits.detach(pick, now=now)
-
-    def report(self, event: StreamEvent) -> None:
-        """Send an event of a stream to the listeners."""
-        self._listeners.send(event)
 
     def least_wait_s(self, model: str, *, now: float) -> float:
         """Return the least B/V of the servers of a base model. 0: there is no such server."""
@@ -308,6 +290,15 @@ class Picker(FleetNews):
         return float((snapshot.undone_tokens / snapshot.rate).min())
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _prescribed(self, question: Question, slots: Sequence[int]) -> list[int]:
+        """Return those of the slots that a conformance run names, in its order."""
+        addresses = self.fleet.columns.roster.addresses
+        slot_of = {addresses[slot]: slot for slot in slots}
+        named = [slot_of[each] for each in dict.fromkeys(question.prescribed) if each in slot_of]
+        if not named:
+            raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
+        return named
 
     def _holder(self, question: Question, *, now: float) -> EndpointState | None:
         return self.kept_state.holder(self._hash_of(question.names_state), self.fleet, now=now)

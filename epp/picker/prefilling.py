@@ -18,7 +18,6 @@ import numpy as np
 
 from epp.base.types import PREFILLER, ApiKind
 from epp.config.policy import PolicySpec
-from epp.config.routing import Disaggregation
 from epp.picker.decision import Prefill, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
@@ -100,18 +99,23 @@ class Prefilling:
         self._guesses.follow(pick.prefill)
         pick.set_headers = (*pick.set_headers, (PREFILLER, chosen.address))
 
-    def answered(self, job: PrefillJob, *, status: int, now: float) -> None:
-        """Release the booking, because the answer begins and so the prefill endpoint has finished. After an
-        error nobody knows whether it has.
+    def over(self, job: PrefillJob, *, status: int | None = None, now: float) -> None:
+        """Release the booking, because the answer begins with this status, and so the prefill endpoint has
+        finished. After an error nobody knows whether it has. None: the request is over. If its answer has not
+        begun, it will not begin. May be called again.
         """
-        computed = status < 400
-        self._release(job, computed=computed, failed=is_fault(status), now=now)
+        if job.over:
+            return
+        job.over, computed = True, status is not None and status < 400
+        job.state.release(job.booking, computed=computed, now=now)
+        if computed:
+            self._guesses.computed(job, now=now)
+        else:
+            self._guesses.lost(job)
+        failed = status is not None and is_fault(status)
+        self._send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
         if computed and self._fleet.failures.marks and self._guesses.holds(job.guess):
             self._fleet.failures.good(job.state, proof=Proof.BEGUN, now=now)
-
-    def lost(self, job: PrefillJob, *, now: float) -> None:
-        """Release the booking of a request that is over. If its answer has not begun, it will not begin."""
-        self._release(job, computed=False, failed=False, now=now)
 
     def detach(self, job: PrefillJob, *, now: float) -> None:
         """Stop following the prompt, because the beginning of the answer will not be reported. From now on
@@ -123,29 +127,6 @@ class Prefilling:
         job.state.detach()
         self._guesses.detach(job)
         self._send(PrefillEnded(now, job, "detached"))
-
-    def _release(self, job: PrefillJob, *, computed: bool, failed: bool, now: float) -> None:
-        """Release the booking and send the event. computed: the prefill endpoint did its part, as far as is
-        known.
-        """
-        if job.over:
-            return
-        job.over = True
-        job.state.release(job.booking, computed=computed, now=now)
-        if computed:
-            self._guesses.computed(job, now=now)
-        else:
-            self._guesses.lost(job)
-        self._send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
-
-
-def transfer_s(tokens: float, settings: Disaggregation) -> float:
-    """Return the time from the decision until the decode endpoint has the KV cache of `tokens`, without the
-    time to compute it.
-    """
-    return (
-        settings.overhead_seconds + tokens * settings.kv_bytes_per_token / settings.transfer_bytes_per_second
-    )
 
 
 def computed_elsewhere(
@@ -175,8 +156,10 @@ def computed_elsewhere(
         weight=spec.cost.uncached_token_weight,
         stall=spec.cost.stalled_request_weight,
     )
-    moving_s = transfer_s(lacking, spec.disaggregation)
-    uncached = uncached_tokens(request, spec.gain)
+    uncached, moving = uncached_tokens(request, spec.gain), spec.disaggregation
+    moving_s = (
+        moving.overhead_seconds + lacking * moving.kv_bytes_per_token / moving.transfer_bytes_per_second
+    )
     prices_s = _prices_s(uncached, prefilling, spec) + moving_s
     if prefilling.trials:
         place = prefilling.trials[0]

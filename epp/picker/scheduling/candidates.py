@@ -14,9 +14,9 @@ from epp.picker.scheduling.least_cost import cost_parts_s
 from epp.picker.scheduling.schedule import Choice
 
 
-class ShownCandidates(Struct, eq=False, gc=False):
-    """The best candidates, best first: a sequence that is formatted at its first reading, since people read
-    few decisions.
+class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
+    """The best candidates, best first: a sequence that is formatted when it is read, since people read few
+    decisions.
     """
 
     choice: Choice
@@ -24,21 +24,15 @@ class ShownCandidates(Struct, eq=False, gc=False):
     spec: PolicySpec
     best_cached_tokens: int
     """The most tokens of the prompt that any candidate held, whether it is shown or not."""
-    made: tuple[Candidate, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.choice.places)
 
     def __iter__(self) -> Iterator[Candidate]:
-        return iter(self._all())
+        return map(self._candidate, self.choice.places)
 
     def __getitem__(self, index: int) -> Candidate:
-        return self._all()[index]
-
-    def _all(self) -> tuple[Candidate, ...]:
-        if self.made is None:
-            self.made = tuple([self._candidate(place) for place in self.choice.places])
-        return self.made
+        return self._candidate(self.choice.places[index])
 
     def _candidate(self, place: int) -> Candidate:
         choice, weighed, seen = self.choice, self.choice.weighed, self.choice.weighed.seen

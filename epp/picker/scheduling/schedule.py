@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from epp.base.errors import NoEndpointError, SaturatedError
+from epp.base.errors import SaturatedError
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, LoadSettings
 from epp.picker.prefix_index.table import Mirror
@@ -68,8 +68,7 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
     places: list[int]
     """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
     reason: str
-    """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, state,
-    trial."""
+    """A short label: prefix, load, lora, hash, session, turn, chance, saturated, state, trial."""
     score_s: Floats | None = None
     """Predicted cost of every candidate in seconds. NaN: the candidate was left out. None: the rule predicts
     no costs."""
@@ -137,19 +136,10 @@ def any_of(masks: Mapping[str, Bools]) -> Bools:
 def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
     """Return U of every candidate. If even the best match saves too little, no match counts."""
     cached = request.cached_tokens
-    if not request.matched:
-        return _all_of(cached, request.prompt_tokens)
     most = cached.item(cached.argmax())
     if most and most < max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens):
-        return _all_of(cached, request.prompt_tokens)
+        return np.full(len(cached), float(request.prompt_tokens))
     return request.prompt_tokens - cached
-
-
-def _all_of(cached: Floats, prompt_tokens: int) -> Floats:
-    """Return U for the case that no match counts: the whole prompt for every candidate."""
-    whole = np.empty(len(cached))
-    whole.fill(prompt_tokens)
-    return whole
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
@@ -238,7 +228,6 @@ class Scheduler:
         """Return the best candidates, best first; those that were left out come last.
 
         SaturatedError: every candidate is over a load threshold and the policy refuses requests then.
-        NoEndpointError: no candidate is among the prescribed ones.
         """
         uncached = uncached_tokens(request, self._spec.gain)
         over = over_limits(self._spec.load, snapshot)
@@ -252,11 +241,7 @@ class Scheduler:
         places, reason = ranked.places, ranked.reason
         if saturated and self.rule.gated:
             reason = "saturated"
-        if request.prescribed is not None:
-            places, reason = list(request.prescribed), "prescribed"
-            if not places:
-                raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
-        elif request.holder is not None and not (
+        if request.holder is not None and not (
             snapshot.failing is not None and snapshot.failing[request.holder]
         ):
             places, reason = _first(request.holder, places), "state"

@@ -43,8 +43,6 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     session: str = ""
     beginning: int = 0
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
-    matched: bool = True
-    """Whether any server may hold a part of the prompt."""
     prefix: int = 0
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
     text_bytes: int = 0
@@ -53,9 +51,6 @@ class SchedulingRequest(Struct, frozen=True, eq=False, gc=False):
     """What each server's cache is assumed to hold. None: nothing is known of the caches."""
     holder: int | None = None
     """The place of the server that keeps what the request names. None: no server is known to."""
-    prescribed: Sequence[int] | None = None
-    """In conformance runs only: places in the snapshot that the test names, in the test's order.
-    The rule still runs, but its order is not used."""
 
 
 class SentPick(Struct, frozen=True, eq=False, gc=False):
@@ -139,12 +134,6 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False, kw_only=True):
     def turn(self) -> Ints:
         """For each candidate, the place of its name in the roster's `by_name`."""
         return self.roster.turn[self.at]
-
-    def places_of(self, addresses: Sequence[Address]) -> list[int]:
-        """Return places of the candidates that have one of the addresses, in the order of the addresses."""
-        here = self.roster.addresses
-        places = {here[slot]: place for place, slot in enumerate(self.slots)}
-        return [places[address] for address in dict.fromkeys(addresses) if address in places]
 
     def places_by_slot(self) -> Mapping[int, int]:
         """Return the place of each candidate's slot."""

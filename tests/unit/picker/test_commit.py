@@ -11,7 +11,6 @@ import pytest
 
 from epp.base.types import (
     ApiKind,
-    Endpoint,
     EndpointMetrics,
     EndpointName,
     InferenceRequest,
@@ -23,7 +22,6 @@ from epp.config.routing import Sampling, Table
 from epp.picker.decision import Outcome, Question
 from epp.request.response import ResponseFeedback
 from tests.unit.picker.picker_questions import (
-    ELSEWHERE,
     A,
     a_picker,
     ask,
@@ -110,34 +108,6 @@ def test_booking_and_prefix_move_to_the_server_that_really_served() -> None:
     check(picker)
 
 
-def test_an_answer_from_the_first_choice_is_no_mismatch() -> None:
-    picker = a_picker()
-    pick = picker.pick(ask(text("p")), now=1.0)
-    assert not picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=1.1)
-
-
-def test_an_answer_from_an_unknown_server_is_booked_nowhere_else() -> None:
-    picker = a_picker()
-    pick = picker.pick(ask(text("p")), now=1.0)
-    assert picker.on_response_headers(pick, status=200, served=ELSEWHERE, now=1.1)
-    assert in_flight(picker) == {}
-    assert picker.table.entries == 0
-    picker.end(pick, outcome="ended", now=2.0)
-    assert in_flight(picker) == {}
-    check(picker)
-
-
-def test_an_endpoint_that_got_another_address_meanwhile_is_no_mismatch() -> None:
-    picker = a_picker(on=endpoints("a"))
-    pick = picker.pick(ask(text("p")), now=1.0)
-    picker.set_endpoints([Endpoint(EndpointName("a"), ELSEWHERE)], now=1.1)
-    assert not picker.on_response_headers(pick, status=200, served=A, now=1.2)
-    picker.end(pick, outcome="ended", now=2.0)
-    assert in_flight(picker) == {}
-    assert picker.table.entries == 0  # the record belonged to the old process
-    check(picker)
-
-
 def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
     picker = a_picker(on=endpoints("ab"))
     pick = picker.pick(ask(text("p"), stream=True), now=1.0)
@@ -147,18 +117,6 @@ def test_a_stream_that_is_let_go_is_left_to_the_scrapes_and_may_still_end() -> N
     assert in_flight(picker) == {}
     assert pick.decision.outcome == "detached"
     assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the prefill of this request still runs
-
-
-def test_an_end_after_the_endpoint_left_and_came_back_changes_nothing() -> None:
-    picker = a_picker(on=endpoints("a"))
-    old = picker.pick(ask(text("p")), now=1.0)
-    picker.on_response_headers(old, status=200, served=A, now=1.1)
-    picker.set_endpoints([], now=1.2)
-    picker.set_endpoints(endpoints("a"), now=1.3)
-    picker.end(old, outcome="ended", now=2.0)
-    assert in_flight(picker) == {}
-    assert picker.table.entries == 0
-    check(picker)
 
 
 # -- learning ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from epp.base.types import Address, Endpoint, EndpointName, Role
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost, Disaggregation, LoadSettings
 from epp.picker.decision import Prefill
-from epp.picker.prefilling import computed_elsewhere, transfer_s
+from epp.picker.prefilling import computed_elsewhere
 from epp.picker.scheduling.schedule import Choice
 from epp.picker.scheduling.snapshot import Roster, Snapshot
 from tests.unit.picker.scheduling.snapshots import SeenEndpoint, request, snapshot, weighed
@@ -47,11 +47,6 @@ def computed(
     choice = Choice(weighed([here], prompt=prompt), [0], "load")
     asked = request(cached, prompt=prompt)
     return computed_elsewhere(choice, asked, prefilling, spec=spec, rng=random.Random(0))
-
-
-def test_a_transfer_takes_a_fixed_time_and_the_time_of_its_bytes() -> None:
-    assert transfer_s(0, SETTINGS) == 0.5
-    assert transfer_s(2000, SETTINGS) == 0.5 + 2.0
 
 
 def test_the_price_elsewhere_has_the_transfer_of_missing_tokens() -> None:

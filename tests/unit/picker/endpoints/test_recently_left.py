@@ -10,7 +10,6 @@ from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, Endpoint
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Chunks
 from epp.picker.decision import Question
-from epp.picker.fleet_news import RecentlyLeft
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.scheduling.snapshot import MOST_KEPT
@@ -94,7 +93,10 @@ def test_endpoint_that_left_is_forgotten_if_policy_cuts_chunks_differently() -> 
 
 
 def test_no_more_endpoints_than_a_bound_are_remembered() -> None:
-    absent = RecentlyLeft()
-    for number in range(MOST_KEPT + 1):
-        left = Endpoint(EndpointName(f"e{number}"), Address("10.0.0.1", 8000), incarnation="uid")
-        assert absent.leave(left, now=0.0) == (number < MOST_KEPT)
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
+    many = [
+        Endpoint(EndpointName(f"e{n}"), Address("10.0.0.1", n), incarnation="uid") for n in range(1, 4100)
+    ]
+    picker.set_endpoints(many, now=0.0)
+    picker.set_endpoints([], now=1.0)
+    assert len(picker.table.mirrors) == MOST_KEPT < len(many)

@@ -153,11 +153,6 @@ def test_least_load_takes_the_fewest_in_flight() -> None:
 NAMES = [f"pod-{i}" for i in range(10)]
 
 
-def sessions_to(names: list[str], *, sessions: int = 500) -> dict[str, str]:
-    rule, seen = rule_of("session"), [SeenEndpoint(n) for n in names]
-    return {f"s{i}": order(rule, seen, session=f"s{i}")[0] for i in range(sessions)}
-
-
 def test_session_keeps_its_endpoint_whatever_the_load_and_order_of_list() -> None:
     rule = rule_of("session")
     chosen = {
@@ -165,26 +160,6 @@ def test_session_keeps_its_endpoint_whatever_the_load_and_order_of_list() -> Non
         for k, names in enumerate([NAMES, NAMES[::-1], sorted(NAMES)])
     }
     assert len(chosen) == 1
-
-
-def test_an_endpoint_that_leaves_moves_only_its_own_sessions() -> None:
-    before, after = sessions_to(NAMES), sessions_to(NAMES[1:])
-    moved = {s for s in before if before[s] != after[s]}
-    assert moved == {s for s in before if before[s] == NAMES[0]}
-    assert len({after[s] for s in moved}) > 4  # these spread over the other endpoints
-
-
-def test_an_endpoint_that_joins_takes_its_share_and_moves_nothing_else() -> None:
-    before, after = sessions_to(NAMES[1:]), sessions_to(NAMES)
-    moved = [s for s in before if before[s] != after[s]]
-    assert all(after[s] == NAMES[0] for s in moved)
-    assert 20 < len(moved) < 100  # 50 on average
-
-
-def test_sessions_spread_over_all_endpoints() -> None:
-    counts = Counter(sessions_to(NAMES).values())
-    assert set(counts) == set(NAMES)
-    assert max(counts.values()) < 100
 
 
 def test_a_request_without_a_session_goes_by_load() -> None:
@@ -195,32 +170,32 @@ def test_a_request_without_a_session_goes_by_load() -> None:
 # -- prefix-hash ---------------------------------------------------------------------------------------------
 
 
-def keys(count: int = 500) -> list[int]:
-    rng = random.Random(5)
-    return [rng.randrange(1, 2**64) for _ in range(count)]
+KEYS = [random.Random(n).randrange(1, 2**64) for n in range(500)]
 
 
-def owners(names: list[str], *, in_flight: int = 0) -> dict[int, str]:
-    rule, seen = rule_of("prefix-hash"), [SeenEndpoint(n, in_flight=in_flight) for n in names]
-    return {key: order(rule, seen, beginning=key)[0] for key in keys()}
+def owners(rule: str, names: list[str], *, in_flight: int = 0) -> dict[int, str]:
+    """Return the first choice for each key: by its session, or by the beginning of its prompt."""
+    seen = [SeenEndpoint(n, in_flight=in_flight) for n in names]
+    if rule == "session":
+        return {key: order(rule_of("session"), seen, session=str(key))[0] for key in KEYS}
+    return {key: order(rule_of("prefix-hash"), seen, beginning=key)[0] for key in KEYS}
 
 
-def test_equal_beginnings_have_one_owner_in_every_picker() -> None:
-    assert owners(NAMES) == owners(NAMES[::-1]) == owners(NAMES, in_flight=30)
-
-
-def test_owners_are_spread_evenly_and_only_a_lost_endpoints_change() -> None:
-    before, after = owners(NAMES), owners(NAMES[1:])
+@pytest.mark.parametrize("rule", ["session", "prefix-hash"])
+def test_each_key_has_one_owner_and_keys_spread_evenly(rule: str) -> None:
+    before = owners(rule, NAMES)
+    assert before == owners(rule, NAMES[::-1]) == owners(rule, NAMES, in_flight=30)
     counts = Counter(before.values())
     assert set(counts) == set(NAMES)
-    assert max(counts.values()) < 100
-    assert {key for key in before if before[key] != after[key]} == {
-        key for key in before if before[key] == NAMES[0]
-    }
+    assert max(counts.values()) < 100  # 50 on average
+    after = owners(rule, NAMES[1:])
+    moved = {key for key in before if before[key] != after[key]}
+    assert moved == {key for key in before if before[key] == NAMES[0]}, "the same holds if it joins again"
+    assert len({after[key] for key in moved}) > 4  # these spread over the other endpoints
 
 
 def test_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
-    rule, key = rule_of("prefix-hash"), keys()[0]
+    rule, key = rule_of("prefix-hash"), KEYS[0]
     idle = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)
 
     def with_load(owners: int) -> list[str]:
@@ -243,7 +218,7 @@ def test_no_endpoint_passes_its_bound_while_another_is_under_its_own(load: list[
 
 
 def test_an_owner_takes_up_to_four_requests_even_if_others_are_idle() -> None:
-    rule, key = rule_of("prefix-hash"), keys()[0]
+    rule, key = rule_of("prefix-hash"), KEYS[0]
     owner = order(rule, [SeenEndpoint(n) for n in NAMES], beginning=key)[0]
     for in_flight, kept in ((3, True), (4, False)):
         seen = [SeenEndpoint(n, in_flight=in_flight if n == owner else 0) for n in NAMES]
