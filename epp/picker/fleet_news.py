@@ -17,8 +17,8 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.fleet import Fleet
 from epp.picker.endpoints.learned import restarted
 from epp.picker.endpoints.marks import Form, Proof
-from epp.picker.events import Cut, Hangs, Listener, PickerEvent, Restarted
-from epp.picker.guesses import Guesses
+from epp.picker.events import Cut, Hangs, Listener, Restarted
+from epp.picker.guesses import Guesses, Listeners
 from epp.picker.prefix_index.integrity import check_integrity
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import PrefixTable
@@ -39,8 +39,9 @@ class FleetNews:
         """Start without endpoints. refuses_unknown_models: once all lists are known, a request for a model
         that no server lists gets 404.
         """
-        self._listeners: tuple[Listener, ...] = ()
-        """In the order in which they subscribed."""
+        self._listeners = Listeners()
+        self.report = self._listeners.send
+        """Sends an event to all listeners. Streams report `Refused` and `ProtocolFault`."""
         self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. Outside this class only `sharing` changes these states."""
         self.rewrites: Rewrites | None = None
@@ -56,18 +57,11 @@ class FleetNews:
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with every later event, in order, before any other work is done."""
-        self._listeners = (*self._listeners, listener)
+        self._listeners.all = (*self._listeners.all, listener)
 
     def unsubscribe(self, listener: Listener) -> None:
         """Stop calling `listener`. It may be unsubscribed already. This is allowed while events are sent."""
-        self._listeners = tuple(each for each in self._listeners if each != listener)
-
-    def report(self, event: PickerEvent) -> None:
-        """Send an event to all listeners. Streams report `Refused` and `ProtocolFault`, of which the picker
-        cannot know.
-        """
-        for listener in self._listeners:
-            listener(event)
+        self._listeners.all = tuple(each for each in self._listeners.all if each != listener)
 
     def set_secret(self, secret: HashSecret) -> None:
         """Use another secret for hashes from the next pick on. The table starts empty."""
