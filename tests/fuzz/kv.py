@@ -11,6 +11,7 @@ from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.sequence import Sequence as Messages
 from tests.fuzz.behind import MOST_ENTRIES, A, one_pick, small_picker
 from tests.fuzz.trees import as_msgpack
+from tests.unit.sources.kvevents.routed import NoLanguage
 
 
 class KvEvents:
@@ -51,7 +52,7 @@ class KvEvents:
         self.documents: Sequence[object] = batches
         self.seeds: Sequence[bytes] = [msgspec.msgpack.encode(batch) for batch in batches]
         self._exact = Exact(
-            {"": ModelSettings(language=None)}, max_blocks=MOST_ENTRIES, max_chunks=MOST_ENTRIES
+            {"": ModelSettings(language=NoLanguage())}, max_blocks=MOST_ENTRIES, max_chunks=MOST_ENTRIES
         )
         self._messages = Messages(replays=False, gaps={"found": 0, "lost": 0})
         self._exact.add(A, model="m")

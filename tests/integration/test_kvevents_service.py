@@ -25,6 +25,7 @@ from epp.sources.kvevents.service import ExactService
 from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, EventSource
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
+from tests.unit.sources.kvevents.routed import NoLanguage
 
 A, B = EndpointName("a"), EndpointName("b")
 
@@ -120,14 +121,14 @@ async def following_addresses(
 
 
 def an_exact() -> Exact:
-    return Exact({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
+    return Exact({"": ModelSettings(language=NoLanguage())}, max_blocks=1000, max_chunks=1000)
 
 
 class FailingExact(Exact):
     """Fails at the first message with an error that nobody expected."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
+        super().__init__({"": ModelSettings(language=NoLanguage())}, max_blocks=1000, max_chunks=1000)
         self._error = error
 
     def apply(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists

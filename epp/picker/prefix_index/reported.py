@@ -41,6 +41,7 @@ class LookupReport:
     """
 
     chain: Sequence[ChunkHash]
+    """No longer than what some server holds. Further names of blocks that we computed may be wrong."""
     held: Mapping[EndpointName, int]
     """Number of chunks that each server holds, for servers that hold any."""
     sure: AbstractSet[EndpointName]
@@ -48,9 +49,6 @@ class LookupReport:
     last `UNDER_WAY_S`."""
     from_chunk: int
     """The report says nothing about prefixes of fewer chunks: such prefixes hold no whole block."""
-    to_chunk: int
-    """No server ever stored a longer prefix, so our names for its blocks may be wrong. Nothing is removed
-    beyond this chunk."""
     at: float
 
 
@@ -78,7 +76,7 @@ class ReportedCaches:
                 self.corrected["credited"] += credit(table, name, chain[:held], now=checked.at)
         for name, chunks in believed.items():
             held = max(checked.held.get(name, 0), checked.from_chunk)
-            if name in checked.sure and held < min(chunks, checked.to_chunk):
+            if name in checked.sure and held < chunks:
                 self._forget(table, name, chain, keep=held, as_of=checked.at - UNDER_WAY_S)
 
     def _forget(
@@ -135,7 +133,7 @@ class ExactModelStatus:
         "epp_exact_prompts_total",
         "Routed prompts, by what exact mode did with them. mapped: the prompt was mapped to blocks. "
         "matched or missed: its blocks did or did not appear on the server. Any other value says why the "
-        "prompt was not mapped: adapter, arguments, content, error, template, tokenizer, waiting, model, "
+        "prompt was not mapped: adapter, arguments, content, error, template, waiting, model, "
         "off.",
         "result",
     )

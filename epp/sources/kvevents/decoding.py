@@ -1,10 +1,10 @@
 """Decodes KV events of vLLM. An event says that blocks were stored, that blocks were removed, or that the
 server cleared its cache.
 
-A message is a batch in msgpack: [time, [events], data parallel rank], or a map with "events". An event is a
-map with its name under "type", or, from older releases, an array that starts with its name; fields were added
-at its end. Blocks are named by 64-bit integers, or by whole hashes if the server is configured so. Unknown
-kinds of events are ignored.
+A message is a batch in msgpack: [time, [events], data parallel rank]. An event is a map with its name under
+"type", or, from older releases, an array that starts with its name; fields were added at its end. Blocks are
+named by 64-bit integers, or by whole hashes if the server is configured so. Unknown kinds of events are
+ignored.
 
 `medium` names the tier of a block: GPU, CPU or STORAGE. Without `medium` it is the first tier, and an unknown
 medium counts as the last. Pure. Callers: `exact`, tests.
@@ -12,7 +12,6 @@ medium counts as the last. Pure. Callers: `exact`, tests.
 
 from __future__ import annotations
 
-import enum
 from array import array
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -28,27 +27,17 @@ _MOST_EVENTS: Final = 2**15
 _MOST_BLOCKS: Final = 2**17
 _MOST_TOKENS: Final = 2**18
 """Most blocks and tokens of one event. A message of a megabyte has room for more only if numbers are tiny."""
-
-
-class Tier(enum.IntEnum):
-    """The tiers in which a server can have a block."""
-
-    GPU = 0
-    CPU = 1
-    STORAGE = 2
+TIERS: Final = 3
+_TIER: Final = {None: 0, "GPU": 0, "CPU": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     blocks: tuple[BlockName, ...]
-    tier: Tier
-    parent: BlockName | None = None
-    token_ids: tuple[int, ...] = ()
-    """The tokens of all these blocks together. Empty: the sender does not say."""
-    block_tokens: int = 0
-    adapter: str = ""
-    more_keys: bool = False
-    """Whether the hash of the first block covers more than tokens: adapter's name, media, salt."""
+    tier: int = 0
+    plain_tokens: tuple[int, ...] = ()
+    """The tokens of all these blocks together, if a prompt begins with them and the name of its first block
+    covers nothing else: no adapter, media or salt."""
     group: int = 0
     partial_attention: bool = False
     """Whether the blocks belong to layers that look at only a part of the prompt. Such blocks say nothing
@@ -58,7 +47,7 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class Removed:
     blocks: tuple[BlockName, ...]
-    tier: Tier
+    tier: int = 0
     group: int = 0
 
 
@@ -76,7 +65,6 @@ class MalformedEventError(Exception):
 
 _Name = int | bytes
 _Names = Annotated[list[_Name], Meta(max_length=_MOST_BLOCKS)]
-_Tokens = Annotated[list[int], Meta(max_length=_MOST_TOKENS)]
 _WHOLE_ATTENTION: Final = frozenset(
     {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
 )
@@ -86,10 +74,6 @@ _NO_KEYS: Final = (b"", b"\xc0", b"\x90")
 
 class _Batch(Struct, array_like=True):
     time: Raw
-    events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
-
-
-class _BatchMap(Struct):
     events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
 
 
@@ -107,7 +91,7 @@ class _Stored(Struct):
     type: str
     block_hashes: _Names
     parent_block_hash: _Name | None = None
-    token_ids: _Tokens | None = None
+    token_ids: Annotated[list[int], Meta(max_length=_MOST_TOKENS)] | None = None
     block_size: int | None = None
     lora_id: Raw = Raw()
     medium: str | None = None
@@ -132,7 +116,7 @@ class _RemovedArray(_Removed, array_like=True):
     pass
 
 
-_BATCH: Final = Decoder(_Batch), Decoder(_BatchMap)
+_BATCH: Final = Decoder(_Batch)
 _HEAD: Final = Decoder(_ArrayHead), Decoder(_Head)
 _STORED: Final = Decoder(_StoredArray), Decoder(_Stored)
 _REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
@@ -140,10 +124,9 @@ _REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
 
 
 def decode(payload: bytes) -> list[Event]:
-    """Return the events of a message, in order. Raises MalformedError for any other bytes."""
+    """Return the events of a message, in order. Raises MalformedEventError for any other bytes."""
     try:
-        batch = _BATCH[_is_map(payload)].decode(payload)
-        events = [_event(raw) for raw in batch.events]
+        events = [_event(raw) for raw in _BATCH.decode(payload).events]
     except Exception as error:
         # The bytes are of a wrong kind, too long for memory, or nested too deeply.
         raise MalformedEventError(f"not a batch of KV events: {error}") from error
@@ -151,7 +134,8 @@ def decode(payload: bytes) -> list[Event]:
 
 
 def _event(raw: Raw) -> Event | None:
-    is_map = _is_map(raw)
+    first = memoryview(raw)[0]
+    is_map = first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
     match _HEAD[is_map].decode(raw).type:
         case "BlockStored":
             return _stored(_STORED[is_map].decode(raw))
@@ -164,36 +148,21 @@ def _event(raw: Raw) -> Event | None:
             return None
 
 
-def _is_map(raw: Raw | bytes) -> bool:
-    first = memoryview(raw)[0]
-    return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
-
-
 def _stored(fields: _Stored) -> Stored:
-    parent, keys = fields.parent_block_hash, fields.extra_keys
+    keys, tokens = fields.extra_keys, tuple(array("I", fields.token_ids or ()))  # refuses what is no token id
+    more = fields.lora_name or (keys and bytes(memoryview(keys[0])[:1]) not in _NO_KEYS)
     return Stored(
         blocks=_names(fields.block_hashes),
         tier=_tier(fields.medium),
-        parent=None if parent is None else _name(parent),
-        token_ids=tuple(array("I", fields.token_ids or ())),  # array refuses what is no token id
-        block_tokens=fields.block_size or 0,
-        adapter=fields.lora_name or "",
-        more_keys=bool(keys and bytes(memoryview(keys[0])[:1]) not in _NO_KEYS),
+        plain_tokens=tokens if fields.parent_block_hash is None and not more else (),
         group=fields.group_idx or 0,
         partial_attention=fields.kv_cache_spec_kind not in _WHOLE_ATTENTION,
     )
 
 
 def _names(values: list[_Name]) -> tuple[BlockName, ...]:
-    return tuple([_name(value) for value in values])
+    return tuple([BlockName(v & 0xFFFFFFFFFFFFFFFF) if isinstance(v, int) else block_name(v) for v in values])
 
 
-def _name(value: _Name) -> BlockName:
-    return BlockName(value & 0xFFFFFFFFFFFFFFFF) if isinstance(value, int) else block_name(value)
-
-
-def _tier(medium: str | None) -> Tier:
-    if medium is None:
-        return Tier.GPU
-    name = medium.upper()
-    return Tier[name] if name in Tier.__members__ else Tier.STORAGE
+def _tier(medium: str | None) -> int:
+    return _TIER.get(medium and medium.upper(), TIERS - 1)

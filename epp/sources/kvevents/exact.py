@@ -18,8 +18,8 @@ from typing import Final
 from epp.base.types import EndpointName
 from epp.picker.prefix_index.reported import ExactModelStatus, ExactServerStatus, KvReport, ModelState
 from epp.sources.kvevents.block_hashes import ALGORITHMS, BlockHasher, BlockName
-from epp.sources.kvevents.decoding import MalformedEventError, Stored, decode
-from epp.sources.kvevents.knowledge import Knowledge, OverfullError
+from epp.sources.kvevents.decoding import Cleared, MalformedEventError, Stored, decode
+from epp.sources.kvevents.knowledge import Knowledge
 from epp.sources.kvevents.mapping import Language, UnmappedError, map_prompt
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget, Step
@@ -29,14 +29,13 @@ _CHECK_AFTER_S: Final = 30.0
 _MISSES_TO_DISTRUST: Final = 8
 """Exact mode turns off after this many prompts in a row without a single block at their servers."""
 _MAX_CHECKS: Final = 256
-_NO_EVENT_YET: Final = "no event with tokens has come yet"
 _LOOK_AGAIN: Final = 16
 """If a model is off, one in this many prompts is still tried, because the cause may have been removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    language: Language | None
+    language: Language
     seed: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Name -> the path from which servers load the adapter."""
@@ -44,10 +43,10 @@ class ModelSettings:
 
 @dataclass(slots=True, eq=False)
 class _Model:
-    name: str
     settings: ModelSettings | None
+    """None: the configuration does not name the model."""
     state: ModelState = "waiting"
-    reason: str = _NO_EVENT_YET
+    reason: str = "no event with tokens has come yet"
     hasher: BlockHasher | None = None
     """How the servers name blocks. None: no server has shown it yet."""
     block_tokens: int = 0
@@ -61,7 +60,7 @@ class _Model:
 
 @dataclass(slots=True, eq=False)
 class _FollowedServer:
-    model: _Model
+    model: str
     off: str = ""
     """Why the server is not followed. Empty: it is followed."""
     agreed: bool = False
@@ -70,11 +69,14 @@ class _FollowedServer:
 
 
 class Exact:
-    """models: the settings by base model. The empty name is for all other models."""
+    """models: the settings by base model. The empty name is for all other models. max_blocks: the most blocks
+    of all servers together. max_chunks: the most chunks of routed prompts.
+    """
 
     def __init__(self, models: Mapping[str, ModelSettings], *, max_blocks: int, max_chunks: int) -> None:
         self._settings = models
-        self.knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
+        self._max_blocks = max_blocks
+        self.knowledge = Knowledge(max_chunks=max_chunks)
         """Others only read it."""
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _FollowedServer] = {}
@@ -87,17 +89,18 @@ class Exact:
 
     def add(self, server: EndpointName, *, model: str) -> None:
         if model not in self._models:
-            self._models[model] = self._new_model(model)
-        self._servers[server] = _FollowedServer(self._models[model])
+            settings = self._settings.get(model) or self._settings.get("")
+            made = self._models[model] = _Model(settings)
+            if settings is None:
+                made.state, made.reason = "off", f"no exactMode.models entry for {model or 'the model'}"
+        self._servers[server] = _FollowedServer(model)
         self.knowledge.add(server)
 
     def drop(self, server: EndpointName) -> None:
-        gone = self._servers.pop(server, None)
-        if gone is None:
-            return
+        model = self._servers.pop(server).model
         self.knowledge.drop(server)
-        if all(known.model is not gone.model for known in self._servers.values()):
-            del self._models[gone.model.name]
+        if all(known.model != model for known in self._servers.values()):
+            del self._models[model]
 
     def apply(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
         """Apply a server's messages, in order. complete: no message of this process is missing."""
@@ -105,7 +108,7 @@ class Exact:
         for step in steps:
             match step:
                 case Forget.RESTART:
-                    self.knowledge.lost(server, now=now)
+                    self.knowledge.apply(server, Cleared(), now=now)
                     known.off, known.agreed = "", False
                 case Forget.GAP:
                     self.knowledge.forget(server)
@@ -119,58 +122,49 @@ class Exact:
         except MalformedEventError:
             self.malformed += 1
             return
+        known.events += len(events)
         for event in events:
-            known.events += 1
-            if not known.off and not known.agreed and isinstance(event, Stored):
+            if isinstance(event, Stored) and not known.off and not known.agreed:
                 self._compare(server, known, event)
             if known.off:
-                continue
-            try:
-                self.knowledge.apply(server, event, now=now)
-            except OverfullError as error:
-                most = self._servers[error.server]
-                self._switch_off(error.server, most, f"{error}: raise exactMode.maxBlocks")
+                return
+            self.knowledge.apply(server, event, now=now)
+        if self.knowledge.num_blocks > self._max_blocks:
+            self._switch_off(
+                self.knowledge.largest(rather=server),
+                f"all servers together hold more than {self._max_blocks} blocks, and this one the most: "
+                "raise exactMode.maxBlocks",
+            )
 
-    def _switch_off(self, server: EndpointName, known: _FollowedServer, reason: str) -> None:
-        known.off = reason
+    def _switch_off(self, server: EndpointName, reason: str) -> None:
+        self._servers[server].off = reason
         self.knowledge.forget(server)
 
-    # -- how blocks are named --------------------------------------------------------------------------------
-
-    def _new_model(self, name: str) -> _Model:
-        settings = self._settings.get(name) or self._settings.get("")
-        if settings is not None:
-            return _Model(name, settings)
-        return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'the model'}")
-
     def _compare(self, server: EndpointName, known: _FollowedServer, event: Stored) -> None:
-        """Find out whether the server names blocks as we do. Only the first block of a prompt shows this, if
-        its name covers nothing but tokens.
-        """
-        model, settings = known.model, known.model.settings
-        if settings is None or not event.token_ids or not event.blocks or event.partial_attention:
+        """Find out whether the server names blocks as we do."""
+        model = self._models[known.model]
+        if model.settings is None or not event.plain_tokens or not event.blocks or event.partial_attention:
             return
-        size, odd = divmod(len(event.token_ids), len(event.blocks))
+        size, odd = divmod(len(event.plain_tokens), len(event.blocks))
         if odd or not size:
             return  # only the tokens of whole blocks show how they are named
         if model.hasher is not None and size != model.block_tokens:
             self._switch_off(
-                server, known, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
+                server, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
             )
-            return
-        if event.parent is not None or event.adapter or event.more_keys:
             return
         tried = (model.hasher.algorithm,) if model.hasher else ALGORITHMS
         for algorithm in tried:
-            hasher = BlockHasher(algorithm, seed=settings.seed)
-            if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:
+            hasher = BlockHasher(algorithm, seed=model.settings.seed)
+            if hasher.names(event.plain_tokens[:size], block_tokens=size)[0] == event.blocks[0]:
                 known.agreed = True
                 if model.hasher is None:
                     model.hasher, model.block_tokens = hasher, size
                     model.state, model.reason = "checking", "no routed prompt has appeared in the events yet"
                 return
-        named = ", ".join(tried)
-        self._switch_off(server, known, f"its blocks are not named by {named} from the configured hash seed")
+        self._switch_off(
+            server, f"its blocks are not named by {', '.join(tried)} from the configured hash seed"
+        )
         if model.hasher is None:
             model.state, model.reason = "off", known.off
 
@@ -181,7 +175,7 @@ class Exact:
         known = self._servers.get(routed.server)
         if known is None:
             return
-        model = known.model
+        model = self._models[known.model]
         if model.settings is None:
             model.prompts["model"] += 1
         elif model.hasher is None:
@@ -204,8 +198,6 @@ class Exact:
             )
         except UnmappedError as error:
             model.prompts[error.reason] += 1
-            if error.reason == "tokenizer" and not model.prompts["mapped"]:
-                model.reason = str(error)
             return
         except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1
@@ -223,7 +215,7 @@ class Exact:
         while model.checks:
             due, server, names = model.checks[0]
             held = self.knowledge.servers.get(server)
-            if held is not None and any(name in held.blocks for name in names):
+            if held is not None and any(name in held for name in names):
                 model.checks.popleft()
                 model.prompts["matched"] += 1
                 model.misses_in_a_row = 0
@@ -269,7 +261,7 @@ class Exact:
             found[name] = ExactServerStatus(
                 state="off" if known.off else "following" if held.complete else "partly",
                 reason=known.off,
-                blocks=len(held.blocks),
+                blocks=len(held),
                 events=known.events,
             )
         return found
@@ -277,8 +269,7 @@ class Exact:
     def check_integrity(self) -> None:
         self.knowledge.check_integrity()
         assert self.knowledge.servers.keys() == self._servers.keys()
-        for known in self._servers.values():
-            assert self._models.get(known.model.name) is known.model
+        assert self._models.keys() == {known.model for known in self._servers.values()}
         for model in self._models.values():
             assert len(model.checks) <= _MAX_CHECKS
             assert model.state != "on" or model.prompts["matched"]

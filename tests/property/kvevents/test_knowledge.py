@@ -22,9 +22,8 @@ from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.block_hashes import BlockName
-from epp.sources.kvevents.chunks import MappedPrompt
-from epp.sources.kvevents.decoding import Cleared, Removed, Stored, Tier
-from epp.sources.kvevents.knowledge import Knowledge
+from epp.sources.kvevents.decoding import TIERS, Cleared, Removed, Stored
+from epp.sources.kvevents.knowledge import Knowledge, MappedPrompt
 
 CHUNK, BLOCK = 16, 6
 """Characters, so that a chunk completes two or three blocks, and most blocks straddle a chunk's end."""
@@ -35,7 +34,7 @@ SPEC = PolicySpec(
 SERVERS = [EndpointName(n) for n in ("a", "b", "c")]
 
 servers = st.sampled_from(SERVERS)
-tiers = st.sampled_from(Tier)
+tiers = st.integers(0, TIERS - 1)
 
 
 @st.composite
@@ -55,15 +54,15 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @initialize(complete=st.booleans())
     def start(self, *, complete: bool) -> None:
         self.now = 1000.0
-        self.knowledge = Knowledge(max_blocks=10**6, max_chunks=self.max_chunks)
+        self.knowledge = Knowledge(max_chunks=self.max_chunks)
         self.mirrors = ServerCaches(SPEC, secret=HashSecret())
-        self.copies: dict[EndpointName, dict[Tier, Counter[BlockName]]] = {}
+        self.copies: dict[EndpointName, dict[int, Counter[BlockName]]] = {}
         self.mapped: dict[bytes, list[ChunkHash]] = {}
         for name in SERVERS:
             self.knowledge.add(name)
             self.knowledge.servers[name].complete = complete
             add_endpoint(self.mirrors.table, name, capacity_bytes=10**9)
-            self.copies[name] = {tier: Counter() for tier in Tier}
+            self.copies[name] = {tier: Counter() for tier in range(TIERS)}
 
     def tick(self) -> float:
         self.now += 1.0
@@ -78,34 +77,27 @@ class KnowledgeMachine(RuleBasedStateMachine):
         self.knowledge.map(MappedPrompt(chain, blocks, [end // BLOCK for end in ends]), now=self.tick())
 
     @rule(name=servers, prompt=prompts(), tier=tiers)
-    def a_prompt_is_stored(self, name: EndpointName, prompt: bytes, tier: Tier) -> None:
+    def a_prompt_is_stored(self, name: EndpointName, prompt: bytes, tier: int) -> None:
         blocks = blocks_of(prompt)
         self.copies[name][tier].update(blocks)
         self.knowledge.apply(name, Stored(tuple(blocks), tier), now=self.tick())
 
     @rule(name=servers, prompt=prompts(), tier=tiers, keep=st.integers(0, 12))
-    def its_end_is_evicted(self, name: EndpointName, prompt: bytes, tier: Tier, keep: int) -> None:
+    def its_end_is_evicted(self, name: EndpointName, prompt: bytes, tier: int, keep: int) -> None:
         blocks = blocks_of(prompt)[keep:]
         self.copies[name][tier] -= Counter(blocks)
         self.knowledge.apply(name, Removed(tuple(reversed(blocks)), tier), now=self.tick())
 
     @rule(name=servers, prompt=prompts(), tier=tiers, index=st.integers(0, 12))
-    def any_block_is_evicted(self, name: EndpointName, prompt: bytes, tier: Tier, index: int) -> None:
+    def any_block_is_evicted(self, name: EndpointName, prompt: bytes, tier: int, index: int) -> None:
         blocks = blocks_of(prompt)[index : index + 1]
         self.copies[name][tier] -= Counter(blocks)
         self.knowledge.apply(name, Removed(tuple(blocks), tier), now=self.tick())
 
     @rule(name=servers)
     def a_server_clears(self, name: EndpointName) -> None:
-        self.copies[name] = {tier: Counter() for tier in Tier}
+        self.copies[name] = {tier: Counter() for tier in range(TIERS)}
         self.knowledge.apply(name, Cleared(), now=self.tick())
-
-    @rule(name=servers)
-    def a_server_restarts(self, name: EndpointName) -> None:
-        complete = self.knowledge.servers[name].complete
-        self.copies[name] = {tier: Counter() for tier in Tier}
-        self.knowledge.lost(name, now=self.tick())
-        self.knowledge.servers[name].complete = complete
 
     @rule()
     def findings_are_taken_in(self) -> None:

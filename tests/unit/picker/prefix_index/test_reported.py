@@ -37,11 +37,8 @@ def lookup(
     sure: frozenset[EndpointName] = frozenset({A, B}),
     at: float = 100.0,
     from_chunk: int = 0,
-    to_chunk: int = 100,
 ) -> LookupReport:
-    return LookupReport(
-        chain=chain(text), held=held, sure=sure, from_chunk=from_chunk, to_chunk=to_chunk, at=at
-    )
+    return LookupReport(chain=chain(text), held=held, sure=sure, from_chunk=from_chunk, at=at)
 
 
 class TestCredit:
@@ -92,12 +89,6 @@ class TestLookups:
         report(table, lookup("abcd", {}, from_chunk=2))
         assert table.match(chain("abcd")) == {A: 2}
 
-    def test_nothing_is_removed_beyond_the_longest_prefix_that_was_ever_stored(self) -> None:
-        table = new_table(A)
-        table.record(A, chain("abcd"), now=1)
-        report(table, lookup("abcd", {A: 2}, to_chunk=2))
-        assert table.match(chain("abcd")) == {A: 4}
-
 
 @pytest.mark.parametrize(("after_s", "held"), [(UNDER_WAY_S - 0.1, {A: 4}), (UNDER_WAY_S, {})])
 def test_a_prompt_that_a_server_got_a_moment_ago_may_still_be_missing(
@@ -105,8 +96,5 @@ def test_a_prompt_that_a_server_got_a_moment_ago_may_still_be_missing(
 ) -> None:
     table = new_table(A)
     table.record(A, chain("abcd"), now=10.0)
-    lacking = LookupReport(
-        chain=chain("abcd"), held={}, sure={A}, from_chunk=0, to_chunk=4, at=10.0 + after_s
-    )
-    ReportedCaches().take_in([lacking], table)
+    report(table, lookup("abcd", {}, at=10.0 + after_s))
     assert table.match(chain("abcd")) == held

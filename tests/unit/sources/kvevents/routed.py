@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epp.base.types import EndpointName
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.server_caches import hash_chain
 from epp.request.parse import parse_request
+from epp.sources.kvevents.mapping import Tokens
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 
 SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=32, later_from_bytes=0)
@@ -34,3 +36,13 @@ def routed_chat(*messages: dict[str, Any], **more: Any) -> RoutedPrompt:
 
 def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
+
+
+class NoLanguage:
+    """The language of a model whose prompts are all token ids. To ask it is an error that nobody expects."""
+
+    def tokens(self, text: str, *, special: bool) -> Tokens:
+        raise ZeroDivisionError(text)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] | None) -> str:
+        raise ZeroDivisionError(messages)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -20,14 +19,14 @@ from epp.picker.prefix_index.upkeep import add_endpoint
 from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.sources.kvevents.block_hashes import Algorithm, BlockHasher
 from epp.sources.kvevents.exact import Exact, ModelSettings
-from epp.sources.kvevents.mapping import Tokens
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from epp.sources.kvevents.sequence import Forget
+from tests.unit.sources.kvevents.routed import NoLanguage
 
 A, B = EndpointName("a"), EndpointName("b")
 BLOCK = 16
 SCHEDULE = ChunkSchedule()
-NO_TOKENIZER = ModelSettings(language=None)
+NO_TOKENIZER = ModelSettings(language=NoLanguage())
 
 
 class TwoReportingServers:
@@ -92,7 +91,7 @@ def blocks_removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU"
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
 def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
-    fleet, tokens = TwoReportingServers(ModelSettings(language=None, seed="42")), prompt_of(1)
+    fleet, tokens = TwoReportingServers(ModelSettings(language=NoLanguage(), seed="42")), prompt_of(1)
     fleet.route(A, tokens)  # no event has come yet
     fleet.tell(A, blocks_stored(tokens, algorithm=algorithm, seed="42"))
     fleet.route(A, tokens)
@@ -121,10 +120,7 @@ def test_a_prompt_that_no_server_holds_is_credited_to_none() -> None:
 
 
 def test_seed_that_is_not_the_servers_turns_the_model_off_with_the_reason() -> None:
-    fleet, tokens = (
-        TwoReportingServers(ModelSettings(language=None, seed="0")),
-        prompt_of(1),
-    )
+    fleet, tokens = TwoReportingServers(ModelSettings(language=NoLanguage(), seed="0")), prompt_of(1)
     fleet.tell(A, blocks_stored(tokens))
     assert fleet.exact.models()[""].state == "off"
     assert "hash seed" in fleet.exact.models()[""].reason
@@ -272,23 +268,8 @@ def test_parts_of_blocks_and_sliding_windows_decide_no_algorithm() -> None:
     assert fleet.exact.servers()[A].state == "following"
 
 
-class Brittle:
-    """A language that fails with an error that nobody expected."""
-
-    def tokens(self, text: str, *, special: bool) -> Tokens:
-        raise ZeroDivisionError(text)
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None,
-    ) -> str:
-        return "never asked"
-
-
 def test_an_unexpected_error_costs_only_the_prompt_that_caused_it() -> None:
-    fleet, tokens = TwoReportingServers(ModelSettings(language=Brittle())), prompt_of(1)
+    fleet, tokens = TwoReportingServers(), prompt_of(1)
     fleet.tell(A, blocks_stored(tokens))
     text = InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=b"words " * 100)
     routed = RoutedPrompt(

@@ -1,20 +1,22 @@
-"""Prompts are mapped to the names of their blocks, and ends of blocks are aligned with ends of chunks."""
+"""Prompts are mapped to the names of their blocks, ends of blocks are aligned with ends of chunks, and a
+template gets the conversation of the canonical prompt.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from epp.sources.kvevents.block_hashes import BlockHasher
 from epp.sources.kvevents.language import FolderLanguage
-from epp.sources.kvevents.mapping import Rendered, Text, UnmappedError, aligned_blocks, chunk_ends, map_prompt
+from epp.sources.kvevents.mapping import Language, Text, UnmappedError, align, map_prompt, read_conversation
 from epp.sources.kvevents.routed_prompts import RoutedPrompt
 from tests.unit.sources.kvevents.routed import (
+    CALL,
     SCHEDULE,
+    NoLanguage,
     message,
     routed_chat,
     routed_to_path,
@@ -26,7 +28,7 @@ THINKS_FIRST = "{% if thinking %}think hard {% endif %}{% for d in documents or 
 
 
 def blocks_at(
-    prompt: RoutedPrompt, language: FolderLanguage, *, block_tokens: int = 4
+    prompt: RoutedPrompt, language: Language, *, block_tokens: int = 4
 ) -> tuple[Sequence[int], Sequence[int]]:
     mapped = map_prompt(
         prompt,
@@ -63,7 +65,8 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     tokens = language.tokens(rendered, special=False)
     stripped = content.strip()
     shift = len(content) - len(content.lstrip())
-    for end, found in zip(chunk_ends(SCHEDULE, len(ends)), ends, strict=True):
+    for chunk, found in enumerate(ends, 1):
+        end = SCHEDULE.end_bytes(chunk)
         inside = len(prompt.inference.prompt[:end].partition(b"\xfe")[2].decode(errors="ignore"))
         chars = rendered.index(stripped) + min(max(inside - shift, 0), len(stripped))
         whole = sum(e <= chars for e in tokens.ends) // 4
@@ -71,38 +74,19 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
         assert found <= len(tokens.ids) // 4
 
 
-def test_letters_of_several_bytes_are_counted_once_for_all_chunks() -> None:
-    """Before, each end of a chunk looked at the whole text: 8 MB would have taken half a minute."""
-    text = "漢é😀a" * 4_000
-    size = len(text.encode())
-    encoded: list[str] = []
-
-    def note(_: FrameType, event: str, called: object) -> None:
-        if event == "c_call" and getattr(called, "__name__", "") == "encode":
-            encoded.append(event)
-
-    sys.setprofile(note)
-    try:
-        ends = aligned_blocks(
-            range(7, size, 7),
-            Rendered(text, range(1, len(text) + 1), (Text(0, text, size),), size),
-            block_tokens=1,
-            blocks=10**6,
-        )
-    finally:
-        sys.setprofile(None)
-    whole = [len(text.encode()[:end].decode(errors="ignore")) for end in range(7, 2_000, 7)]
-    assert ends[: len(whole)] == whole
-    assert len(encoded) == 1
+def test_letters_of_several_bytes_count_when_they_are_whole() -> None:
+    text = "漢é😀a" * 400
+    prompt = text.encode()
+    ends = range(7, len(prompt) + 1, 7)
+    found = align(ends, prompt, [Text(0, text)], text, range(1, len(text) + 1))
+    assert found == [len(prompt[:end].decode(errors="ignore")) for end in ends]
 
 
 def test_token_ids_need_no_tokenizer() -> None:
     prompt = routed_to_path("/v1/completions", prompt=list(range(40)))
-    mapped = map_prompt(
-        prompt, language=None, hasher=BlockHasher("sha256"), block_tokens=16, adapter_path=None
-    )
-    assert mapped.blocks == BlockHasher("sha256").names(list(range(40)), block_tokens=16)
-    assert mapped.ends_blocks == [0, 1, 1, 2, 2]
+    blocks, ends = blocks_at(prompt, NoLanguage(), block_tokens=16)
+    assert blocks == BlockHasher("sha256").names(list(range(40)), block_tokens=16)
+    assert ends == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +112,8 @@ def test_prompts_that_cannot_be_mapped_have_a_reason(
 
 
 def test_a_text_that_the_template_dropped_does_not_shift_later_texts() -> None:
-    texts = (Text(2, "gone", 6), Text(8, "here it is", 18))
-    ends = aligned_blocks([18], Rendered("<u>here it is", range(1, 14), texts, 18), block_tokens=1, blocks=99)
-    assert ends == [13]
+    texts = (Text(2, "gone"), Text(8, "here it is"))
+    assert align([18], b"--gone--here it is", texts, "<u>here it is", range(1, 14)) == [13]
 
 
 @pytest.mark.parametrize(
@@ -157,13 +140,59 @@ def test_search_for_texts_ends_after_many_texts_that_the_template_dropped() -> N
     of a core.
     """
     for dropped, found in ((256, True), (257, False)):
-        texts = [Text(n, "x", n + 1) for n in range(dropped)]
-        size = dropped + 40
-        texts.append(Text(dropped, "here", dropped + 4))
-        (end,) = aligned_blocks(
-            [dropped + 4],
-            Rendered("-" * 36 + "here" + "-" * (size - 40), range(1, size + 1), texts, size),
-            block_tokens=1,
-            blocks=size,
-        )
+        texts = [*(Text(n, "x") for n in range(dropped)), Text(dropped, "here")]
+        prompt = b"x" * dropped + b"here" + b"-" * 36
+        rendered = "-" * 36 + "here" + "-" * dropped
+        (end,) = align([dropped + 4], prompt, texts, rendered, range(1, len(rendered) + 1))
         assert (end == 40) is found
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [message("user", "hello")],
+        [
+            message("system", "ünïcödé"),
+            message("user", "漢字"),
+            message("assistant", ""),
+            message("user", " spaces "),
+        ],
+        [message("user", "who?", name="bob"), message("assistant", "I", tool_calls=[CALL])],
+        [message("tool", "42", tool_call_id="c1")],
+        [message("custom", "role")],
+        [message("user", "why?"), message("assistant", "so", reasoning="hm", reasoning_content="hm")],
+    ],
+)
+def test_messages_come_back_from_the_canonical_prompt(messages: list[dict[str, Any]]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    prompt = routed_chat(*messages, tools=tools).inference.prompt
+    read = read_conversation(prompt)
+    assert list(read.messages) == messages
+    assert read.tools == tools
+    assert [text.text for text in read.texts] == [m["content"] for m in messages]
+    whole = prompt.decode(errors="surrogateescape")
+    assert all(whole[text.start :].startswith(text.text) for text in read.texts)
+
+
+def test_several_text_parts_stay_separate() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    read = read_conversation(routed_chat(message("user", parts)).inference.prompt)
+    assert [m["content"] for m in read.messages] == [["one", "two"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+        [{"type": "tool_result", "tool_use_id": "x", "content": "42"}],
+    ],
+)
+def test_content_that_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
+    with pytest.raises(UnmappedError):
+        read_conversation(routed_chat(message("user", content)).inference.prompt)
+
+
+@pytest.mark.parametrize("prompt", [b"no section at all", b""], ids=["a plain text", "nothing"])
+def test_a_prompt_without_sections_is_a_conversation_without_messages(prompt: bytes) -> None:
+    read = read_conversation(prompt)
+    assert (list(read.messages), read.tools, list(read.texts)) == ([], None, [])

@@ -1,0 +1,77 @@
+"""Chunks have the blocks that become complete in them, and servers hold blocks. Both are bounded, and go in
+small steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from epp.base.types import ChunkHash, EndpointName
+from epp.sources.kvevents.block_hashes import BlockName
+from epp.sources.kvevents.decoding import Cleared, Stored
+from epp.sources.kvevents.knowledge import ByBlock, ChunkTree, Knowledge, MappedPrompt
+
+A = EndpointName("a")
+
+
+def mapped(chain: Sequence[int], blocks: Sequence[int], ends: Sequence[int]) -> MappedPrompt:
+    return MappedPrompt(
+        chain=[ChunkHash(chunk) for chunk in chain],
+        blocks=[BlockName(block) for block in blocks],
+        ends_blocks=ends,
+    )
+
+
+def test_chunk_keeps_its_first_prefix_when_another_prefix_has_same_hash() -> None:
+    tree = ChunkTree(max_chunks=100)
+    first = tree.map(mapped([1, 9], [71, 72], [1, 2]))
+    path = tree.map(mapped([2, 9], [81, 82], [1, 2]))
+    assert [node.chunk for node in path] == [2]
+    assert first[1].blocks == (72,)
+    tree.check_integrity()
+
+
+def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> None:
+    tree = ChunkTree(max_chunks=3)
+    tree.map(mapped([1, 2], [71, 72], [1, 2]))
+    tree.map(mapped([5], [75], [1]))
+    tree.map(mapped([1, 3], [71, 73], [1, 2]))
+    assert {node.chunk for node in tree} == {1, 3, 5}
+    tree.map(mapped([6], [76], [1]))
+    assert {node.chunk for node in tree} == {1, 3, 6}
+    assert tree.users(BlockName(72)) == ()
+    tree.check_integrity()
+
+
+def test_a_server_that_lets_all_blocks_go_loses_the_beginning_of_each_chain() -> None:
+    knowledge = Knowledge(max_chunks=100)
+    knowledge.add(A)
+    knowledge.apply(A, Stored(tuple(BlockName(n) for n in range(71, 76))), now=1.0)
+    knowledge.map(mapped([1, 2, 3], [71, 72, 73], [1, 2, 3]), now=2.0)
+    knowledge.map(mapped([1, 4], [71, 74], [1, 2]), now=3.0)
+    assert len(knowledge.findings()) == 2
+    knowledge.apply(A, Cleared(), now=4.0)
+    (loss,) = knowledge.findings()
+    assert (loss.chain, loss.at) == ([1], 4.0)
+    assert knowledge.num_blocks == 0
+    knowledge.check_integrity()
+
+
+def test_blocks_are_spread_evenly_over_small_dictionaries() -> None:
+    """One dictionary of 700,000 blocks takes 50 ms to grow."""
+    found, rng = ByBlock[int](), random.Random(1)
+    for n in range(100_000):
+        name = BlockName(rng.getrandbits(64))
+        found.part(name)[name] = n
+    assert sum(map(len, found.parts)) == 100_000
+    assert max(map(len, found.parts)) < 2 * 100_000 / len(found.parts)
+
+
+def test_a_server_cannot_choose_names_that_all_go_into_one_dictionary() -> None:
+    for step in (1, 64, 2**32, 2**54):
+        found = ByBlock[int]()
+        for n in range(1000):
+            name = BlockName(n * step)
+            found.part(name)[name] = n
+        assert max(map(len, found.parts)) <= 500
