@@ -27,9 +27,9 @@ from msgspec.json import Decoder
 from epp.base.types import Address, Endpoint, EndpointName, ModelCard, ModelList
 from epp.config.settings import Models
 from epp.request.client_names import MAX_NAME_CHARS
+from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.metrics_page import MetricsError
-from epp.sources.scraping.page_client import PageClient
-from epp.sources.scraping.sessions import ApiKey, in_words
+from epp.sources.scraping.page_client import PageClient, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -155,17 +155,20 @@ class ModelLists:
         server.asked_at = self._clock()
         try:
             listed = parse_model_page(await self._fetch(server.endpoint.address))
-        except (ModelPageError, MetricsError, OSError, ValueError) as error:
+        except (MetricsError, OSError, ValueError) as error:
             self._failed(server, error)
         else:
             self._took(server, listed)
         server.asking = False
 
     async def _fetch(self, address: Address) -> bytes | bytearray:
-        client = PageClient(address, "/v1/models", accept="application/json")
+        client = PageClient(address)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                return await client.read(most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers())
+                answer = await client.ask(
+                    "/v1/models", most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers()
+                )
+            return answer.page
         finally:
             client.close()
 
@@ -208,7 +211,7 @@ def _same_process(new: Endpoint, old: Endpoint) -> bool:
 # -- a server's answer ---------------------------------------------------------------------------------------
 
 
-class ModelPageError(Exception):
+class ModelPageError(MetricsError):
     """The answer is not a list of models."""
 
 

@@ -1,14 +1,14 @@
-"""Reads a page of one server, of its metrics or of its models, over HTTP/1.1, on a connection that stays open
-from page to page.
+"""Asks one server over HTTP/1.1, for its metrics page, its list of models, or one token. The connection stays
+open from question to question.
 
-This is a tenth of an HTTP client: it asks for one path, follows no redirect, unpacks nothing, and takes only
-an answer with status 200. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all
-of an idle picker's CPU goes to their pages, and a general client takes three times the CPU for a page
+This is a tenth of an HTTP client: it follows no redirect, unpacks nothing, and takes only an answer with
+status 200. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all of an idle
+picker's CPU goes to their pages, and a general client takes three times the CPU for a page
 (docs/monitoring.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
-to its length. `read_answer` reads from a stream of bytes; `PageClient` has the socket. Called by `scraper`
-and `model_lists`.
+to its length. `read_answer` reads from a stream of bytes; `PageClient` has the socket. Called by `scraper`,
+`model_lists` and `probes`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from yarl import URL
 
@@ -45,20 +46,30 @@ _STATUS: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})\s")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;.*)?\r?\n")
 _DIGITS: Final = re.compile(rb"\d{1,12}")
 _WORDS: Final = re.compile(rb"[^\s,]+")
-_REQUEST: Final = (
-    # This asks for an uncompressed page. Unpacking costs more CPU than a local network.
-    "GET {path} HTTP/1.1\r\n"
-    "Host: {host}\r\n"
-    "Accept: {accept}\r\n"
-    "Accept-Encoding: identity\r\n"
-    "User-Agent: prefix-gateway-epp\r\n"
-)
-_METRICS: Final = "text/plain;version=0.0.4"
-"""The classic text format."""
+_FIELDS: Final = {
+    "Accept": "text/plain;version=0.0.4, application/json",  # the classic format of metrics
+    "Accept-Encoding": "identity",  # unpacking costs more CPU than a local network
+    "User-Agent": "prefix-gateway-epp",
+}
+_PLAIN: Final = "; if it expects TLS: model servers are reached by plain HTTP"
+_TLS_ALERT: Final = re.compile(r"\\+x15\\+x03")
+"""How an error quotes the first bytes of the alert that a server with TLS sends on plain HTTP."""
 
 
 class NoPageError(MetricsError):
-    """The server gave no answer, or says itself that it fails."""
+    """The server gave no answer (the status is 0), or one with another status than 200."""
+
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Answer(NamedTuple):
+    page: bytes | bytearray
+    keeps_open: bool
+    """Whether the connection stays open for the next answer."""
+    fields: Mapping[bytes, bytes]
+    """The fields of the head. Names and values are in small letters."""
 
 
 class AnswerStream(asyncio.StreamReader):
@@ -82,10 +93,9 @@ class AnswerStream(asyncio.StreamReader):
         return piece
 
 
-async def read_answer(stream: AnswerStream, *, most_bytes: int) -> tuple[bytes | bytearray, bool]:
-    """Return the page, and whether the connection stays open for the next one. Raises MetricsError if the
-    answer has no page, or a page of more than `most_bytes`, ValueError if it is not HTTP, and
-    ConnectionResetError if nothing came.
+async def read_answer(stream: AnswerStream, *, most_bytes: int) -> Answer:
+    """Return the answer. Raises MetricsError if it has no page, or a page of more than `most_bytes`,
+    ValueError if it is not HTTP, and ConnectionResetError if nothing came.
     """
     first = await stream.line()
     if not first:
@@ -93,18 +103,18 @@ async def read_answer(stream: AnswerStream, *, most_bytes: int) -> tuple[bytes |
     if not first.startswith(b"HTTP/1."):
         raise ValueError(f"the answer is not HTTP/1: {first[:40]!r}")
     try:
-        size, keeps_open = _meaning(await _head(stream, first))
+        size, keeps_open, fields = _meaning(await _head(stream, first))
         if size == _CHUNKED:
             page: bytes | bytearray = await _chunks(stream, most_bytes=most_bytes)
         elif size is not None:
             _bound(size, most_bytes=most_bytes)
             page = await stream.exactly(size)
         else:
-            return await _rest(stream, most_bytes=most_bytes), False
+            return Answer(await _rest(stream, most_bytes=most_bytes), False, fields)
     except (OSError, EOFError) as error:
         raise NoPageError("the server ended the connection before the end of its answer") from error
     # Bytes after the answer belong to no question, so the connection closes.
-    return page, keeps_open and not stream.unread
+    return Answer(page, keeps_open and not stream.unread, fields)
 
 
 async def _head(stream: AnswerStream, first: bytes) -> list[bytes]:
@@ -134,20 +144,20 @@ async def _lines(stream: AnswerStream, *, left: int, least: int = 0) -> tuple[li
         lines.append(line)
 
 
-def _meaning(head: list[bytes]) -> tuple[int | None, bool]:
-    """Return the size of the page, and whether the connection stays open. None: the page ends with the
-    connection.
+def _meaning(head: list[bytes]) -> tuple[int | None, bool, Mapping[bytes, bytes]]:
+    """Return the size of the page, whether the connection stays open, and the fields. None: the page ends
+    with the connection.
     """
     status = _STATUS.match(head[0])
     if status is None:
         raise ValueError(f"the answer has no status: {head[0][:40]!r}")
     if status[2] != b"200":
-        failure = NoPageError if status[2].startswith(b"5") else MetricsError
-        raise failure(f"HTTP status {status[2].decode()}")
+        raise NoPageError(f"HTTP status {status[2].decode()}", status=int(status[2]))
     size, keeps_open, in_chunks = None, status[1] == b"1", False
+    fields = {}
     for line in head[1:]:
         name, _, value = line.lower().partition(b":")
-        value = value.strip()
+        value = fields[name] = value.strip()
         if name == b"transfer-encoding":
             if value != b"chunked":
                 raise ValueError(f"the answer has the transfer encoding {value[:40]!r}")
@@ -158,7 +168,7 @@ def _meaning(head: list[bytes]) -> tuple[int | None, bool]:
             size = int(value)
         elif name == b"connection" and b"close" in _WORDS.findall(value):
             keeps_open = False
-    return _CHUNKED if in_chunks else size, keeps_open
+    return _CHUNKED if in_chunks else size, keeps_open, fields
 
 
 async def _chunks(stream: AnswerStream, *, most_bytes: int) -> bytearray:
@@ -198,29 +208,37 @@ def _bound(size: int, *, most_bytes: int) -> None:
 
 
 class PageClient:
-    """The connection to one server. `path` includes the query, if there is one."""
+    """The connection to one server."""
 
-    def __init__(self, address: Address, path: str, *, accept: str = _METRICS) -> None:
-        url = URL(f"http://{address}{path}")
+    def __init__(self, address: Address) -> None:
         self._address = address
-        self._request = _REQUEST.format(path=url.raw_path_qs, host=address, accept=accept).encode()
         self._connection: tuple[asyncio.Transport, AnswerStream] | None = None
 
-    async def read(
-        self, *, most_bytes: int, headers: Mapping[str, str] = MappingProxyType({})
-    ) -> bytes | bytearray:
-        """Return the page. Raises what `read_answer` raises, and OSError if the server does not answer.
-        headers: further headers of the request.
+    async def ask(
+        self,
+        path: str,
+        *,
+        most_bytes: int,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        body: bytes = b"",
+    ) -> Answer:
+        """Ask for `path`, which includes the query if there is one. Raises what `read_answer` raises, and
+        OSError if the server does not answer. headers: further headers. body: is sent by POST.
         """
-        further = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        request = self._request + f"{further}\r\n".encode()
+        method = "POST" if body else "GET"
+        fields = {"Host": self._address, **_FIELDS, **headers}
+        if body:
+            fields["Content-Length"] = len(body)
+        lines = [
+            f"{method} {_target(path)} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in fields.items()),
+        ]
+        question = "\r\n".join((*lines, "\r\n")).encode() + body
         if self._connection is not None and not self._ended(*self._connection):
             with contextlib.suppress(ConnectionResetError):
                 # Suppressed: the server ended the connection while the question was on its way.
-                return await self._ask(*self._connection, request, most_bytes=most_bytes)
-        self.close()
-        self._connection = await self._connect()
-        return await self._ask(*self._connection, request, most_bytes=most_bytes)
+                return await self._ask(*self._connection, question, most_bytes=most_bytes)
+        return await self._ask(*await self.connect(), question, most_bytes=most_bytes)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -232,18 +250,20 @@ class PageClient:
         return transport.is_closing() or stream.at_eof() or bool(stream.exception() or stream.unread)
 
     async def _ask(
-        self, transport: asyncio.Transport, stream: AnswerStream, request: bytes, *, most_bytes: int
-    ) -> bytes | bytearray:
-        transport.write(request)
-        keeps_open = False
+        self, transport: asyncio.Transport, stream: AnswerStream, question: bytes, *, most_bytes: int
+    ) -> Answer:
+        transport.write(question)
+        answer = None
         try:
-            page, keeps_open = await read_answer(stream, most_bytes=most_bytes)
+            answer = await read_answer(stream, most_bytes=most_bytes)
         finally:
-            if not keeps_open:
+            if answer is None or not answer.keeps_open:
                 self.close()
-        return page
+        return answer
 
-    async def _connect(self) -> tuple[asyncio.Transport, AnswerStream]:
+    async def connect(self) -> tuple[asyncio.Transport, AnswerStream]:
+        """Open a new connection, for the next question. Raises NoPageError."""
+        self.close()
         loop = asyncio.get_running_loop()
         host, port = self._address.host, self._address.port
         made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -262,4 +282,24 @@ class PageClient:
         except BaseException:
             made.close()
             raise
-        return transport, stream
+        self._connection = transport, stream
+        return self._connection
+
+
+@lru_cache(maxsize=256)
+def _target(path: str) -> str:
+    """Return the path as a request line has it."""
+    return URL(f"http://server{path}").raw_path_qs
+
+
+def in_words(error: Exception) -> str:
+    """Return why a question failed, on one line, and without text of any length: some errors quote the
+    server.
+    """
+    quoted = str(error)
+    if isinstance(error, ConnectionResetError):
+        text = f"the server ended the connection without an answer{_PLAIN}"
+    else:
+        whose = "" if isinstance(error, MetricsError) else f"{type(error).__name__}: "
+        text = f"{whose}{quoted}{_PLAIN if _TLS_ALERT.search(quoted) else ''}"
+    return " ".join(text.split())[:300]

@@ -12,17 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import aiohttp
 import msgspec
 
 from epp.base.types import ApiKind
 from epp.picker.endpoints.failures import is_fault
 from epp.picker.endpoints.marks import Probe, Verdict
 from epp.request.response import ResponseReader
-from epp.sources.scraping.sessions import ApiKey, bounded_body, session_for_questions
+from epp.sources.scraping.api_key import ApiKey
+from epp.sources.scraping.metrics_page import MetricsError
+from epp.sources.scraping.page_client import Answer, NoPageError, PageClient
 
 _LOOK_S: Final = 0.1
+_CONNECT_S: Final = 1.5
 _TIMEOUT_S: Final = 3.0
+_NO_ANSWER: Final = 502
+"""The status of a server that breaks off, or answers with anything but a token."""
 _MOST_ANSWER_BYTES: Final = 64 * 2**10
 _HEADERS: Final = {"Content-Type": "application/json"}
 
@@ -50,52 +54,58 @@ class Probes:
         return self._counts
 
     async def run(self) -> None:
-        session = session_for_questions(timeout_s=_TIMEOUT_S)
-        async with session, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             while True:
                 for probe in self._due():
-                    group.create_task(
-                        self._send(session, probe), name=f"probe of {probe.state.endpoint.name}"
-                    )
+                    group.create_task(self._send(probe), name=f"probe of {probe.state.endpoint.name}")
                 await asyncio.sleep(_LOOK_S)
 
-    async def _send(self, session: aiohttp.ClientSession, probe: Probe) -> None:
+    async def _send(self, probe: Probe) -> None:
         verdict: Verdict = "unclear"
+        client = PageClient(probe.state.endpoint.address)
         try:
-            verdict = await _ask(session, probe, self._key.headers())
+            verdict = await _ask(client, probe, self._key.headers())
         finally:
+            client.close()
             self._counts[verdict] += 1
             self._on_verdict(probe, verdict)
 
 
-async def _ask(session: aiohttp.ClientSession, probe: Probe, key: dict[str, str]) -> Verdict:
-    url = f"http://{probe.state.endpoint.address}/v1/completions"
+async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict:
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            await client.connect()
+    except (NoPageError, TimeoutError):
+        return "unclear"  # the scrapes of this server fail too, and say why
     question = {"model": probe.model, "prompt": "1", "max_tokens": 1, "stream": True}
     try:
-        async with session.post(
-            url, data=msgspec.json.encode(question), headers=_HEADERS | key, allow_redirects=False
-        ) as response:
-            body = await bounded_body(response, most_bytes=_MOST_ANSWER_BYTES)
-            if body is None:
-                return "unclear"
-            told = _told(response, body) if response.status < 400 else None
-            return verdict_of(told or response.status, about_model=bool(probe.about))
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        return "unclear"  # the scrapes of this server fail too, and say why
+        async with asyncio.timeout(_TIMEOUT_S):
+            answer = await client.ask(
+                "/v1/completions",
+                most_bytes=_MOST_ANSWER_BYTES,
+                headers=_HEADERS | key,
+                body=msgspec.json.encode(question),
+            )
+        status = _told(answer) or 200
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
-    except (aiohttp.ClientError, OSError, ValueError):
-        return "ill"
+    except NoPageError as error:
+        status = error.status if error.status >= 400 else _NO_ANSWER
+    except MetricsError:
+        return "unclear"  # the answer is too long to be read
+    except (OSError, ValueError):
+        status = _NO_ANSWER
+    return verdict_of(status, about_model=bool(probe.about))
 
 
-def _told(response: aiohttp.ClientResponse, body: bytes) -> int | None:
+def _told(answer: Answer) -> int | None:
     """Return the status that the body tells. None: it tells none."""
     reader = ResponseReader(
         kind=ApiKind.COMPLETIONS,
-        content_type=response.headers.get("content-type", ""),
-        content_encoding=response.headers.get("content-encoding", ""),
+        content_type=answer.fields.get(b"content-type", b"").decode("latin-1"),
+        content_encoding=answer.fields.get(b"content-encoding", b"").decode("latin-1"),
     )
-    reader.feed(body, now=0.0)
+    reader.feed(bytes(answer.page), now=0.0)
     return reader.finish().told
 
 

@@ -3,8 +3,7 @@
 Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
 of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
 scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
-until it gets a request, and servers that become idle together are spread over that longer interval. One more
-task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
+until it gets a request, and servers that become idle together are spread over that longer interval.
 
 The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. A server that has
 never given a number but answers (404, a page of another kind) is up: its numbers are all unknown. It answers
@@ -26,16 +25,16 @@ from epp.base.types import Address, Endpoint, EndpointMetrics, EndpointName
 from epp.config.routing import Scrape
 from epp.sources.keep import Keep
 from epp.sources.scraping.metrics_page import MetricsError, PageReader
-from epp.sources.scraping.page_client import NoPageError, PageClient
-from epp.sources.scraping.sessions import in_words
+from epp.sources.scraping.page_client import NoPageError, PageClient, in_words
 
 logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.1
 _SHORTEST_NAP_S: Final = 0.002
 """Timers of the event loop may fire early by this much."""
-_WATCH_S: Final = 1.0
-_PARTS: Final = 10
+_LONGEST_NAP_S: Final = 1.0
+"""A waiting task looks this often whether its scrape is due: a policy may have changed, or an idle server may
+have work."""
 
 OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
 
@@ -48,21 +47,14 @@ class ScrapeAge:
     """Why the last scrape brought no numbers. Empty: it brought some."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Nap:
-    over: asyncio.Future[None]
-    until: float
-
-    def end(self) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-
 @dataclass(slots=True)
 class _ScrapedServer:
     """One endpoint being scraped. Its task is None until the scraper runs."""
 
     endpoint: Endpoint
+    client: PageClient
+    own_path: str
+    """The path of its page. Empty: the policy says it."""
     task: asyncio.Task[None] | None = None
     answered_at: float | None = None
     error: str = ""
@@ -74,24 +66,7 @@ class _ScrapedServer:
     """When its last scrape began. Before the first scrape: when its task began."""
     intervals: float = 0.0
     """Number of intervals from then to the next scrape."""
-    nap: _Nap | None = None
-    """None: it is being scraped now."""
     reader: PageReader = field(default_factory=PageReader)
-    client: tuple[str, PageClient] | None = None
-    """The connection to the server, and the address of the page there."""
-
-    def client_for(self, path: str) -> PageClient:
-        """Return the connection for its page. path: used if the endpoint names no other path."""
-        address, path = _page_of(self.endpoint, path)
-        where = f"{address}{path}"
-        if self.client is None or self.client[0] != where:
-            self.close()
-            self.client = where, PageClient(address, path)
-        return self.client[1]
-
-    def close(self) -> None:
-        if self.client is not None:
-            self.client[1].close()
 
 
 class Scraper:
@@ -128,7 +103,6 @@ class Scraper:
             try:
                 for target in self._targets.values():
                     self._start(target)
-                group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
                 # This comes before the group waits for its tasks: a later task would never be cancelled.
@@ -149,7 +123,7 @@ class Scraper:
             del self._targets[name]
         for name, endpoint in wanted.items():
             if name not in self._targets:
-                target = self._targets[name] = _ScrapedServer(endpoint)
+                target = self._targets[name] = _ScrapedServer(endpoint, *_page_of(endpoint))
                 self._start(target)
         self.check_integrity()
 
@@ -178,7 +152,7 @@ class Scraper:
         target.intervals = self._rng.random()
         try:
             while True:
-                await self._nap(target)
+                await self._until_due(target)
                 # The interval is from start to start, so a slow server is read as often as others.
                 target.started_at = self._clock()
                 target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
@@ -188,34 +162,16 @@ class Scraper:
                     # Servers that became idle together are spread over the longer interval from now on.
                     target.intervals = self._rng.random()
         finally:
-            target.close()
+            target.client.close()
 
-    async def _nap(self, target: _ScrapedServer) -> None:
-        """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
-        loop = asyncio.get_running_loop()
-        while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
-            target.nap = nap = _Nap(loop.create_future(), self._clock() + left_s)
-            timer = loop.call_later(left_s, nap.end)
-            try:
-                await nap.over
-            finally:
-                timer.cancel()
-                target.nap = None
-
-    async def _watch(self) -> None:
-        """Check every nap once a second: a policy may have changed, or an idle server may have work. The
-        fleet is checked in parts, so that a change for all servers does not scrape them in one burst.
-        """
+    async def _until_due(self, target: _ScrapedServer) -> None:
         while True:
-            targets = list(self._targets.values())
-            for part in range(_PARTS):
-                await asyncio.sleep(_WATCH_S / _PARTS)
-                for target in targets[part::_PARTS]:
-                    if target.nap is not None and self._due_at(target) < target.nap.until - _SHORTEST_NAP_S:
-                        target.nap.end()
-
-    def _due_at(self, target: _ScrapedServer) -> float:
-        return target.started_at + target.intervals * self._interval_s(target)
+            due_at = target.started_at + target.intervals * self._interval_s(target)
+            left_s = due_at - self._clock()
+            if left_s <= _SHORTEST_NAP_S:
+                return
+            # Naps of different length keep the tasks from looking together.
+            await asyncio.sleep(min(left_s, _LONGEST_NAP_S * self._rng.uniform(0.5, 1.0)))
 
     def _interval_s(self, target: _ScrapedServer) -> float:
         settings = self._settings()
@@ -228,12 +184,14 @@ class Scraper:
         settings = self._settings()
         try:
             async with asyncio.timeout(settings.timeout_seconds):
-                page = await target.client_for(settings.path).read(most_bytes=settings.max_page_bytes)
-            return target.reader.read(page, scraped_at=self._clock()), ""
+                answer = await target.client.ask(
+                    target.own_path or settings.path, most_bytes=settings.max_page_bytes
+                )
+            return target.reader.read(answer.page, scraped_at=self._clock()), ""
         except TimeoutError:
             return None, f"no answer within {settings.timeout_seconds:g} s"
         except MetricsError as error:
-            down = target.has_numbers or isinstance(error, NoPageError)
+            down = target.has_numbers or (isinstance(error, NoPageError) and not 0 < error.status < 500)
             return None if down else EndpointMetrics(scraped_at=self._clock()), str(error)
         except (OSError, ValueError) as error:
             return None, in_words(error)
@@ -261,12 +219,13 @@ class Scraper:
         self._on_metrics(name, metrics)
 
 
-def _page_of(endpoint: Endpoint, path: str) -> tuple[Address, str]:
+def _page_of(endpoint: Endpoint) -> tuple[PageClient, str]:
+    """Return the client of its page, and the path if the endpoint names one."""
     port, slash, own_path = endpoint.metrics.partition("/")
     address = Address(endpoint.address.host, int(port[1:])) if port else endpoint.address
-    return address, f"/{own_path}" if slash else path
+    return PageClient(address), f"/{own_path}" if slash else ""
 
 
 def _same_server(new: Endpoint, old: Endpoint) -> bool:
-    """Return whether the process is the same. Labels and adapters may change without a new process."""
-    return (new.address, new.incarnation) == (old.address, old.incarnation)
+    """Return whether process and page are the same. Labels and adapters may change without a new process."""
+    return (new.address, new.incarnation, new.metrics) == (old.address, old.incarnation, old.metrics)
