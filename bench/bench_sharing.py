@@ -104,7 +104,7 @@ async def over_redis(size: int, server: RedisServer) -> None:
             if n % PER_BATCH == 0:
                 await asyncio.sleep(0.05)
         await wait_until(
-            lambda: a.replica.exchange.speaker.waiting + b.replica.exchange.speaker.waiting == 0,
+            lambda: a.replica.exchange.waiting + b.replica.exchange.waiting == 0,
             what="every event is sent",
         )
         cpu = time.process_time() - cpu - picks_s

@@ -58,13 +58,13 @@ def endpoints_of(
 
 
 def _sharing(service: SharingService) -> shown.SharingStatus:
-    speaker, listener, link = service.exchange.speaker, service.exchange.listener, service.counts
-    received = listener.counts
+    exchange, link = service.exchange, service.counts
+    received = exchange.listener.counts
     return shown.SharingStatus(
         connected=service.connected,
-        peers=listener.peers,
-        sent_events=speaker.num_sent,
-        dropped_events=speaker.dropped,
+        peers=exchange.listener.peers,
+        sent_events=exchange.num_sent,
+        dropped_events=exchange.dropped,
         applied_events=received.events,
         skipped={
             "stale": received.stale,

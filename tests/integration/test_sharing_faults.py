@@ -51,7 +51,7 @@ async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
         if fault != "loses its data":
             await other.learns(text("meanwhile 49"))
             await one.learns(text("meanwhile too 49"))
-        assert one.replica.exchange.speaker.dropped == 0
+        assert one.replica.exchange.dropped == 0
         assert one.replica.in_flight_of_peers() == other.replica.in_flight_of_peers() == {}
 
 
@@ -63,7 +63,7 @@ async def test_a_redis_that_answers_late_delays_reports_and_nothing_else(tmp_pat
         sharing_over(Redis(url=address.url), outbox_bytes=2**16) as other,
     ):
         await met(one, other)
-        speaker, counts = one.replica.exchange.speaker, one.service.counts
+        speaker, counts = one.replica.exchange, one.service.counts
         for late_s, kind in ((0.5, "late"), (4.0, "too late")):
             address.late_s = late_s
             for n in range(600):
@@ -102,7 +102,7 @@ async def test_after_a_failover_behind_one_address_pickers_find_the_new_master(t
         assert await replica.do("XLEN", stream) > 0
         for sharer in (one, other):
             assert 1 <= sharer.service.counts.errors.total() <= 8, sharer.service.counts.errors
-            assert sharer.replica.exchange.speaker.dropped == 0
+            assert sharer.replica.exchange.dropped == 0
         assert address.accepted <= 12
 
 
@@ -115,7 +115,7 @@ async def test_a_node_that_is_not_the_right_one_gets_few_connections(tmp_path: P
     ):
         await wait_until(lambda: one.service.connected, what="the picker joins")
         await server.do("REPLICAOF", "127.0.0.1", free_port())
-        counts, speaker = one.service.counts, one.replica.exchange.speaker
+        counts, speaker = one.service.counts, one.replica.exchange
         for n in range(600):
             one.serve(text(str(n)))
         await wait_until(lambda: counts.errors.total() >= 8, what="several refusals", timeout_s=60)

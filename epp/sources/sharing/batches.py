@@ -30,7 +30,7 @@ MOST_CHUNKS: Final = 16_384
 event costs more than some milliseconds."""
 MOST_BATCH_BYTES: Final = 2 * 2**20
 MOST_EVENTS: Final = 8_192
-"""Most events in one batch. `speaker` makes far smaller batches."""
+"""Most events in one batch. `exchange` makes far smaller batches."""
 MOST_TOKENS: Final = 2**31
 """Most tokens of one request."""
 

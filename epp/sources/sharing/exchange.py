@@ -67,10 +67,14 @@ _SERVERS_NEWS: Final[dict[type, type[batches.SharedRestarted | batches.SharedHan
 }
 
 
-class Speaker:
-    def __init__(self, *, speaker: bytes, limit_bytes: int) -> None:
-        self._speaker = speaker
-        self._limit_bytes = limit_bytes
+class Exchange:
+    """Connects one picker with its peers. `me` is a random id, a new one after each start."""
+
+    def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int = OUTBOX_BYTES) -> None:
+        self.picker = picker
+        self.listener = Listener(picker, me=me, timeout_s=PEER_TIMEOUT_S)
+        self._me = me
+        self._limit_bytes = outbox_bytes
         self._events: deque[tuple[Event, int]] = deque()
         """Each with its size in bytes."""
         self.waiting_bytes = 0
@@ -79,14 +83,56 @@ class Speaker:
         that server."""
         self._newest = 0
         self._batches = 0
+        self._sign_at = float("-inf")
         self.dropped = 0
         """Number of events for which the queue had no room."""
         self.num_sent = 0
+        picker.subscribe(self.on_event)
 
     @property
     def waiting(self) -> int:
         """Number of events in the queue."""
         return len(self._events)
+
+    def channel(self, pool: str) -> str:
+        """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
+        return channel_of(pool, self.picker.caches.roots)
+
+    def agree(self, shown: bytes) -> bool:
+        """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
+        table starts empty. False: the two secrets do not agree.
+
+        shown: what the pool shows of its secret.
+        """
+        agreed = self.picker.caches.secret.agreed(shown)
+        if agreed is not None and agreed != self.picker.caches.secret:
+            self.picker.set_secret(agreed)
+        return agreed is not None
+
+    def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
+        """Apply a batch from the channel at once. The sender may be any picker. Raises MalformedError."""
+        for _ in self.listener.apply(data, now=now, age_s=age_s):
+            pass
+
+    def next_batch(self, *, now: float) -> bytes | None:
+        """Return the next batch, with as many events as fit. Without events it is a sign of life. None: there
+        is nothing to send, and no sign of life is due.
+        """
+        sign = now - self._sign_at >= LIFE_SIGN_S
+        if sign:
+            self._sign_at = now
+        if not sign and not self._events:
+            return None
+        events: list[Event] = []
+        taken_bytes = 0
+        while self._events and taken_bytes < _BATCH_BYTES:
+            event, size_bytes = self._events.popleft()
+            events.append(event)
+            taken_bytes += size_bytes
+        self.waiting_bytes -= taken_bytes
+        self.num_sent += len(events)
+        self._batches += 1
+        return encode(Batch(self._me, self._batches, milliseconds(now), events))
 
     def on_event(self, event: PickerEvent) -> None:
         """Queue what others need to know. `Ended` says how an answer ended, so `Answered` is not sent."""
@@ -137,64 +183,10 @@ class Speaker:
             self.waiting_bytes -= self._events.popleft()[1]
             self.dropped += 1
 
-    def batch(self, *, now: float) -> bytes:
-        """Return the next batch, with as many events as fit. Without events it is a sign of life."""
-        events: list[Event] = []
-        taken_bytes = 0
-        while self._events and taken_bytes < _BATCH_BYTES:
-            event, size_bytes = self._events.popleft()
-            events.append(event)
-            taken_bytes += size_bytes
-        self.waiting_bytes -= taken_bytes
-        self.num_sent += len(events)
-        self._batches += 1
-        return encode(Batch(self._speaker, self._batches, milliseconds(now), events))
-
     def check_integrity(self) -> None:
         assert self.waiting_bytes == sum(size_bytes for _, size_bytes in self._events)
         assert self.waiting_bytes <= self._limit_bytes
         assert all(0 < number <= self._newest for number in self._numbers.values())
-
-
-class Exchange:
-    """Connects one picker with its peers. `me` is a random id, a new one after each start."""
-
-    def __init__(self, picker: Picker, *, me: bytes, outbox_bytes: int = OUTBOX_BYTES) -> None:
-        self.picker = picker
-        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes)
-        picker.subscribe(self.speaker.on_event)
-        self.listener = Listener(picker, me=me, timeout_s=PEER_TIMEOUT_S)
-        self._sign_at = float("-inf")
-
-    def channel(self, pool: str) -> str:
-        """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
-        return channel_of(pool, self.picker.caches.roots)
-
-    def agree(self, shown: bytes) -> bool:
-        """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
-        table starts empty. False: the two secrets do not agree.
-
-        shown: what the pool shows of its secret.
-        """
-        agreed = self.picker.caches.secret.agreed(shown)
-        if agreed is not None and agreed != self.picker.caches.secret:
-            self.picker.set_secret(agreed)
-        return agreed is not None
-
-    def next_batch(self, *, now: float) -> bytes | None:
-        """Return the next batch to send. None: there is nothing to send, and no sign of life is due."""
-        sign = now - self._sign_at >= LIFE_SIGN_S
-        if sign:
-            self._sign_at = now
-        return self.speaker.batch(now=now) if sign or self.speaker.waiting else None
-
-    def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """Apply a batch from the channel at once. The sender may be any picker. Raises MalformedError."""
-        for _ in self.listener.apply(data, now=now, age_s=age_s):
-            pass
-
-    def check_integrity(self) -> None:
-        self.speaker.check_integrity()
         self.listener.check_integrity()
 
 

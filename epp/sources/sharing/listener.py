@@ -111,14 +111,15 @@ class Listener:
             return
         peer = self._peers.get(batch.speaker)
         if peer is None:
-            peer = self._peers[batch.speaker] = _Peer(now, batch.number - 1)
+            peer = self._peers[batch.speaker] = _Peer(now - age_s, batch.number - 1)
         if batch.number <= peer.number:
             return  # a sender that does not know whether a batch arrived sends it again
         if batch.number != peer.number + 1:
             self._missed(peer, now=now)
         peer.number = batch.number
-        peer.heard_at = now
         current = age_s < self._timeout_s
+        # A late batch is no sign that its sender still lives. Old batches are read to their end.
+        peer.heard_at = max(peer.heard_at, now - age_s) if current else now
         try:
             for event in batch.events:
                 at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000

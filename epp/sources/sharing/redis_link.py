@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import redis.asyncio as aredis
 from redis import exceptions
@@ -84,14 +84,6 @@ class _BoundedParser(_AsyncRESP2Parser):
         return value
 
 
-_NOT_HERE: Final = (
-    exceptions.ReadOnlyError,  # after a failover a replica may keep the connections that it had as the master
-    exceptions.BusyLoadingError,
-    exceptions.AskError,  # and MOVED: the server is a node of a cluster
-    exceptions.ClusterError,  # CLUSTERDOWN and MASTERDOWN
-    exceptions.AuthenticationError,
-)
-"""Answers that mean that this is not the right server, or not any more: another connection may reach it."""
 _REASONS: Final = (
     (exceptions.OutOfMemoryError, "full"),
     ((exceptions.AuthenticationError, exceptions.NoPermissionError), "auth"),
@@ -235,16 +227,14 @@ class RedisLink:
         """Read on from the newest id, if it is smaller than the last id that we read. Otherwise `read` would
         wait for entries that cannot come.
         """
-        last = await self._last_id()
-        if _order(last) < _order(self._position):
-            self._position = last
+        entries = await self._call(lambda client: client.xrevrange(self._stream, count=1))
+        self._position = min(self._position, entries[0][0] if entries else _START, key=_order)
         self._unsure = False
 
-    async def _last_id(self) -> bytes:
-        entries = await self._call(lambda client: client.xrevrange(self._stream, count=1))
-        return cast("bytes", entries[0][0]) if entries else _START
-
     async def _call(self, command: Callable[[Any], Awaitable[_T]]) -> _T:
+        """Raises LinkError after every failure, and ends all connections: after a failover a replica may keep
+        those that it had as the master.
+        """
         client = self._client
         try:
             if client is None:
@@ -254,7 +244,7 @@ class RedisLink:
                 return await command(client)
         except (exceptions.RedisError, OSError, ValueError) as error:
             self._unsure = True
-            if isinstance(error, _NOT_HERE) and client is self._client:
+            if client is self._client:
                 await self.close()
             reason = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "refused")
             raise LinkError(f"{error}{_hint(error)}" or "no answer in time", reason=reason) from error

@@ -31,6 +31,15 @@ def test_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> N
     assert other.matched(text("q"), now=16.0)
 
 
+def test_a_late_batch_keeps_a_dead_pickers_requests_no_longer_than_it_lives() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    other.receive(one.send(now=10.0), now=14.8, age_s=4.8)
+    assert other.in_flight_of_peers() != {}
+    other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
+    assert other.in_flight_of_peers() == {}
+
+
 def test_a_missing_batch_releases_what_came_before_and_costs_nothing_else() -> None:
     one, other = two()
     turn = text("p", 40_000)

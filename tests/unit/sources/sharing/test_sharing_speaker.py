@@ -15,7 +15,7 @@ def test_events_without_room_in_the_queue_are_counted_and_forgotten() -> None:
     for n in range(20):
         one.pick(text(str(n)), now=2.0)
     one.check()
-    speaker = one.exchange.speaker
+    speaker = one.exchange
     assert speaker.waiting_bytes <= 2000
     assert speaker.dropped + speaker.waiting == 20
     other.receive(one.send(now=3.0), now=3.0)
