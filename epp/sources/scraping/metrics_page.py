@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -41,8 +41,8 @@ _SAMPLE: Final = re.compile(
 _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
 _ESCAPE: Final = re.compile(rb"\\(.)")
 _ESCAPED: Final = {b"n": b"\n"}
-_MAX_STEPS: Final = 20_000
-"""Most lines read in one page: thirty times as many as vLLM writes, and at worst 10 ms of the event loop."""
+_MAX_LINES: Final = 20_000
+"""Most lines of a page: thirty times as many as vLLM writes, and at worst 10 ms of the event loop."""
 _MAX_VALUE: Final = 1e15
 """No counter of tokens or seconds reaches this in a server's life. Larger numbers are garbage, and floats
 would lose whole units."""
@@ -111,14 +111,11 @@ class PageReader:
 
     def __init__(self) -> None:
         self._last: tuple[int, EndpointMetrics] | None = None
-        self.unchanged = 0
-        """Number of pages that were equal to the page before, and were not parsed."""
 
     def read(self, page: bytes | bytearray, *, scraped_at: float) -> EndpointMetrics:
         """Return the same as `parse_page`."""
         digest = xxh3_64_intdigest(memoryview(page)[_unread_bytes(page) :])
         if self._last is not None and self._last[0] == digest:
-            self.unchanged += 1
             return replace(self._last[1], scraped_at=scraped_at)
         metrics = parse_page(page, scraped_at=scraped_at)
         self._last = digest, metrics
@@ -266,16 +263,17 @@ def _collect(page: bytes | bytearray) -> _Samples:
     server.
     """
     page = b"\n" + page[: page.rfind(b"\n") + 1]  # a page that was cut off may end in the middle of a number
-    steps = _budget()
+    if page.count(b"\n") > _MAX_LINES:
+        raise MetricsError(f"the page has more than {_MAX_LINES} lines")
     samples: _Samples = {}
     known = False
-    for start, end in _families(page, steps):
+    for start, end in _families(page):
         known = True
-        _read_lines(page[start:end].split(b"\n", _MAX_STEPS), samples, steps)
+        _read_lines(page[start:end].split(b"\n"), samples)
     if not samples:
-        for line in _namespaced_lines(page, steps):
+        for line in _namespaced_lines(page):
             known = True
-            _read_lines((line,), samples, steps)
+            _read_lines((line,), samples)
     if not known:
         raise MetricsError(
             "the page has no metric of a known model server; if the metrics are at another address, set "
@@ -299,11 +297,10 @@ def _unread_bytes(page: bytes | bytearray) -> int:
     return page.rfind(b"\n", 0, end) + 1
 
 
-def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int]]:
+def _families(page: bytes) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of the lines under the `# TYPE` of each known family."""
     at = page.find(_TYPE)
     while at >= 0:
-        steps()
         name_at = at + len(_TYPE)
         line_end = page.find(b"\n", name_at)
         at = page.find(_TYPE, line_end)
@@ -311,39 +308,24 @@ def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int
             yield line_end + 1, at if at >= 0 else len(page)
 
 
-def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]:
+def _namespaced_lines(page: bytes) -> Iterator[bytes]:
     """Yield lines that begin with a known namespace, for pages without `# TYPE`."""
     for namespace in NAMESPACES:
         at = page.find(b"\n" + namespace)
         while at >= 0:
-            steps()
             end = page.find(b"\n", at + 1)
             yield page[at + 1 : end]
             at = page.find(b"\n" + namespace, end)
 
 
-def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], None]) -> None:
+def _read_lines(lines: Iterable[bytes], samples: _Samples) -> None:
     for line in lines:
-        steps()
         # Most lines are histogram buckets: their name alone excludes them, before the slower match.
         name = line.partition(b"{")[0].partition(b" ")[0]
         if name in KNOWN and len(line) <= _MAX_LINE_BYTES:
             match = _SAMPLE.match(line, len(name))
             if match is not None:
                 samples.setdefault(name, []).append(_Sample(match[1] or b"", _number(match[2])))
-
-
-def _budget() -> Callable[[], None]:
-    """Return a counter of steps. It ends a page that was made to stall the event loop."""
-    left = _MAX_STEPS
-
-    def step() -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise MetricsError(f"the page has more than {_MAX_STEPS} lines of metrics")
-
-    return step
 
 
 def _number(text: bytes) -> float:

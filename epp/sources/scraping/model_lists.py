@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
-from epp.base.types import Address, Endpoint, EndpointName, ModelCard, ModelList
+from epp.base.types import Endpoint, EndpointName, ModelCard, ModelList
 from epp.config.settings import Models
 from epp.request.client_names import MAX_NAME_CHARS
 from epp.sources.scraping.api_key import ApiKey
@@ -58,13 +58,9 @@ class _ListedServer:
     endpoint: Endpoint
     due_at: float
     asked_at: float = -inf
-    failed: bool = False
-    """Whether the last question failed."""
     asking: bool = False
-    known: bool = False
-    """Whether the server has listed its models."""
-    answered: bool = False
-    """Whether the server has answered, or could not be asked."""
+    listed: bool | None = None
+    """Whether its last answer was a list. None: it has not been asked yet."""
 
 
 class ModelLists:
@@ -120,7 +116,7 @@ class ModelLists:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
-                new = any(not server.answered for server in self._servers.values())
+                new = any(server.listed is None for server in self._servers.values())
                 if self._told_at < inf and not new:
                     self._asked_all = True
                 for server in self._due(now=self._clock()):
@@ -148,53 +144,31 @@ class ModelLists:
         self._unknown_seen = asked
         after_s = soon_s(len(self._servers))
         for server in self._servers.values():
-            if server.known:
+            if server.listed:
                 server.due_at = min(server.due_at, max(now, server.asked_at + after_s))
 
     async def _ask(self, server: _ListedServer) -> None:
+        name, client = server.endpoint.name, PageClient(server.endpoint.address)
         server.asked_at = self._clock()
-        try:
-            listed = parse_model_page(await self._fetch(server.endpoint.address))
-        except (MetricsError, OSError, ValueError) as error:
-            self._failed(server, error)
-        else:
-            self._took(server, listed)
-        server.asking = False
-
-    async def _fetch(self, address: Address) -> bytes | bytearray:
-        client = PageClient(address)
+        wait_s, listed = self._settings.interval_seconds, None
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await client.ask(
                     "/v1/models", most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers()
                 )
-            return answer.page
+            listed = parse_model_page(answer.page)
+        except (MetricsError, OSError, ValueError) as error:
+            wait_s = min(wait_s, soon_s(len(self._servers)))
+            if server.listed is not False:
+                late = isinstance(error, TimeoutError)
+                why = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
+                logger.info("%s does not list its models: %s", name, why)
         finally:
             client.close()
-
-    def _failed(self, server: _ListedServer, error: Exception) -> None:
-        if not server.failed:
-            late = isinstance(error, TimeoutError)
-            why = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
-            logger.info("%s does not list its models: %s", server.endpoint.name, why)
-        server.failed = True
-        self._answered(server, None)
-        wait_s = min(soon_s(len(self._servers)), self._settings.interval_seconds)
-        server.due_at = self._clock() + self._jittered(wait_s)
-
-    def _took(self, server: _ListedServer, listed: ModelList) -> None:
-        server.failed, server.known = False, True
-        server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
-        self._answered(server, listed)
-
-    def _answered(self, server: _ListedServer, listed: ModelList | None) -> None:
-        server.answered = True
-        name = server.endpoint.name
+        server.listed, server.asking = listed is not None, False
+        server.due_at = self._clock() + wait_s * (1 + self._rng.uniform(-_JITTER, _JITTER))
         if self._servers.get(name) is server:  # otherwise the server left, or another process came meanwhile
             self._answers[name] = listed
-
-    def _jittered(self, seconds: float) -> float:
-        return seconds * (1 + self._rng.uniform(-_JITTER, _JITTER))
 
 
 def soon_s(servers: int) -> float:
