@@ -62,7 +62,7 @@ class Text(NamedTuple):
     text: str
 
 
-class Conversation(NamedTuple):
+class TemplateInput(NamedTuple):
     messages: Sequence[dict[str, Any]]
     """The messages as an OpenAI client sends them. A content of several parts is a list of strings."""
     tools: Sequence[Any] | None
@@ -135,7 +135,7 @@ def _render(inference: InferenceRequest, language: Language) -> tuple[str, Seque
     return rendered, texts
 
 
-def read_conversation(prompt: bytes) -> Conversation:
+def read_conversation(prompt: bytes) -> TemplateInput:
     """Return the conversation of a chat's canonical prompt. Raises UnmappedError."""
     before, *sections = _as_text(prompt).split(_SECTION)
     messages: list[dict[str, Any]] = []
@@ -157,7 +157,7 @@ def read_conversation(prompt: bytes) -> Conversation:
         raise UnmappedError(
             f"tools or a tool call that cannot be read ({error})", reason="content"
         ) from error
-    return Conversation(messages, tools, texts)
+    return TemplateInput(messages, tools, texts)
 
 
 def _message(heading: str, body: str, *, start: int, texts: list[Text]) -> dict[str, Any]:

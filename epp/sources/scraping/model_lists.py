@@ -156,7 +156,7 @@ class ModelLists:
                 answer = await client.ask(
                     "/v1/models", most_bytes=_MOST_PAGE_BYTES, headers=self._key.headers()
                 )
-            listed = parse_model_page(answer.page)
+            listed = parse_model_page(answer.body)
         except (MetricsError, OSError, ValueError) as error:
             wait_s = min(wait_s, soon_s(len(self._servers)))
             if server.listed is not False:

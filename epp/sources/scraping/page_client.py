@@ -64,8 +64,8 @@ class NoPageError(MetricsError):
         self.status = status
 
 
-class Answer(NamedTuple):
-    page: bytes | bytearray
+class Page(NamedTuple):
+    body: bytes | bytearray
     keeps_open: bool
     """Whether the connection stays open for the next answer."""
     fields: Mapping[bytes, bytes]
@@ -93,7 +93,7 @@ class AnswerStream(asyncio.StreamReader):
         return piece
 
 
-async def read_answer(stream: AnswerStream, *, most_bytes: int) -> Answer:
+async def read_answer(stream: AnswerStream, *, most_bytes: int) -> Page:
     """Return the answer. Raises MetricsError if it has no page, or a page of more than `most_bytes`,
     ValueError if it is not HTTP, and ConnectionResetError if nothing came.
     """
@@ -110,11 +110,11 @@ async def read_answer(stream: AnswerStream, *, most_bytes: int) -> Answer:
             _bound(size, most_bytes=most_bytes)
             page = await stream.exactly(size)
         else:
-            return Answer(await _rest(stream, most_bytes=most_bytes), False, fields)
+            return Page(await _rest(stream, most_bytes=most_bytes), False, fields)
     except (OSError, EOFError) as error:
         raise NoPageError("the server ended the connection before the end of its answer") from error
     # Bytes after the answer belong to no question, so the connection closes.
-    return Answer(page, keeps_open and not stream.unread, fields)
+    return Page(page, keeps_open and not stream.unread, fields)
 
 
 async def _head(stream: AnswerStream, first: bytes) -> list[bytes]:
@@ -221,7 +221,7 @@ class PageClient:
         most_bytes: int,
         headers: Mapping[str, str] = MappingProxyType({}),
         body: bytes = b"",
-    ) -> Answer:
+    ) -> Page:
         """Ask for `path`, which includes the query if there is one. Raises what `read_answer` raises, and
         OSError if the server does not answer. headers: further headers. body: is sent by POST.
         """
@@ -251,7 +251,7 @@ class PageClient:
 
     async def _ask(
         self, transport: asyncio.Transport, stream: AnswerStream, question: bytes, *, most_bytes: int
-    ) -> Answer:
+    ) -> Page:
         transport.write(question)
         answer = None
         try:

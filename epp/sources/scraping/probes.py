@@ -20,7 +20,7 @@ from epp.picker.endpoints.marks import Probe, Verdict
 from epp.request.response import ResponseReader
 from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.metrics_page import MetricsError
-from epp.sources.scraping.page_client import Answer, NoPageError, PageClient
+from epp.sources.scraping.page_client import NoPageError, Page, PageClient
 
 _LOOK_S: Final = 0.1
 _CONNECT_S: Final = 1.5
@@ -98,14 +98,14 @@ async def _ask(client: PageClient, probe: Probe, key: dict[str, str]) -> Verdict
     return verdict_of(status, about_model=bool(probe.about))
 
 
-def _told(answer: Answer) -> int | None:
+def _told(answer: Page) -> int | None:
     """Return the status that the body tells. None: it tells none."""
     reader = ResponseReader(
         kind=ApiKind.COMPLETIONS,
         content_type=answer.fields.get(b"content-type", b"").decode("latin-1"),
         content_encoding=answer.fields.get(b"content-encoding", b"").decode("latin-1"),
     )
-    reader.feed(bytes(answer.page), now=0.0)
+    reader.feed(bytes(answer.body), now=0.0)
     return reader.finish().told
 
 

@@ -187,7 +187,7 @@ class Scraper:
                 answer = await target.client.ask(
                     target.own_path or settings.path, most_bytes=settings.max_page_bytes
                 )
-            return target.reader.read(answer.page, scraped_at=self._clock()), ""
+            return target.reader.read(answer.body, scraped_at=self._clock()), ""
         except TimeoutError:
             return None, f"no answer within {settings.timeout_seconds:g} s"
         except MetricsError as error:

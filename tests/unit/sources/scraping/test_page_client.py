@@ -35,7 +35,7 @@ async def read(*pieces: bytes, most_bytes: int = 1000, ends: bool = False) -> tu
         stream.feed_eof()
     async with asyncio.timeout(5):
         answer = await task
-    return bytes(answer.page), answer.keeps_open
+    return bytes(answer.body), answer.keeps_open
 
 
 def cut(sent: bytes, *, piece_bytes: int) -> list[bytes]:
