@@ -33,16 +33,14 @@ class Listen(Strict, frozen=True):
 
     address: str = "127.0.0.1:9002"
     """`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N`
-    added."""
+    added. Envoy may run as another user, so everybody may write to a socket: restrict access by the
+    permissions of its directory."""
     transport: Literal["http2", "grpcio"] = "http2"
     """Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the event loop. grpcio:
     the server of the library grpcio, which takes two to three times the CPU, has no TLS, and does not notice
     that the picker is overloaded.
     """
     tls: Tls | None = None
-    socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0666"
-    """Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict
-    access by the permissions of the directory."""
     health_address: str = ""
     """`ip:port` of gRPC health without TLS, for probes that know no certificates. Empty: health is answered
     at `address` only. Needs the transport http2 and one worker."""
@@ -61,8 +59,6 @@ class Admin(Strict, frozen=True):
 
     address: str = "127.0.0.1:9090"
     """`ip:port`. Worker N listens on port + N."""
-    keep_decisions: Annotated[int, Meta(ge=0, le=100_000)] = 1000
-    """Number of decisions that the picker keeps for the page `/decisions`; the newest are kept."""
     hosts: Annotated[
         tuple[Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")], ...],
         Meta(max_length=64),

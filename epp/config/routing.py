@@ -14,8 +14,6 @@ class Gain(Strict, frozen=True):
 
     min_match_tokens: Annotated[int, Meta(ge=0, le=10**7)] = 64
     """Ignore cached prefixes if the longest one has fewer tokens than this."""
-    min_match_ratio: Ratio = 0.0
-    """Ignore cached prefixes if the longest one is a smaller share of the prompt than this."""
 
 
 class LoadSettings(Strict, frozen=True):
@@ -149,8 +147,6 @@ class Scrape(Strict, frozen=True):
     """The picker ignores metrics older than this and counts only the requests that it sent itself."""
     failures_to_eject: Annotated[int, Meta(ge=1, le=100)] = 3
     """After this many failed scrapes in a row an endpoint gets no more requests."""
-    max_page_bytes: Annotated[int, Meta(ge=1024, le=2**28)] = 4 * 2**20
-    """A scrape counts as failed if its page is larger than this."""
 
 
 class Sampling(Strict, frozen=True):

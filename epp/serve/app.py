@@ -53,6 +53,7 @@ from epp.transport.server import ExtProcServer
 _log = logging.getLogger("epp")
 
 _STOP_GRACE_S = 1.0
+_KEPT_DECISIONS = 1000
 _READY_LOOK_S = 0.05
 
 
@@ -92,7 +93,7 @@ class App:
         )
         self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
         self._explaining = Explaining(self._picker)
-        self._decisions = DecisionRing(maxlen=config.admin.keep_decisions)
+        self._decisions = DecisionRing(maxlen=_KEPT_DECISIONS)
         self._metrics = Metrics(decisions=self._decisions, state=self._status)
         self._picker.subscribe(self._metrics.on_event)
         self._tracer = tracing.make(worker=worker) if tracing.on(config.tracing) else None

@@ -38,6 +38,7 @@ _RESERVED_FILES: Final = 256
 pickers.
 """
 _BACKLOG: Final = 1024
+SOCKET_MODE: Final = 0o666
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _HANDSHAKES: Final = 256
@@ -194,7 +195,7 @@ def bound(listen: Listen) -> socket.socket:
     address = listen.address
     try:
         if address.startswith("unix:"):
-            return _bound_to_path(Path(address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
+            return _bound_to_path(Path(address.removeprefix("unix:")))
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -206,7 +207,7 @@ def bound(listen: Listen) -> socket.socket:
         raise ConfigError(f"listen.address: cannot listen on {address}: {error.strerror}; {hint}") from error
 
 
-def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
+def _bound_to_path(path: Path) -> socket.socket:
     if not path.parent.is_dir():
         raise ConfigError(
             f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "
@@ -220,7 +221,7 @@ def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
         sock.bind(str(path))
         # The socket is made under the umask, and often gets the mode 0755. Then a data plane that runs as
         # another user could not connect, and would go on without the picker.
-        path.chmod(mode)
+        path.chmod(SOCKET_MODE)
         sock.listen(_BACKLOG)
     except OSError:
         sock.close()

@@ -21,6 +21,7 @@ from epp.config.listening import Listen
 from epp.protocol.calls import Handler, Service
 from epp.protocol.header_names import TRACEPARENT
 from epp.transport.http2.messages import OK, Reply
+from epp.transport.http2_server import SOCKET_MODE
 
 _EOF: Final[object] = grpc.aio.EOF
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -128,7 +129,7 @@ def _bind(server: grpc.aio.Server, listen: Listen) -> int:
         raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
     if not address.startswith("unix:"):
         return port
-    Path(address.removeprefix("unix:")).chmod(int(listen.socket_mode, 8))
+    Path(address.removeprefix("unix:")).chmod(SOCKET_MODE)
     return 0
 
 

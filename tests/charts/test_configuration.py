@@ -209,9 +209,15 @@ def test_tracing_reaches_picker_and_envoy_and_is_absent_while_off(helm: Helm, tm
 
 
 def test_every_field_of_the_program_can_be_set(helm: Helm, tmp_path: Path) -> None:
-    values = {"config": {"envoy": {"maxBodyBytes": 70000}, "admin": {"keepDecisions": 5}, "drainSeconds": 1}}
+    values = {
+        "config": {"envoy": {"maxBodyBytes": 70000}, "admin": {"hosts": ["a.example"]}, "drainSeconds": 1}
+    }
     config = config_of(helm.render(GATEWAY, values), tmp_path)
-    assert (config.envoy.max_body_bytes, config.admin.keep_decisions, config.drain_seconds) == (70000, 5, 1)
+    assert (config.envoy.max_body_bytes, config.admin.hosts, config.drain_seconds) == (
+        70000,
+        ("a.example",),
+        1,
+    )
     assert config.envoy.eds_file == "/run/prefix-gateway/eds.json", "values that were not set stay"
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from epp.base.types import ChunkHash, EndpointName
-from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.observe.misses.seen import Heat, Seen, SentPrompt
@@ -92,7 +91,7 @@ class Misses:
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
         held_elsewhere = best - decision.matched_tokens
         if held_elsewhere > 0:
-            low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
+            low = best < self._picker.policy.spec.gain.min_match_tokens
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
         if guess.table is self._picker.table:
@@ -177,10 +176,6 @@ class Misses:
                     range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]
                 )
         return most
-
-
-def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
-    return max(spec.gain.min_match_tokens, spec.gain.min_match_ratio * prompt_tokens)
 
 
 def _block_tokens(request: Pick) -> int:

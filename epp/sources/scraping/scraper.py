@@ -30,6 +30,7 @@ from epp.sources.scraping.page_client import NoPageError, PageClient, in_words
 logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.1
+_MOST_PAGE_BYTES: Final = 4 * 2**20
 _SHORTEST_NAP_S: Final = 0.002
 """Timers of the event loop may fire early by this much."""
 _LONGEST_NAP_S: Final = 1.0
@@ -185,7 +186,7 @@ class Scraper:
         try:
             async with asyncio.timeout(settings.timeout_seconds):
                 answer = await target.client.ask(
-                    target.own_path or settings.path, most_bytes=settings.max_page_bytes
+                    target.own_path or settings.path, most_bytes=_MOST_PAGE_BYTES
                 )
             return target.reader.read(answer.body, scraped_at=self._clock()), ""
         except TimeoutError:

@@ -28,7 +28,7 @@ workers: 2
 holdStreams: false
 drainSeconds: 5
 listen: {address: "[::1]:9002", tls: {certFile: c.pem, keyFile: k.pem, clientCaFile: ca.pem}}
-admin: {address: "127.0.0.1:9090", keepDecisions: 0}
+admin: {address: "127.0.0.1:9090"}
 envoy: {listen: "0.0.0.0:8080", edsFile: eds.yaml, failOpen: false, numRetries: 1}
 log: {level: debug, format: text}
 """
@@ -91,7 +91,8 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
         ("{endpointsFile: e, allowedPaths: [/v1/models]}", "allowedPaths[0]", "not in blockedPaths"),
         ("{endpointsFile: e, blockedPaths: [/sleep], allowedPaths: [/docs]}", "allowedPaths[0]", "/docs"),
         ("{endpointsFile: e, streams: {assumedModes: {}}}", "streams", "`assumedModes` was removed"),
-        ("{endpointsFile: e, listen: {socketMode: 0666}}", "listen.socketMode", "a text"),
+        ("{endpointsFile: e, listen: {socketMode: '0666'}}", "listen", "`socketMode` was removed"),
+        ("{endpointsFile: e, listen: {healthAddress: 9003}}", "listen.healthAddress", "a text"),
         ("{endpointsFile: e, envoy: {listen: '0.0.0.0:0'}}", "envoy.listen", "out of range"),
         ("{endpointsFile: e, envoy: {admin: '::1:9901'}}", "envoy.admin", "brackets"),
         ("{endpointsFile: e, envoy: {failOpen: false}}", "holdStreams", "break off"),

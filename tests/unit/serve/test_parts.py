@@ -23,10 +23,10 @@ def config(**fields: Any) -> Config:
 
 
 def test_each_worker_listens_at_its_own_address_with_the_common_settings() -> None:
-    shared = Listen(address="unix:/run/p.sock", socket_mode="0600")
+    shared = Listen(address="unix:/run/p.sock", transport="grpcio")
     made = [listen(config(workers=2, listen=shared), worker=n) for n in range(2)]
     assert [each.address for each in made] == ["unix:/run/p.sock.0", "unix:/run/p.sock.1"]
-    assert {each.socket_mode for each in made} == {"0600"}
+    assert {each.transport for each in made} == {"grpcio"}
 
 
 @pytest.mark.parametrize(
