@@ -198,25 +198,27 @@ class Conversation(Handler):
     `half_closed` if the data plane has ended its side in good order, otherwise `gone`.
     """
 
-    __slots__ = ("_call", "_names", "_picked", "_stream", "_streams")
+    __slots__ = ("_begun", "_call", "_names", "_picked", "_stream", "_streams")
 
     urgent = True
 
     def __init__(self, streams: LiveStreams, call: Caller) -> None:
+        picker, context = streams.picker, streams.context
+        if picker.policy is not streams.policy or picker.flow_read is not streams.flow_read:
+            streams.renew()
         self._streams = streams
         self._call = call
-        self._names: frozenset[str] = frozenset()
+        self._names = streams.names
+        self._begun = False
+        """Whether a message has come."""
         self._picked = False
-        self._stream: HttpStream | None = None
-        """None: no message has come yet."""
+        trace = bounded_trace(call.trace) if context.settings.traced else ""
+        self._stream = HttpStream(context, deliver=self._later, trace=trace)
+        streams.live[self._stream] = call
 
     def message(self, data: bytes, *, now: float) -> None:
         stream = self._stream
-        if stream is None:
-            stream = self._begin(now=now)
-            if stream is None:
-                return
-        elif not self._picked and not self._still_wanted(stream, now=now):
+        if not self._picked and not self._still_wanted(now=now):
             return
         try:
             self._answer(stream, data, now=now)
@@ -232,49 +234,34 @@ class Conversation(Handler):
 
     def half_closed(self, *, now: float) -> None:
         self._call.end(OK)
-        stream, streams = self._stream, self._streams
-        if stream is not None:
-            streams.live.pop(stream, None)
-            stream.half_close(now=now)
-            if streams.picker.flow_decides:
-                streams.room()
+        self._streams.live.pop(self._stream, None)
+        self._stream.half_close(now=now)
+        self._room()
 
     def gone(self, *, now: float, broken: bool) -> None:
         """Release the stream. Idempotent."""
-        stream, streams = self._stream, self._streams
-        if stream is not None:
-            streams.live.pop(stream, None)
-            stream.close(now=now, broken=broken)
-            if streams.picker.flow_decides:
-                streams.room()
+        self._streams.live.pop(self._stream, None)
+        self._stream.close(now=now, broken=broken)
+        self._room()
 
-    def _begin(self, *, now: float) -> HttpStream | None:
-        """Return the stream of a new request. None: the data plane no longer waits for the answer."""
+    def _room(self) -> None:
+        if self._streams.picker.flow_decides:
+            self._streams.room()
+
+    def _still_wanted(self, *, now: float) -> bool:
+        """Return whether the data plane would use a pick. If the message has waited for too long, the body is
+        not read.
+        """
         call, streams = self._call, self._streams
         if not call.is_open:
-            return None
-        picker, context = streams.picker, streams.context
-        if picker.policy is not streams.policy or picker.flow_read is not streams.flow_read:
-            streams.renew()
-        self._names = streams.names
-        stream = self._stream = HttpStream(
-            context,
-            unread=streams.overload.skips(waited_s=call.waited_s(), now=now),
-            deliver=self._later,
-            trace=bounded_trace(call.trace) if context.settings.traced else "",
-        )
-        streams.live[stream] = call
-        streams.last_began = now
-        return stream
-
-    def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
-        """Return whether the data plane would use a pick. If the body has waited for too long, it is not read
-        any more.
-        """
-        if not self._call.is_open:
             return False
-        if self._streams.overload.late(waited_s=self._call.waited_s(), now=now):
-            stream.hurry()
+        if self._begun:
+            late = streams.overload.late(waited_s=call.waited_s(), now=now)
+        else:
+            self._begun, streams.last_began = True, now
+            late = streams.overload.skips(waited_s=call.waited_s(), now=now)
+        if late:
+            self._stream.hurry()
         return True
 
     def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
@@ -292,7 +279,6 @@ class Conversation(Handler):
 
     def _later(self, actions: Sequence[Action]) -> None:
         """Send the answers to a request that waited, because flow control has decided."""
-        assert self._stream is not None, "the stream waited"
         self._picked = self._stream.pick is not None
         for action in actions:
             self._call.send(encode(action))

@@ -8,7 +8,7 @@ own convention for Check would be an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -36,11 +36,12 @@ SERVICE_UNKNOWN: Final = 3
 
 
 class Health:
-    """The statuses, and the callbacks to run when they change."""
+    """The statuses, and the calls that follow them."""
 
     def __init__(self) -> None:
         self.ready = False
-        self._listeners: set[Callable[[], None]] = set()
+        self.watching: set[_HealthCall] = set()
+        """The calls to which each change is told."""
 
     def status(self, service: str) -> int:
         if service == LIVENESS:
@@ -52,13 +53,8 @@ class Health:
     def set_ready(self, *, ready: bool) -> None:
         if ready != self.ready:
             self.ready = ready
-            for on_change in list(self._listeners):
-                on_change()
-
-    def follow(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_change` after each change, until the returned function is called."""
-        self._listeners.add(on_change)
-        return lambda: self._listeners.discard(on_change)
+            for call in list(self.watching):
+                call.send_status()
 
     def services(self) -> Mapping[str, Service]:
         return {
@@ -76,18 +72,17 @@ class _HealthCall(Handler):
         self._watch = watch
         self._service: str | None = None
         self._status = 0
-        self._stop_following: Callable[[], None] = lambda: None
 
     def message(self, data: bytes, *, now: float) -> None:
         service = _asked(data)
         if service is None or self._service is not None:
-            self._stop_following()
+            self._health.watching.discard(self)
             self._call.end(INTERNAL, "one message that can be read must come")
             return
         self._service = service
         if self._watch:
-            self._stop_following = self._health.follow(self._send_status)
-        self._send_status()
+            self._health.watching.add(self)
+        self.send_status()
         if not self._watch:
             self._call.end()
 
@@ -96,9 +91,9 @@ class _HealthCall(Handler):
             self._call.end(INTERNAL, "no message came")
 
     def gone(self, *, now: float, broken: bool) -> None:
-        self._stop_following()
+        self._health.watching.discard(self)
 
-    def _send_status(self) -> None:
+    def send_status(self) -> None:
         assert self._service is not None
         status = self._health.status(self._service)
         if status != self._status:

@@ -89,19 +89,14 @@ class HttpStream:
         self,
         context: StreamContext,
         *,
-        unread: bool = False,
         deliver: Callable[[Sequence[Action]], None] | None = None,
         trace: str = "",
     ) -> None:
-        """Begin a request. unread: the picker has too much work. The request is routed by load, only the
-        names of API and model are read, and the stream is let go at once.
-
-        trace: the data plane's own trace context, which goes before the client's.
-        """
+        """Begin a request. trace: the data plane's own trace context, which goes before the client's."""
         self._context = context
         self._deliver = deliver
         self._trace = trace
-        self._hurried = unread
+        self._hurried = False
         """Whether the picker has too much work to read the body."""
         self._head: Head | None = None
         """None: no request headers came yet, or the pick or the refusal is made."""
@@ -109,7 +104,7 @@ class HttpStream:
         """Whether the data plane wants only the pick."""
         self._explains = False
         """Whether the client wants to know the reasons of the pick."""
-        self.hold = context.settings.hold_streams and not unread
+        self.hold = context.settings.hold_streams
         """Whether the stream stays until the HTTP request ends. A drain sets this to False. The stream then
         stays until `can_detach` is true.
         """
@@ -130,7 +125,9 @@ class HttpStream:
         """Set while the picker learns from the answer's body as it streams by."""
 
     def hurry(self) -> None:
-        """Go on as with `unread`, if the request is not picked yet: there is no time to read its body."""
+        """Say that the picker has too much work. If the request is not picked yet, it is routed by load. Only
+        the names of API and model are read, and the stream is let go at once.
+        """
         if self.pick is None:
             self._hurried, self.hold = True, False
 

@@ -69,7 +69,7 @@ class DataPlane:
     @property
     def followers(self) -> int:
         """Return how many calls follow the health."""
-        return len(self.health._listeners)  # noqa: SLF001 - what a call leaves behind shows nowhere else
+        return len(self.health.watching)
 
     def statuses(self, number: int) -> list[int]:
         """Return the statuses of health that a call got."""
