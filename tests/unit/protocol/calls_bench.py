@@ -1,5 +1,5 @@
-"""Calls of one server, for tests: a picker whose servers take long for each prompt, and the messages of a
-request as bytes.
+"""Calls of one server, for tests: the side of a transport, a picker whose servers take long for each prompt,
+and the messages of a request as bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,36 @@ from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation, LiveStreams
-from tests.unit.protocol.callers import NotingCaller
+from epp.transport.http2.messages import OK as GRPC_OK
+from epp.transport.http2.messages import Reply
 from tests.unit.protocol.stream_bench import BODY, HEADERS, OK, Bench
+
+
+class NotingCaller:
+    """A `Caller` that notes the answers, how often a message left work, and the end of the call."""
+
+    is_open = True
+    trace = ""
+
+    def __init__(self, *, waited_s: float = 0.0) -> None:
+        self._waited_s = waited_s
+        self.sent: list[bytes] = []
+        self.left_work = 0
+        self.ended: list[tuple[int, str]] = []
+
+    def waited_s(self) -> float:
+        return self._waited_s
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def reply(self, reply: Reply) -> None: ...
+
+    def leaves_work(self) -> None:
+        self.left_work += 1
+
+    def end(self, status: int = GRPC_OK, details: str = "") -> None:
+        self.ended.append((status, details))
 
 
 class Calls:

@@ -12,8 +12,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.protocol.conversation import TARGET_S, Conversation, LiveStreams, Overload
 from epp.transport.http2.messages import OK
-from tests.unit.protocol.callers import NotingCaller
-from tests.unit.protocol.calls_bench import fill
+from tests.unit.protocol.calls_bench import NotingCaller, fill
 from tests.unit.protocol.stream_bench import HEADERS, Bench
 
 HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 90e-6

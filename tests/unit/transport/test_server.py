@@ -14,8 +14,7 @@ from epp.picker.picker import Picker
 from epp.protocol.asking import StreamSettings
 from epp.protocol.conversation import Conversation
 from epp.transport.server import ExtProcServer
-from tests.unit.protocol.callers import NotingCaller
-from tests.unit.protocol.calls_bench import head
+from tests.unit.protocol.calls_bench import NotingCaller, head
 
 
 def server_at(clock: Callable[[], float]) -> ExtProcServer:
