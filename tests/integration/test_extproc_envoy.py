@@ -103,15 +103,6 @@ async def test_a_request_reaches_the_picked_server_with_its_body_untouched(
     assert pick.decision.served == pick.destinations[0]
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("mode", READS_BODY)
-async def test_the_same_prompt_goes_where_its_prefix_is(rig: EnvoyRig, mode: str) -> None:
-    body = long_completion(8_000, tag=f"again-{mode}")
-    first = await post(rig, mode, body)
-    assert {(await post(rig, mode, body))["port"] for _ in range(4)} == {first["port"]}
-    assert rig.seen.picks[-1].decision.matched_tokens > 1_000
-
-
 @pytest.mark.parametrize(
     ("mode", "size_bytes", "kind"),
     [

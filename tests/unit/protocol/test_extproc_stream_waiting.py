@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from epp.config.flow import WaitingSettings
-from epp.picker.phases import Phase
 from epp.protocol.http_events import (
     Delay,
     Modes,
@@ -44,39 +43,23 @@ HOLDS = [BUFFERED, PARTIAL, DUPLEX, GRPC]
 
 @pytest.mark.parametrize("modes", HOLDS)
 def test_the_pick_is_delivered_once_a_server_is_free(modes: Modes) -> None:
+    """A data plane that buffers is asked to wait. In full duplex the headers are not answered until then."""
     held = Held(ttl_seconds=3600.0, longest_delay_s=3600.0)
     stream, answered = held.waits(modes)
-    assert not routed(answered)
+    assert answered == (() if modes.request_body.echoed else (Delay(3600.0),))
     held.gate.pump(now=2.0)
     assert held.later == []
     at = min(600.0, held.gate.due_at + 500.0)
     held.gate.pump(now=at)
     stream.check_integrity()
+    first = [Slot.REQUEST_HEADERS] if modes.request_body.echoed else []
+    assert slots(held.later) == [*first, Slot.REQUEST_BODY]
+    assert echoed(held.later) == (BODY if modes.request_body.echoed else b"")
     assert len(routed(held.later)) == 1
-    assert stream.phase is not Phase.WAITING
     pick = held.bench.seen.picks[-1]
     assert pick.decision.waited_s == pytest.approx(at - 1.0)
     stream.close(now=at)
     assert pick.over
-
-
-@pytest.mark.parametrize("modes", [BUFFERED, PARTIAL])
-def test_a_data_plane_that_buffers_is_asked_to_wait(modes: Modes) -> None:
-    held = Held(longest_delay_s=1000.0, ttl_seconds=900.0)
-    _, answered = held.waits(modes)
-    assert answered == (Delay(1000.0),)
-    held.gate.pump(now=600.0)
-    assert slots(held.later) == [Slot.REQUEST_BODY]
-
-
-@pytest.mark.parametrize("modes", [DUPLEX, GRPC])
-def test_in_full_duplex_headers_and_body_are_answered_after_the_wait(modes: Modes) -> None:
-    held = Held(ttl_seconds=900.0)
-    _, answered = held.waits(modes)
-    assert answered == ()
-    held.gate.pump(now=600.0)
-    assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY]
-    assert echoed(held.later) == BODY
 
 
 def test_with_full_duplex_trailers_come_after_the_body() -> None:
@@ -89,26 +72,17 @@ def test_with_full_duplex_trailers_come_after_the_body() -> None:
     assert slots(held.later) == [Slot.REQUEST_HEADERS, Slot.REQUEST_BODY, Slot.REQUEST_TRAILERS]
 
 
-@pytest.mark.parametrize("modes", [STREAMED, NONE])
-def test_a_request_goes_at_once_if_the_data_plane_cannot_wait(modes: Modes) -> None:
-    held = Held()
+@pytest.mark.parametrize(
+    ("modes", "delay_s", "prompt"),
+    [(STREAMED, 10.0, True), (NONE, 10.0, True), (BUFFERED, 0.0, True), (DUPLEX, 10.0, False)],
+    ids=["streamed", "none", "the data plane gives no time", "no prompt"],
+)
+def test_a_request_goes_at_once_if_it_cannot_wait(modes: Modes, delay_s: float, *, prompt: bool) -> None:
+    held = Held(longest_delay_s=delay_s)
     stream = held.stream()
-    answered = [*stream.receive(head(modes), now=1.0)]
-    if modes is not NONE:
+    answered = [*stream.receive(head(modes, end=not prompt), now=1.0)]
+    if prompt and modes is not NONE:
         answered += stream.receive(END, now=1.0)
-    assert len(routed(answered)) == 1
-
-
-def test_no_buffered_body_waits_if_the_data_plane_cannot_give_time() -> None:
-    held = Held(longest_delay_s=0.0)
-    stream = held.stream()
-    stream.receive(head(BUFFERED), now=1.0)
-    assert len(routed(stream.receive(END, now=1.0))) == 1
-
-
-def test_a_request_without_a_prompt_never_waits() -> None:
-    held = Held()
-    answered = held.stream().receive(head(DUPLEX, end=True), now=1.0)
     assert len(routed(answered)) == 1
 
 
@@ -186,12 +160,6 @@ def test_the_headers_give_tenant_and_priority() -> None:
     assert list(held.gate.status(now=600.0)[0].let_go_tokens) == ["team"]
 
 
-def test_an_objective_in_a_header_counts_only_if_the_policy_knows_it() -> None:
-    held = Held(objectives={"person": 7}, models={"m": -3})
-    held.waits(DUPLEX, ("x-llm-d-inference-objective", "999"))
-    assert dict(held.gate.status(now=1.0)[0].requests) == {-3: 1}
-
-
 PERSON = ("x-llm-d-inference-objective", "person")
 BY_ALL: dict[str, Any] = {
     "objectives": {"person": 7},
@@ -214,6 +182,8 @@ def test_the_cluster_then_the_policy_then_the_model_decide_the_priority() -> Non
     assert priority_of(PERSON, cluster={"person": 9}, flow=BY_ALL) == 9
     assert priority_of(PERSON, cluster={"other": 9}, flow=BY_ALL) == 7
     assert priority_of(cluster={"person": 9}, flow=BY_ALL) == -3
+    unknown = ("x-llm-d-inference-objective", "999")
+    assert priority_of(unknown, cluster={}, flow=BY_ALL) == -3
     assert priority_of(cluster={}, flow={}) == 0
 
 

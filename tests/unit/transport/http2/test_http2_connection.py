@@ -1,15 +1,18 @@
-"""The connection object as a client sees it: calls, messages, flow control and ends."""
+"""The connection object as a client sees it: calls, messages, headers, flow control and ends."""
 
 from __future__ import annotations
 
 import pytest
 
-from epp.transport.http2.frames import Code, Kind, Limits, frame
+from epp.transport.http2.frames import Code, HeaderReader, Kind, Limits, frame
 from epp.transport.http2.messages import Fault, Gone, HalfClosed, Message, Opened
 from tests.harness.http2_frames import (
+    NO_TABLE,
     PATH,
     CallerSide,
+    block,
     bodies,
+    continuation,
     data,
     grpc,
     headers,
@@ -188,21 +191,57 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     assert [(f.number, f.code) for f in side.sent()] == [(3, Code.REFUSED_STREAM)]
 
 
-def test_reading_stops_at_the_limit_and_continues_later() -> None:
-    side = CallerSide().opened()
-    side.feed(headers(1))
-    wire = b"".join(data(1, grpc(b"%d" % n)) for n in range(5))
-    found = [e.data for e in side.feed(wire, limit=2) if isinstance(e, Message)]
-    assert found == [b"0", b"1"]
-    assert side.connection.pending
-    found += [e.data for e in side.feed(limit=2) if isinstance(e, Message)]
-    found += [e.data for e in side.feed() if isinstance(e, Message)]
-    assert found == [b"0", b"1", b"2", b"3", b"4"]
-    assert not side.connection.pending
-
-
 def test_after_the_end_nothing_is_read() -> None:
     side = CallerSide().opened()
     side.feed(frame(Kind.PUSH_PROMISE, bytes(4), stream_id=1))
     assert side.feed(headers(1)) == []
     assert side.tick(1000) == []
+
+
+def test_header_blocks_are_kept_once_the_peer_has_given_up_its_table() -> None:
+    reader = HeaderReader(Limits(max_message_bytes=1))
+    reader.request(block())
+    assert not reader.known
+    reader.request(NO_TABLE + block())
+    request = reader.request(block())
+    assert reader.known[block()] is request
+    assert request.path == PATH
+
+
+def test_the_number_of_known_blocks_is_bounded() -> None:
+    reader = HeaderReader(Limits(max_message_bytes=1))
+    reader.request(NO_TABLE + block())
+    for n in range(400):
+        reader.request(block(replace=[("x", str(n))]))
+        assert 0 < len(reader.known) <= 256
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([("content-type", "text/html")], 415),
+        ([("content-type", "application/grpcx")], 415),
+        ([(":method", "GET")], 405),
+    ],
+)
+def test_a_request_that_is_not_a_grpc_call_gets_an_http_answer(
+    fields: list[tuple[str, str]], status: int
+) -> None:
+    side = CallerSide().opened()
+    assert side.feed(headers(1, block(replace=fields))) == [Fault("no_grpc_call")]
+    head, body = side.sent()
+    assert side.fields(head)[":status"] == str(status)
+    assert b"speaks gRPC alone" in body.payload
+    assert body.ends
+    assert side.feed(data(1, b"whatever", ends=True)) == []
+    assert side.connection.streams == 0
+
+
+def test_endless_continuation_frames_end_the_connection() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1, b"", whole=False))
+    events = side.feed(*(continuation(1, b"", whole=False) for _ in range(20)))
+    assert events[-1] == Fault("continuation_flood")
+    side = CallerSide().opened()
+    side.feed(headers(1, bytes(9000), whole=False))
+    assert side.feed(continuation(1, bytes(9000), whole=False))[-1] == Fault("header_list_too_large")
