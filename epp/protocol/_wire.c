@@ -186,18 +186,15 @@ add_field(PyObject *found, byte tag, const byte *begin, const byte *end)
 }
 
 static PyObject *
-fields_of(PyObject *Py_UNUSED(self), PyObject *args)
+fields_of(PyObject *Py_UNUSED(self), PyObject *data)
 {
     Py_buffer view;
-    Py_ssize_t from;
-    if (!PyArg_ParseTuple(args, "y*n", &view, &from))
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     const byte *start = view.buf;
-    int added = from >= 0 && from <= view.len;
-    Span rest = {start + (added ? from : 0), start + view.len}, content;
+    Span rest = {start, start + view.len}, content;
     PyObject *found = PyDict_New();
-    if (found == NULL)
-        added = -1;
+    int added = found == NULL ? -1 : 1;
     while (added > 0 && rest.at < rest.end) {
         const byte *begin = rest.at;
         byte tag = *rest.at++;
@@ -372,7 +369,7 @@ echoes_in(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 
 static PyMethodDef methods[] = {
     {"headers_of", headers_of, METH_VARARGS, "Return the wanted headers of a message, whether the stream ends, and where the rest begins."},
-    {"fields_of", fields_of, METH_VARARGS, "The fields of a message from a place on, by tag."},
+    {"fields_of", fields_of, METH_O, "The fields of a message, by tag."},
     {"body_of", body_of, METH_O, "Return where the body of a message begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
     {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Return the echoes of all gRPC messages of a DATA frame, with gRPC's heads. None: some message wants another answer."},

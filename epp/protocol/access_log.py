@@ -44,19 +44,14 @@ class AccessLog:
     def __init__(self, picker: Picker, on_fault: Callable[[str], None]) -> None:
         self._picker = picker
         self._on_fault = on_fault
-        self._calls: set[AccessLogCall] = set()
+        self.open: set[AccessLogCall] = set()
 
-    def open(self, call: AccessLogCall) -> bool:
-        """Count a call that begins. Return False if too many calls are open."""
-        if len(self._calls) >= MOST_CALLS:
+    def admit(self, call: AccessLogCall) -> None:
+        """Add a call that begins to the open ones, unless too many are open."""
+        if len(self.open) >= MOST_CALLS:
             self._on_fault("too_many_access_logs")
-            return False
-        self._calls.add(call)
-        return True
-
-    def close(self, call: AccessLogCall) -> None:
-        """Count the end of a call. Idempotent."""
-        self._calls.discard(call)
+        else:
+            self.open.add(call)
 
     def receive(self, data: bytes, *, now: float) -> None:
         """Read one message. This never fails: entries that cannot be used are counted."""
@@ -94,21 +89,21 @@ class AccessLogCall(Handler):
     def __init__(self, log: AccessLog, call: Caller) -> None:
         self._call = call
         self._log = log
-        self._open = log.open(self)
+        log.admit(self)
 
     def message(self, data: bytes, *, now: float) -> None:
-        if self._open:
+        if self in self._log.open:
             self._log.receive(data, now=now)
         else:
             self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
 
     def half_closed(self, *, now: float) -> None:
-        if self._open:
+        if self in self._log.open:
             self._call.send(b"")
             self._call.end()
-            self._log.close(self)
+            self.gone(now=now, broken=False)
         else:
             self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
 
     def gone(self, *, now: float, broken: bool) -> None:
-        self._log.close(self)
+        self._log.open.discard(self)

@@ -177,7 +177,7 @@ def _fields(data: bytes, *, response: bool = False) -> Around | None:
     """Return the parts from each field apart, because the metadata of a response hold the fallback list, and
     a large fleet has very many such lists. If the attributes name the server, they are not read at all.
     """
-    fields = _wire.fields_of(data, 0)
+    fields = _wire.fields_of(data)
     if fields is None or not _AROUND.issuperset(fields):
         return None
     _, served, _, lost = _field(fields.get(_ATTRIBUTES_TAG, b""))

@@ -271,7 +271,7 @@ class Peer(asyncio.Protocol):
         server, connection = self.server, self.connection
         self.in_turn = True
         events = connection.receive(data, now=now, limit=_STEPS)
-        if events or connection.pending or self._waits_here:
+        if events or connection.pending or self._of_begun or self._of_new:
             self._serve(events, now=now)
         self.in_turn = False
         self.flush()
@@ -291,7 +291,7 @@ class Peer(asyncio.Protocol):
         """
         connection, until = self.connection, now + _TURN_S
         self._take_in(events, now=now)
-        if not connection.pending and not self._waits_here:
+        if not (connection.pending or self._of_begun or self._of_new):
             return
         now = self._hand_over(self._of_begun, until=until, now=self.server.now())
         while connection.pending and now <= until and self._unread_since == inf:
@@ -299,12 +299,8 @@ class Peer(asyncio.Protocol):
             now = self._hand_over(self._of_begun, until=until, now=self.server.now())
         busy = connection.pending or self._of_begun
         self._hand_over(self._of_new, until=now if busy else now + _TURN_S, now=now)
-        if connection.pending or self._waits_here:
+        if connection.pending or self._of_begun or self._of_new:
             self._later()
-
-    @property
-    def _waits_here(self) -> bool:
-        return bool(self._of_begun or self._of_new)
 
     def _take_in(self, events: list[Event], *, now: float) -> None:
         """Open calls, end those that are gone, and let the messages of the others wait. A message that would
@@ -322,12 +318,7 @@ class Peer(asyncio.Protocol):
                 continue
             if isinstance(event, Gone) and not (call.begun and call.waiting):
                 self._gone(call, now=now)
-            elif (
-                event is events[-1]
-                and not self._of_new
-                and not self._of_begun
-                and not self.connection.pending
-            ):
+            elif event is events[-1] and not (self._of_begun or self._of_new or self.connection.pending):
                 call.begun = True
                 self._handle(call, event, came_after=self._read_after, now=now)
             else:
