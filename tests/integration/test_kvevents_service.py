@@ -22,7 +22,7 @@ from epp.sources.kvevents.exact import Exact, ModelSettings
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.sequence import Step
 from epp.sources.kvevents.service import ExactService
-from epp.sources.kvevents.sockets import MOST_MESSAGE_BYTES, EventSource
+from epp.sources.kvevents.sockets import EventSource
 from tests.harness.panic import Panic
 from tests.harness.processes import wait_until
 from tests.unit.sources.kvevents.routed import NoLanguage
@@ -203,27 +203,3 @@ async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(pu
         assert reason == "cannot receive events: tcp://127.0.0.1: Invalid argument"
         parts.service.set_endpoints([])
         await wait_until(lambda: parts.service.status.servers == {}, what="both servers have gone")
-
-
-async def test_a_server_is_still_followed_after_a_message_over_the_limit(
-    publisher: Publisher,
-) -> None:
-    async with following_addresses(an_exact, a=publisher.address) as parts:
-
-        def a_is_heard(after: int) -> bool:
-            publisher.send(block_removed(1))
-            return parts.events(A) > after
-
-        await wait_until(lambda: a_is_heard(0), what="the server is followed")
-        largest = bytes(MOST_MESSAGE_BYTES)
-        publisher.send_frames(b"kv", bytes(8), b"", largest)
-        await wait_until(
-            lambda: parts.service.status.malformed == 1, what="a message as large as the limit was read"
-        )
-        heard = parts.events(A)
-        publisher.send_frames(b"kv", bytes(8), b"", largest + b"x")
-        await wait_until(lambda: a_is_heard(heard + 2), what="later messages are received")
-        assert parts.service.status.malformed == 1
-        assert parts.service.status.gaps["found"] >= 1, (
-            "the messages that were sent before it listened again are known to be missing"
-        )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import struct
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NewType, get_args
 
@@ -80,44 +79,26 @@ def _pickled(value: object) -> bytes:
 
 def _cbor(value: object) -> bytes:
     """Return canonical CBOR (RFC 8949) of the values that a block's hash covers."""
-    out = bytearray()
-    _write_cbor(value, out)
-    return bytes(out)
-
-
-def _write_cbor(value: object, out: bytearray) -> None:
     match value:
-        case None:
-            out.append(0xF6)
         case int():
-            _write_head(0, value, out)
+            return _head(0, value)
+        case None:
+            return b"\xf6"
         case bytes():
-            _write_head(2, len(value), out)
-            out += value
+            return _head(2, len(value)) + value
         case str():
             text = value.encode()
-            _write_head(3, len(text), out)
-            out += text
+            return _head(3, len(text)) + text
         case tuple():
-            _write_head(4, len(value), out)
-            for item in value:
-                _write_cbor(item, out)
-        case _:
-            raise TypeError(f"cannot hash a value of type {type(value).__name__} for a block")
+            return _head(4, len(value)) + b"".join(map(_cbor, value))
+    raise TypeError(f"cannot hash a value of type {type(value).__name__} for a block")
 
 
-_HEADS: Final = ((1 << 8, 24, ">BB"), (1 << 16, 25, ">BH"), (1 << 32, 26, ">BI"), (1 << 64, 27, ">BQ"))
-
-
-def _write_head(major: int, argument: int, out: bytearray) -> None:
+def _head(major: int, argument: int) -> bytes:
     if argument < 24:
-        out.append(major << 5 | argument)
-        return
-    for limit, kind, form in _HEADS:
-        if argument < limit:
-            out += struct.pack(form, major << 5 | kind, argument)
-            return
-    raise ValueError(f"{argument} does not fit into 64 bits")
+        return bytes((major << 5 | argument,))
+    power = ((argument.bit_length() + 7) // 8 - 1).bit_length()  # of the number of bytes: 1, 2, 4 or 8
+    return ((major << 5 | 24 + power) << (8 << power) | argument).to_bytes(1 + (1 << power), "big")
 
 
 _FORMULAS: Final[dict[Algorithm, Callable[[object], bytes]]] = {

@@ -1,4 +1,6 @@
-"""Batches as bytes: what is refused. The names of channels."""
+"""Batches: what a picker tells the others and what it leaves out, which bytes are refused, the names of
+channels, and the pool's key.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,72 @@ from msgspec.structs import replace
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.routing import Chunks
-from epp.sources.sharing.batches import MalformedBatchError, decode_batch
-from tests.unit.sources.sharing.pickers import Replica, two
+from epp.sources.sharing.batches import Kept, MalformedBatchError, SharedOver, decode_batch
+from epp.sources.sharing.redis_link import SIGNATURE_BYTES, Seal
+from tests.unit.picker.picker_questions import text
+from tests.unit.sources.sharing.pickers import Replica, meet, two
+
+SEAL = Seal(b"a key that nobody guesses")
+SIGNED = SEAL.sign(b"batch of events", channel="pool") + b"batch of events"
+
+
+def test_a_message_is_accepted_with_the_same_key() -> None:
+    assert SEAL.opened(SIGNED, channel="pool") == b"batch of events"
+
+
+@pytest.mark.parametrize(
+    ("seal", "channel"), [(Seal(b"another key, as long as ours"), "pool"), (SEAL, "another pool")]
+)
+def test_another_key_or_channel_is_refused(
+    seal: Seal, channel: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert seal.opened(SIGNED, channel=channel) == b""
+    assert "sharing.redis.signingKeyFile" in caplog.text
+
+
+@pytest.mark.parametrize("changed", [SIGNED[SIGNATURE_BYTES:], SIGNED[:-1] + b"!", SIGNED[:-1], b""])
+def test_messages_that_changed_after_signing_are_refused(changed: bytes) -> None:
+    assert SEAL.opened(changed, channel="pool") == b""
+
+
+def test_events_without_room_in_the_queue_are_counted_and_forgotten() -> None:
+    one, other = Replica(1, outbox_bytes=2000), Replica(2)
+    meet([one, other], now=0.0)
+    one.pick(text("told"), now=1.0)
+    other.receive(one.send(now=1.0), now=1.0)
+    for n in range(20):
+        one.pick(text(str(n)), now=2.0)
+    one.check()
+    speaker = one.exchange
+    assert speaker.waiting_bytes <= 2000
+    assert speaker.dropped + speaker.waiting == 20
+    other.receive(one.send(now=3.0), now=3.0)
+    assert sum(other.in_flight_of_peers().values()) == 20 - speaker.dropped, (
+        "the prompt that was reported before is forgotten too"
+    )
+
+
+def test_a_batch_holds_only_hashes_of_prompts() -> None:
+    one, _ = two()
+    one.pick(b"secret words " * 100, now=1.0)
+    said = b"".join(one.send(now=1.0))
+    assert b"secret" not in said
+
+
+def test_an_end_says_whether_the_prompt_is_in_the_cache() -> None:
+    one, _ = two()
+    answered, failed, aborted = (one.pick(text(name), now=10.0) for name in "pqr")
+    one.send(now=10.0)
+    one.end(answered, now=11.0)
+    one.end(failed, now=11.0, status=500)
+    one.picker.end(aborted, outcome="aborted", now=11.0)
+    (batch,) = (decode_batch(data) for data in one.send(now=11.0))
+    ends = [event for event in batch.events if isinstance(event, SharedOver)]
+    assert [(Kept(end.kept), end.failed) for end in ends] == [
+        (Kept.COMPUTED, False),
+        (Kept.LOST, True),
+        (Kept.LOST, False),
+    ], "a client that leaves before the answer begins is no fault of the server"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
