@@ -150,7 +150,7 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) --group load -c requirements/dev.txt -o requirements/load.txt
 	$(COMPILE) --group site -o requirements/site.txt
 	$(COMPILE) pyproject.toml --extra exact --extra kubernetes --extra redis --extra tracing --group build -c requirements/dev.txt -o requirements/picker.txt
-	$(COMPILE) pyproject.toml --extra kv-events --group build -c requirements/dev.txt -o requirements/model-server.txt
+	$(COMPILE) pyproject.toml --extra kv-events --extra structured --group build -c requirements/dev.txt -o requirements/model-server.txt
 	$(BIN)/python -m tests.vllm_env lock
 	$(BIN)/python -m tests.engine_env lock
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NewType
 
@@ -19,6 +20,10 @@ from model_server.core.sampling import GREEDY, SamplingParams
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
+
+Constraint = Callable[[Sequence[TokenId]], Collection[int]]
+"""Returns the tokens that may follow the tokens of an answer so far. Each answer has a constraint of its own.
+"""
 
 NO_TOKEN = TokenId(-1)
 """The end marker of a model that has no end marker of its own. No model produces this token."""
@@ -87,6 +92,7 @@ class Request:
     """Part of `fingerprint`, for a runner that makes up its answers. A runner that samples reads `sampling`.
     """
     sampling: SamplingParams = GREEDY
+    constraint: Constraint | None = None
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     num_prompt_tokens: int = field(default=0, init=False)

@@ -13,8 +13,10 @@ import itertools
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -23,7 +25,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from model_server.core.engine import Engine
-from model_server.core.request import Adapter, Request, RequestId
+from model_server.core.request import Adapter, Constraint, Request, RequestId
 from model_server.server.backends import Backend
 from model_server.server.driver import EngineDriver, Mailbox
 from model_server.server.errors import ApiError, EngineStoppedError, error_body
@@ -49,6 +51,7 @@ from model_server.server.openai import (
 )
 from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked, RemotePrefill
 from model_server.server.replies import Delta, Reply, error_event
+from model_server.text.language import SchemaError
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 """An answer returns a client's x-request-id of this form. Any other id is replaced by an id of this
@@ -68,53 +71,39 @@ Outcome = TypeVar("Outcome")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclass(kw_only=True)
 class Api:
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        driver: EngineDriver,
-        reader: RequestReader,
-        models: ServedModels,
-        backend: Backend,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        max_body_bytes: int,
-        runtime_lora: bool,
-        kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
-        remote_prefill: RemotePrefill | None = None,
-    ) -> None:
-        """`runtime_lora` lets clients load and unload adapters. Without it the paths for this do not exist,
-        as in vLLM. `remote_prefill` lets this server and other servers compute prompts for each other.
-        """
-        self._remote_prefill = remote_prefill
-        self._runtime_lora = runtime_lora
-        self._engine = engine
-        self._driver = driver
-        self._reader = reader
-        self._models = models
-        self._backend = backend
-        self._metrics = metrics
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._max_body_bytes = max_body_bytes
-        self._kv_event_sources = kv_event_sources
-        self._started_at = int(wall_clock())
+    engine: Engine
+    driver: EngineDriver
+    reader: RequestReader
+    models: ServedModels
+    backend: Backend
+    metrics: Metrics
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    max_body_bytes: int
+    runtime_lora: bool
+    """Lets clients load and unload adapters. Without it the paths for this do not exist, as in vLLM."""
+    kv_event_sources: Callable[[], dict[str, dict[str, Any]]]
+    remote_prefill: RemotePrefill | None = None
+    """Lets this server and other servers compute prompts for each other."""
+
+    def __post_init__(self) -> None:
+        self._started_at = int(self.wall_clock())
         self._numbers = itertools.count()
         self._responses = Responses()
         self._reading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="request-reader")
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_errors_in_api_shape])
-        app[_MAX_BODY_BYTES] = self._max_body_bytes
+        app = web.Application(client_max_size=self.max_body_bytes, middlewares=[_errors_in_api_shape])
+        app[_MAX_BODY_BYTES] = self.max_body_bytes
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/messages", self._messages)
         app.router.add_post("/v1/responses", self._create_response)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_get("/v1/models", self._list_models)
-        if self._runtime_lora:
+        if self.runtime_lora:
             app.router.add_post("/v1/load_lora_adapter", self._load_adapter)
             app.router.add_post("/v1/unload_lora_adapter", self._unload_adapter)
         app.router.add_post("/tokenize", self._tokenize)
@@ -123,7 +112,7 @@ class Api:
         app.router.add_get("/health", self._health)
         app.router.add_route("*", "/ping", self._health)
         app.router.add_get("/version", self._version)
-        if self._remote_prefill is not None:
+        if self.remote_prefill is not None:
             app.router.add_post(BLOCKS_PATH, self._kv_blocks)
         app.router.add_get("/kv_event_sources", self._list_kv_event_sources)
         app.router.add_get("/metrics", self._metrics_page)
@@ -134,20 +123,20 @@ class Api:
         self._reading.shutdown(wait=False, cancel_futures=True)
 
     async def _completions(self, http: web.Request) -> web.StreamResponse:
-        arrival_s = self._clock()
-        job = await self._read(http, self._reader.completion)
+        arrival_s = self.clock()
+        job = await self._read(http, self.reader.completion)
         return await self._answer(http, job, Reply(**self._head(http, job)), arrival_s)
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
-        arrival_s = self._clock()
-        job = await self._read(http, self._reader.chat)
+        arrival_s = self.clock()
+        job = await self._read(http, self.reader.chat)
         return await self._answer(http, job, Reply(**self._head(http, job)), arrival_s)
 
     async def _messages(self, http: web.Request) -> web.StreamResponse:
         def read(raw: bytes) -> Job:
-            return self._reader.chat(chat_of_messages(read_body(raw, MessagesBody)))
+            return self.reader.chat(chat_of_messages(read_body(raw, MessagesBody)))
 
-        arrival_s = self._clock()
+        arrival_s = self.clock()
         job = await self._read(http, read)
         return await self._answer(http, job, MessagesReply(**self._head(http, job)), arrival_s)
 
@@ -155,9 +144,9 @@ class Api:
         def read(raw: bytes) -> tuple[ResponsesBody, Job, list[dict[str, str]]]:
             body = read_body(raw, ResponsesBody)
             chat, messages = self._responses.chat_of(body)
-            return body, self._reader.chat(chat), messages
+            return body, self.reader.chat(chat), messages
 
-        arrival_s = self._clock()
+        arrival_s = self.clock()
         body, job, messages = await self._read(http, read)
         # The id is random even if the client names one, because it opens the conversation.
         head = {**self._head(http, job), "reply_id": uuid.uuid4().hex}
@@ -167,11 +156,11 @@ class Api:
     async def _embeddings(self, http: web.Request) -> web.StreamResponse:
         def read(raw: bytes) -> tuple[EmbeddingsBody, Job]:
             body = read_body(raw, EmbeddingsBody)
-            return body, self._reader.completion(completion_of_embeddings(body))
+            return body, self.reader.completion(completion_of_embeddings(body))
 
-        if not self._backend.made_up:
+        if not self.backend.made_up:
             raise ApiError("This model computes no embeddings: start the server with --runner cost.")
-        arrival_s = self._clock()
+        arrival_s = self.clock()
         body, job = await self._read(http, read)
         return await self._answer(http, job, EmbeddingsReply(**self._head(http, job), body=body), arrival_s)
 
@@ -190,20 +179,23 @@ class Api:
             "reply_id": sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex,
             "chat": job.chat,
             "model": job.model,
-            "created": int(self._wall_clock()),
+            "created": int(self.wall_clock()),
             "answers_each": job.answers_each,
             "include_usage": job.include_usage,
+            "calls": job.form.calls if job.form is not None else "",
         }
 
     async def _answer(
         self, http: web.Request, job: Job, reply: Reply, arrival_s: float
     ) -> web.StreamResponse:
-        requests = self._requests(job, arrival_s)
+        requests = self._requests(job, arrival_s, await self._constraints(job))
         prefiller = http.headers.get(HEADER, "")
-        if prefiller and self._remote_prefill is not None:
-            await self._remote_prefill.fetch(prefiller, http.path, await http.read(), requests)
+        if prefiller and self.remote_prefill is not None:
+            await self.remote_prefill.fetch(prefiller, http.path, await http.read(), requests)
         mailbox = Mailbox()
-        self._driver.submit(requests, mailbox, stream=job.stream, stops=job.stops)
+        # A forced call comes whole, since its name and its arguments are apart in the answer's shape.
+        pieces = job.stream and not (job.form is not None and job.form.calls)
+        self.driver.submit(requests, mailbox, stream=pieces, stops=job.stops)
         try:
             headers = {"x-request-id": reply.reply_id}
             if job.stream:
@@ -215,7 +207,7 @@ class Api:
                 deltas += await mailbox.take()
             return web.json_response(reply.whole(deltas, requests), headers=headers)
         finally:
-            self._driver.abort(requests)
+            self.driver.abort(requests)
 
     async def _send_stream(
         self,
@@ -246,7 +238,23 @@ class Api:
         await response.write_eof()
         return response
 
-    def _requests(self, job: Job, arrival_s: float) -> list[Request]:
+    async def _constraints(self, job: Job) -> Sequence[Constraint | None]:
+        """Return a constraint for each answer. The reader's thread makes them, because this may take a
+        second.
+        """
+        if job.form is None:
+            return [None] * len(job.prompts)
+        make = self.backend.language.constraints
+        made = partial(make, job.form.alternatives, count=len(job.prompts))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reading, made)
+        except SchemaError as error:
+            message = f"The form of the answer cannot be used: {error}."
+            raise ApiError(message, param=job.form.param) from error
+
+    def _requests(
+        self, job: Job, arrival_s: float, constraints: Sequence[Constraint | None]
+    ) -> list[Request]:
         return [
             Request(
                 request_id=RequestId(str(next(self._numbers))),
@@ -258,25 +266,28 @@ class Api:
                 cache_salt=job.cache_salt,
                 seed=seed,
                 sampling=sampling,
+                constraint=constraint,
             )
-            for prompt, seed, sampling in zip(job.prompts, job.seeds, job.samplings, strict=True)
+            for prompt, seed, sampling, constraint in zip(
+                job.prompts, job.seeds, job.samplings, constraints, strict=True
+            )
         ]
 
     async def _kv_blocks(self, http: web.Request) -> web.Response:
-        assert self._remote_prefill is not None, "this path exists only with the flag"
+        assert self.remote_prefill is not None, "this path exists only with the flag"
         try:
             question = msgspec.json.decode(await http.read(), type=BlocksAsked)
-            held = self._remote_prefill.held(question)
+            held = self.remote_prefill.held(question)
         except ValueError as error:
             raise ApiError("The body is not a list of hashes in hexadecimal.", param="hashes") from error
         return web.json_response({"held": held.held})
 
     async def _list_models(self, _: web.Request) -> web.Response:
-        names = self._models.names
-        base = [self._card(name, root=self._models.root, parent=None) for name in names]
+        names = self.models.names
+        base = [self._card(name, root=self.models.root, parent=None) for name in names]
         adapters = [
             self._card(adapter.name, root=adapter.path or adapter.name, parent=names[0])
-            for adapter in self._models.adapters
+            for adapter in self.models.adapters
         ]
         return web.json_response({"object": "list", "data": base + adapters})
 
@@ -288,42 +299,42 @@ class Api:
             "owned_by": "prefix-gateway",
             "root": root,
             "parent": parent,
-            "max_model_len": self._engine.config.max_len_tokens,
+            "max_model_len": self.engine.config.max_len_tokens,
         }
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await _read_short_body(http), LoadAdapterBody)
-        self._models.load(Adapter(body.lora_name, body.lora_path))
+        self.models.load(Adapter(body.lora_name, body.lora_path))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await _read_short_body(http), UnloadAdapterBody)
-        self._models.unload(body.lora_name)
+        self.models.unload(body.lora_name)
         return web.Response(text=f"Adapter {body.lora_name} is unloaded.")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        tokens = await self._read(http, self._reader.tokenize)
-        length = self._engine.config.max_len_tokens
+        tokens = await self._read(http, self.reader.tokenize)
+        length = self.engine.config.max_len_tokens
         return web.json_response({"count": len(tokens), "max_model_len": length, "tokens": tokens})
 
     async def _detokenize(self, http: web.Request) -> web.Response:
-        return web.json_response({"prompt": await self._read(http, self._reader.detokenize)})
+        return web.json_response({"prompt": await self._read(http, self.reader.detokenize)})
 
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
-        self._driver.reset_prefix_cache()
+        self.driver.reset_prefix_cache()
         return web.Response()
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._driver.draining else 200)
+        return web.Response(status=503 if self.driver.draining else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": metadata.version("prefix-gateway")})
 
     async def _list_kv_event_sources(self, _: web.Request) -> web.Response:
-        return web.json_response(self._kv_event_sources())
+        return web.json_response(self.kv_event_sources())
 
     async def _metrics_page(self, _: web.Request) -> web.Response:
-        page = generate_latest(self._metrics.registry)
+        page = generate_latest(self.metrics.registry)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

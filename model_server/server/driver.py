@@ -139,7 +139,7 @@ class EngineDriver:
                 index,
                 stream_interval=self._stream_interval if stream else None,
                 filter=StopFilter(stops) if stops is not None else None,
-                text=self._language.detokenizer(request.token_ids),
+                text=self._language.detokenizer(request.token_ids, constraint=request.constraint),
                 reports=None if request.sampling.num_logprobs is None else [],
             )
             if request.adapter is not None:

@@ -2,8 +2,8 @@
 
 Each body becomes the body of a chat or a completion, which the request reader reads and bounds. Each answer
 has its API's own shape, whole or streamed. Fields that change an answer and are not done are refused. Tools
-reach the chat template, and calls are not parsed. Embeddings are made up from a hash of the prompt. This
-module does no I/O. Caller: the routes.
+reach the chat template, and only a forced call is one in the answer. Embeddings are made up from a hash of
+the prompt. This module does no I/O. Caller: the routes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -51,12 +51,24 @@ class MessagesBody(msgspec.Struct, kw_only=True):
 
 
 _NEUTRAL_IN_MESSAGES: Mapping[str, tuple[object, ...]] = {
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
     "thinking": ({"type": "disabled"},),
     "container": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
 }
+
+
+class _MessagesChoice(msgspec.Struct):
+    type: Literal["auto", "none", "any", "tool"]
+    name: str = ""
+
+
+class _OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class _OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    format: _OutputFormat | None = None
 
 
 class _MessagesTool(msgspec.Struct):
@@ -87,8 +99,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
 
 
 _NEUTRAL_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
-    "tool_choice": ("none", "auto"),
-    "text": ({}, {"format": {"type": "text"}}),
     "reasoning": ({},),
     "background": (False,),
     "conversation": (),
@@ -96,6 +106,15 @@ _NEUTRAL_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
     "top_logprobs": (0,),
 }
+
+
+class _TextFormat(msgspec.Struct):
+    type: str
+    schema: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class _TextConfig(msgspec.Struct, forbid_unknown_fields=True):
+    format: _TextFormat | None = None
 
 
 class _Item(msgspec.Struct):
@@ -122,9 +141,13 @@ def chat_of_messages(body: MessagesBody) -> bytes:
     if given(body.system):
         messages = b'[{"role":"system","content":%b},%b' % (bytes(body.system), messages[1:])
     tools: list[_MessagesTool] | None = option(body.tools, list[_MessagesTool], param="tools")
+    choice: _MessagesChoice | None = option(body.tool_choice, _MessagesChoice, param="tool_choice")
+    config: _OutputConfig | None = option(body.output_config, _OutputConfig, param="output_config")
     rest = {
         "model": body.model,
         "max_tokens": body.max_tokens,
+        "tool_choice": _chat_choice(choice),
+        "response_format": _chat_format(config),
         "stop": option(body.stop_sequences, list[str], param="stop_sequences"),
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -139,6 +162,18 @@ def chat_of_messages(body: MessagesBody) -> bytes:
         ],
     }
     return b'{"messages":%b,%b' % (messages, _encode(rest)[1:])
+
+
+def _chat_choice(choice: _MessagesChoice | None) -> object:
+    if choice is not None and choice.type == "tool":
+        return {"function": {"name": choice.name}}
+    return "required" if choice is not None and choice.type == "any" else None
+
+
+def _chat_format(config: _OutputConfig | _TextConfig | None) -> object:
+    if config is None or config.format is None:
+        return None
+    return {"type": config.format.type, "json_schema": {"schema": config.format.schema}}
 
 
 class Responses:
@@ -167,6 +202,7 @@ class Responses:
             before = found
         messages = [*before, *_items(body.input)]
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        config: _TextConfig | None = option(body.text, _TextConfig, param="text")
         rest = {
             "model": body.model,
             "messages": [*system, *messages],
@@ -174,9 +210,11 @@ class Responses:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "stream": body.stream,
+            "response_format": _chat_format(config),
         }
-        tools = bytes(body.tools) or b"null"
-        return b'{"tools":%b,%b' % (tools, _encode(rest)[1:]), messages
+        # The tools stay raw JSON, which the request reader measures.
+        tools, choice = bytes(body.tools) or b"null", bytes(body.tool_choice) or b"null"
+        return b'{"tools":%b,"tool_choice":%b,%b' % (tools, choice, _encode(rest)[1:]), messages
 
 
 def completion_of_embeddings(body: EmbeddingsBody) -> bytes:
@@ -191,36 +229,55 @@ def completion_of_embeddings(body: EmbeddingsBody) -> bytes:
 class MessagesReply(Reply):
     """An answer in the shape of Anthropic's API."""
 
+    _last: Delta | None = None
+
     def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
         [delta], [request] = deltas, requests
+        call = self.call(delta)
+        content = {"text": delta.text} if call is None else {"input": msgspec.json.decode(call[1])}
         return {
-            **self._message([{"type": "text", "text": delta.text}], _tokens(request)),
-            **_stopped(delta),
+            **self._message([{**self._block(call), **content}], _tokens(request)),
+            **self._stopped(delta),
         }
 
     def begin(self, requests: Sequence[Request]) -> list[bytes]:
         counted = {**_tokens(requests[0]), "output_tokens": 0}
-        block = {"index": 0, "content_block": {"type": "text", "text": ""}}
-        return [
-            _named("message_start", {"message": self._message([], counted)}),
-            _named("content_block_start", block),
-        ]
+        return [_named("message_start", {"message": self._message([], counted)})]
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
         del request
-        self._last = delta
-        text = {"index": 0, "delta": {"type": "text_delta", "text": delta.text}}
-        return _named("content_block_delta", text)
+        call, first, self._last = self.call(delta), self._last is None, delta
+        begun = (
+            _named("content_block_start", {"index": 0, "content_block": self._block(call)}) if first else b""
+        )
+        part = {"type": "text_delta", "text": delta.text}
+        if call is not None:
+            part = {"type": "input_json_delta", "partial_json": call[1]}
+        return begun + _named("content_block_delta", {"index": 0, "delta": part})
 
     def end(self, requests: Sequence[Request]) -> list[bytes]:
-        ended = {"delta": _stopped(self._last), "usage": _tokens(requests[0])}
+        assert self._last is not None, "an answer has an end"
+        ended = {"delta": self._stopped(self._last), "usage": _tokens(requests[0])}
         return [
             _named("content_block_stop", {"index": 0}),
             _named("message_delta", ended),
             _named("message_stop", {}),
         ]
 
-    def _message(self, content: list[dict[str, str]], counted: dict[str, int]) -> dict[str, Any]:
+    def _block(self, call: tuple[str, str] | None) -> dict[str, Any]:
+        if call is None:
+            return {"type": "text", "text": ""}
+        return {"type": "tool_use", "id": f"toolu_{self.reply_id}", "name": call[0], "input": {}}
+
+    def _stopped(self, delta: Delta) -> dict[str, Any]:
+        if isinstance(delta.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
+        if self.call(delta) is not None:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        cut_short = delta.finish_reason is FinishReason.LENGTH
+        return {"stop_reason": "max_tokens" if cut_short else "end_turn", "stop_sequence": None}
+
+    def _message(self, content: list[dict[str, Any]], counted: dict[str, int]) -> dict[str, Any]:
         return {
             "id": f"msg_{self.reply_id}",
             "type": "message",
@@ -244,6 +301,9 @@ class ResponsesReply(Reply):
         self._messages = messages
         self._kept_by = kept_by
         self._text, self._number = "", 0
+        self._last: Delta | None = None
+        self._place = {"item_id": f"msg_{self.reply_id}", "output_index": 0}
+        self._place_of_text = {**self._place, "content_index": 0}
 
     def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
         [delta], [request] = deltas, requests
@@ -252,34 +312,44 @@ class ResponsesReply(Reply):
 
     def begin(self, requests: Sequence[Request]) -> list[bytes]:
         del requests
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         return [
             self._numbered("response.created", {"response": self._response("in_progress")}),
             self._numbered("response.in_progress", {"response": self._response("in_progress")}),
-            self._numbered("response.output_item.added", {"output_index": 0, "item": self._item([])}),
-            self._numbered("response.content_part.added", {**place, "part": _part("")}),
         ]
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
         del request
-        self._last = delta
+        call, first, self._last = self.call(delta), self._last is None, delta
         self._text += delta.text
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        return self._numbered("response.output_text.delta", {**place, "delta": delta.text, "logprobs": []})
+        events = b""
+        if first:
+            begun = self._item([], call and (call[0], ""))
+            events += self._numbered("response.output_item.added", {"output_index": 0, "item": begun})
+        if call is not None:
+            arguments = {**self._place, "delta": call[1]}
+            return events + self._numbered("response.function_call_arguments.delta", arguments)
+        if first:
+            events += self._numbered(
+                "response.content_part.added", {**self._place_of_text, "part": _part("")}
+            )
+        text = {**self._place_of_text, "delta": delta.text, "logprobs": []}
+        return events + self._numbered("response.output_text.delta", text)
 
     def end(self, requests: Sequence[Request]) -> list[bytes]:
-        place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        answer, part = self._ended(self._last, requests[0]), _part(self._text)
-        return [
-            self._numbered("response.output_text.done", {**place, "text": self._text, "logprobs": []}),
-            self._numbered("response.content_part.done", {**place, "part": part}),
-            self._numbered("response.output_item.done", {"output_index": 0, "item": answer["output"][0]}),
-            self._numbered(f"response.{answer['status']}", {"response": answer}),
+        assert self._last is not None, "an answer has an end"
+        answer, call, place = self._ended(self._last, requests[0]), self.call(self._last), self._place_of_text
+        ends = [
+            ("output_text.done", {**place, "text": self._text, "logprobs": []}),
+            ("content_part.done", {**place, "part": _part(self._text)}),
         ]
-
-    @property
-    def _item_id(self) -> str:
-        return f"msg_{self.reply_id}"
+        if call is not None:
+            named = {**self._place, "name": call[0], "arguments": call[1]}
+            ends = [("function_call_arguments.done", named)]
+        ends += [
+            ("output_item.done", {"output_index": 0, "item": answer["output"][0]}),
+            (answer["status"], {"response": answer}),
+        ]
+        return [self._numbered(f"response.{name}", fields) for name, fields in ends]
 
     def _ended(self, delta: Delta, request: Request) -> dict[str, Any]:
         if self._body.store is not False:
@@ -290,7 +360,7 @@ class ResponsesReply(Reply):
         answer = self._response("incomplete" if cut_short else "completed")
         return {
             **answer,
-            "output": [self._item([_part(self._text)], status=answer["status"])],
+            "output": [self._item([_part(self._text)], self.call(delta), status=answer["status"])],
             "incomplete_details": {"reason": "max_output_tokens"} if cut_short else None,
             "usage": {
                 "input_tokens": counted["prompt_tokens"],
@@ -318,9 +388,14 @@ class ResponsesReply(Reply):
             "usage": None,
         }
 
-    def _item(self, content: list[dict[str, Any]], *, status: str = "in_progress") -> dict[str, Any]:
-        item = {"id": self._item_id, "type": "message", "role": "assistant"}
-        return {**item, "status": status, "content": content}
+    def _item(
+        self, content: list[dict[str, Any]], call: tuple[str, str] | None, *, status: str = "in_progress"
+    ) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._place["item_id"], "status": status}
+        if call is None:
+            return {**item, "type": "message", "role": "assistant", "content": content}
+        called = {"call_id": f"call_{self.reply_id}", "name": call[0], "arguments": call[1]}
+        return {**item, "type": "function_call", **called}
 
     def _numbered(self, name: str, fields: dict[str, Any]) -> bytes:
         self._number += 1
@@ -380,13 +455,6 @@ def _tokens(request: Request) -> dict[str, int]:
         "cache_read_input_tokens": cached,
         "output_tokens": request.num_output_tokens,
     }
-
-
-def _stopped(delta: Delta) -> dict[str, Any]:
-    if isinstance(delta.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
-    cut_short = delta.finish_reason is FinishReason.LENGTH
-    return {"stop_reason": "max_tokens" if cut_short else "end_turn", "stop_sequence": None}
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from model_server.server.prompts import (
 from model_server.server.refused import NEUTRAL, NEUTRAL_IN_CHAT, RefusedBody, check
 from model_server.server.sampling import SamplingReader
 from model_server.server.stops import StopRule
+from model_server.server.structured import Form, forced_call, form_of
 from model_server.text.language import Language
 
 DEFAULT_COMPLETION_TOKENS = 16  # the API's default for completions; a chat answer may fill the model's length
@@ -62,6 +63,8 @@ class _Body(RefusedBody, kw_only=True):
     stop: msgspec.Raw = ABSENT
     include_stop_str_in_output: bool | None = False
     truncate_prompt_tokens: int | None = None
+    response_format: msgspec.Raw = ABSENT
+    structured_outputs: msgspec.Raw = ABSENT
 
 
 class CompletionBody(_Body, kw_only=True):
@@ -72,6 +75,7 @@ class CompletionBody(_Body, kw_only=True):
 class ChatBody(_Body, kw_only=True):
     messages: msgspec.Raw
     tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: msgspec.Raw = ABSENT
@@ -131,6 +135,7 @@ class Job:
     include_usage: bool
     usage_in_each_event: bool
     stops: StopRule | None = None
+    form: Form | None = None
 
 
 def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
@@ -194,7 +199,10 @@ class RequestReader:
         prompt = self._prompts.conversation(body)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return self._job(body, [prompt], chat=True, max_tokens=max_tokens, num_logprobs=num_logprobs)
+        form = forced_call(body.tool_choice, body.tools)
+        return self._job(
+            body, [prompt], chat=True, max_tokens=max_tokens, num_logprobs=num_logprobs, form=form
+        )
 
     def tokenize(self, raw: bytes) -> list[TokenId]:
         body = read_body(raw, TokenizeBody)
@@ -218,6 +226,7 @@ class RequestReader:
         chat: bool,
         max_tokens: int | None,
         num_logprobs: int | None,
+        form: Form | None = None,
     ) -> Job:
         adapter = self._models.resolve(body.model)
         _check_options(body)
@@ -227,6 +236,9 @@ class RequestReader:
             raise ApiError(
                 f"min_tokens is {body.min_tokens}, but max_tokens is {max_tokens}.", param="min_tokens"
             )
+        form = form or form_of(body)
+        if form is not None and body.min_tokens:
+            raise ApiError(f"min_tokens is not supported beside {form.param}.", param="min_tokens")
         prompts = self._truncated(prompts, body.truncate_prompt_tokens, max_tokens)
         longest = max(map(len, prompts))
         self._check_length(longest, max_tokens)
@@ -250,6 +262,7 @@ class RequestReader:
             include_usage=bool(options.include_usage),
             usage_in_each_event=bool(options.include_usage and options.continuous_usage_stats),
             stops=_stops(body),
+            form=form,
         )
 
     def _samplings(

@@ -36,7 +36,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_mm_kwargs": (False,),
     "return_prompt_text": (False,),
     "return_token_ids": (False,),
@@ -44,7 +43,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "stream_interval": (),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
@@ -55,7 +53,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """The values, besides null, that change nothing."""
 NEUTRAL_IN_CHAT: Mapping[str, tuple[object, ...]] = {
-    **NEUTRAL,
+    **{name: values for name, values in NEUTRAL.items() if name != "tool_choice"},
     "add_special_tokens": (False,),  # the template writes them
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from model_server.core.request import FinishReason, Request
+from model_server.server.structured import Calls, call_in
 
 DONE = b"data: [DONE]\n\n"
 
@@ -72,7 +73,9 @@ class Reply:
         created: int,
         answers_each: int = 1,
         include_usage: bool = False,
+        calls: Calls = "",
     ) -> None:
+        self._calls = calls
         self.reply_id, self.model, self.created = reply_id, model, created
         self._include_usage = include_usage
         self._chat = chat
@@ -92,7 +95,7 @@ class Reply:
         choices = []
         for delta in sorted(deltas, key=lambda delta: delta.index):
             shape: dict[str, Any] = (
-                {"message": {"role": "assistant", "content": delta.text}}
+                {"message": {"role": "assistant", **self._said(delta)}}
                 if self._chat
                 else {"text": delta.text}
             )
@@ -108,7 +111,7 @@ class Reply:
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
         """Return an event. `request` is the request whose usage so far the client wants in each event."""
-        shape: dict[str, Any] = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
+        shape: dict[str, Any] = {"delta": self._said(delta)} if self._chat else {"text": delta.text}
         so_far = {} if request is None else {"usage": usage([request])}
         return self._event([self._choice(delta, shape)], **so_far)
 
@@ -116,6 +119,18 @@ class Reply:
         """Return the events after the last text."""
         counted = [self._event([], usage=self._usage(requests))] if self._include_usage else []
         return [*counted, DONE]
+
+    def call(self, delta: Delta) -> tuple[str, str] | None:
+        """Return the name and the arguments of the call that the answer is. None means a text."""
+        return call_in(delta.text) if self._calls else None
+
+    def _said(self, delta: Delta) -> dict[str, Any]:
+        if (call := self.call(delta)) is None:
+            return {"content": delta.text}
+        function = {"name": call[0], "arguments": call[1]}
+        call_id = f"call_{self.reply_id}_{delta.index}"
+        tool_calls = [{"index": 0, "id": call_id, "type": "function", "function": function}]
+        return {"content": None, "tool_calls": tool_calls}
 
     def _usage(self, requests: Sequence[Request]) -> dict[str, Any]:
         return usage(requests, answers_each=self._answers_each)
@@ -125,11 +140,13 @@ class Reply:
         if delta.reports is not None:
             reports = delta.reports
             logprobs = _chat_logprobs(reports) if self._chat else self._logprobs(delta.index, reports)
+        # As in vLLM, a call of a named tool ends with "stop".
+        calls = self._calls == "required" and delta.finish_reason is FinishReason.STOP
         return {
             "index": delta.index,
             **shape,
             "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": "tool_calls" if calls else delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
 

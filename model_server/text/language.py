@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from model_server.core.request import TokenId
+from model_server.core.request import Constraint, TokenId
 
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
@@ -31,6 +31,19 @@ class UnknownTokenError(Exception):
 
 class ChatTemplateError(Exception):
     """The model's template refuses this conversation, or there is no template."""
+
+
+class SchemaError(Exception):
+    """An answer of this schema cannot be made here. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A form of an answer: a JSON text of a schema, between two fixed texts."""
+
+    schema: Any
+    before: str = ""
+    after: str = ""
 
 
 class Detokenizer(Protocol):
@@ -81,7 +94,13 @@ class Language(Protocol):
         """Return the text, with special tokens. Raise UnknownTokenError for a token without text."""
         ...
 
-    def detokenizer(self, prompt: Sequence[TokenId]) -> Detokenizer:
+    def constraints(self, alternatives: Sequence[Alternative], *, count: int) -> Sequence[Constraint]:
+        """Return what lets an answer have only one of these forms, for each of `count` answers. Raise
+        SchemaError if the schemas are beyond llguidance.
+        """
+        ...
+
+    def detokenizer(self, prompt: Sequence[TokenId], *, constraint: Constraint | None = None) -> Detokenizer:
         """Return a detokenizer for the answer to this prompt. The prompt may decide whether the answer begins
         with a space.
         """

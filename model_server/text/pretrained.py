@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from llguidance.hf import from_tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
-from model_server.core.request import TokenId
-from model_server.text.language import NO_VARIABLES, ChatMessage, ChatTemplateError, UnknownTokenError
+from model_server.core.request import Constraint, TokenId
+from model_server.text.grammar import Grammar, matcher
+from model_server.text.language import (
+    NO_VARIABLES,
+    Alternative,
+    ChatMessage,
+    ChatTemplateError,
+    SchemaError,
+    UnknownTokenError,
+)
 
 _CONTEXT_TOKENS = 5
 _UNFINISHED = "\ufffd"
@@ -65,7 +75,18 @@ class PretrainedLanguage:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
-    def detokenizer(self, prompt: Sequence[TokenId]) -> _Growing:
+    @cached_property
+    def _for_grammars(self) -> Any:
+        """Return the tokenizer as llguidance reads it, which takes a second to make."""
+        return from_tokenizer(self._tokenizer, eos_token=list(self.eos_token_ids))
+
+    def constraints(self, alternatives: Sequence[Alternative], *, count: int) -> Sequence[Grammar]:
+        if not self.eos_token_ids:
+            raise SchemaError("the model has no token that ends an answer")
+        made = matcher(alternatives, self._for_grammars)
+        return [Grammar(made.deep_copy(), eos_token_ids=self.eos_token_ids) for _ in range(count)]
+
+    def detokenizer(self, prompt: Sequence[TokenId], *, constraint: Constraint | None = None) -> _Growing:  # noqa: ARG002 - the model's tokens have their text
         return _Growing(self._tokenizer, prompt[-_CONTEXT_TOKENS:])
 
 

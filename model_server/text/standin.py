@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from model_server.core.request import TokenId
+from model_server.core.request import Constraint, TokenId
 from model_server.text.answers import END_MARKER
-from model_server.text.language import NO_VARIABLES, ChatMessage, UnknownTokenError
-from model_server.text.tokenizer import LONGEST_PIECE_CHARACTERS, Tokenizer
+from model_server.text.grammar import small_answer
+from model_server.text.language import NO_VARIABLES, Alternative, ChatMessage, Detokenizer, UnknownTokenError
+from model_server.text.tokenizer import LONGEST_PIECE_CHARACTERS, PIECES, Tokenizer
 
 
 def render_chat(messages: Sequence[ChatMessage], *, tools_json: str = "") -> str:
@@ -32,6 +33,26 @@ class _Pieces:
 
     def feed(self, token_id: TokenId) -> str:
         return self._tokenizer.decode(token_id)
+
+    def flush(self) -> str:
+        return ""
+
+
+class _Script:
+    """An answer that is given word for word: its constraint, and its detokenizer, so that no piece has to be
+    registered.
+    """
+
+    def __init__(self, token_ids: Sequence[TokenId], pieces: Sequence[str]) -> None:
+        """The last token is the end marker."""
+        self._token_ids = token_ids
+        self._pieces = dict(zip(token_ids, pieces, strict=False))
+
+    def __call__(self, answer: Sequence[TokenId]) -> Sequence[TokenId]:
+        return self._token_ids[len(answer) : len(answer) + 1] or self._token_ids[-1:]
+
+    def feed(self, token_id: TokenId) -> str:
+        return self._pieces.get(token_id, "")
 
     def flush(self) -> str:
         return ""
@@ -67,8 +88,12 @@ class StandInLanguage:
                 f"Token {error} has no known text: token ids of this model are hashes, and only the tokens of answers can be turned back into text."
             ) from error
 
-    def detokenizer(self, prompt: Sequence[TokenId]) -> _Pieces:  # noqa: ARG002 - a piece's text depends on nothing before it
-        return self._pieces
+    def constraints(self, alternatives: Sequence[Alternative], *, count: int) -> Sequence[_Script]:
+        text = small_answer(alternatives)
+        return [_Script([*self._tokenizer.encode(text), *self.eos_token_ids], PIECES.findall(text))] * count
+
+    def detokenizer(self, prompt: Sequence[TokenId], *, constraint: Constraint | None = None) -> Detokenizer:  # noqa: ARG002 - a piece's text depends on nothing before it
+        return constraint if isinstance(constraint, _Script) else self._pieces
 
 
 def _as_json(value: Sequence[Any] | None) -> str:

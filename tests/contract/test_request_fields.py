@@ -27,8 +27,6 @@ OURS: list[tuple[str, Any, Mapping[str, tuple[object, ...]]]] = [
 SMALLEST = {"prompt": "x", "messages": []}
 OTHER: dict[str, object] = {
     "tool_choice": "required",
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"regex": "a+"},
     "skip_special_tokens": False,
 }
 """Values that change the answer. All other fields get a text."""

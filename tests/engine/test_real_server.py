@@ -228,6 +228,40 @@ async def test_bias_penalties_and_least_lengths_change_the_answer(running: RealS
     assert await running.text(temperature=1.5, min_p=1.0, max_tokens=8) == greedy
 
 
+async def test_each_answer_has_the_form_that_was_asked_for(running: RealServer) -> None:
+    yes = {"type": "boolean"}
+    schema = {
+        "type": "object",
+        "properties": {"good": yes, "sizes": {"type": "array", "items": {"enum": [1, 22]}, "minItems": 2}},
+        "required": ["good", "sizes"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},  # a random model would write spaces without end
+    }
+    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 400, "structured_outputs": {"json": schema}}
+    answer = await running.complete(n=4, **asked)
+    for choice in answer["choices"]:
+        said = json.loads(choice["text"])
+        assert said.keys() == {"good", "sizes"}
+        assert isinstance(said["good"], bool)
+        assert len(said["sizes"]) >= 2
+        assert set(said["sizes"]) <= {1, 22}
+        assert choice["finish_reason"] == "stop"
+    assert await running.text(**asked) == answer["choices"][0]["text"], "answers do not share their state"
+
+
+async def test_a_real_model_calls_the_tool_that_it_must(running: RealServer) -> None:
+    size = {"type": "object", "properties": {"size": {"enum": [1, 22]}}, "required": ["size"]}
+    strict = {**size, "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": strict}} for name in ("big", "small")
+    ]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "max_tokens": 100}
+    answer = await running.post("/v1/chat/completions", **body, tool_choice="required", temperature=0)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] in ("big", "small")
+    assert json.loads(call["function"]["arguments"])["size"] in (1, 22)
+
+
 async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> None:
     """A random model also writes bytes that are not text. The pieces together are what the whole answer
     decodes to.
@@ -248,7 +282,7 @@ async def test_streamed_pieces_never_cut_a_character(running: RealServer) -> Non
         ("min_p", 2, "between 0 and 1"),
         ("logit_bias", {"4000000": 1}, "4000000"),
         ("stop_token_ids", [4_000_000], "4000000"),
-        ("response_format", {"type": "json_object"}, "not supported"),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}, "Unimplemented"),
     ],
 )
 async def test_requests_that_the_engine_cannot_serve_are_refused(

@@ -31,9 +31,7 @@ REFUSED = {
 }
 NOT_BY_VLLM = {"image by data": "BadRequestError 400", "embeddings": "NotFoundError 404"}
 """The tiny model takes texts only, and makes no embeddings."""
-NOT_BY_US = dict.fromkeys(
-    ("structured output", "image by data", "messages with thinking"), "BadRequestError 400"
-)
+NOT_BY_US = dict.fromkeys(("image by data", "messages with thinking"), "BadRequestError 400")
 
 
 async def outcomes(environment: VllmEnvironment, url: str, model: str, *, words: int) -> dict[str, str]:

@@ -137,12 +137,13 @@ async def test_embeddings_are_equal_for_equal_prompts_in_either_encoding(start: 
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/v1/messages", {**MESSAGES, "tool_choice": {"type": "any"}}, "tool_choice"),
+        ("/v1/messages", {**MESSAGES, "tool_choice": {"type": "any"}}, "tool_choice"),  # there is no tool
+        ("/v1/messages", {**MESSAGES, "output_config": {"effort": "low"}}, "output_config"),
         ("/v1/messages", {**MESSAGES, "thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
         ("/v1/messages", {**MESSAGES, "messages": "Hi"}, "messages"),
         ("/v1/messages", {**MESSAGES, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages"),
         ("/v1/messages", {"messages": []}, "max_tokens"),
-        ("/v1/responses", {"input": "Hi", "text": {"format": {"type": "json_object"}}}, "text"),
+        ("/v1/responses", {"input": "Hi", "text": {"verbosity": "low"}}, "text"),
         ("/v1/responses", {"input": "Hi", "tool_choice": "required"}, "tool_choice"),
         ("/v1/responses", {"input": "Hi", "background": True}, "background"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),

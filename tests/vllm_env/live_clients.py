@@ -16,16 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
-TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}
-SCHEMA = {
-    "name": "town",
-    "schema": {
-        "type": "object",
-        "properties": {"town": {"type": "string"}},
-        "required": ["town"],
-        "additionalProperties": False,
-    },
+TOWN = {
+    "type": "object",
+    "properties": {"town": {"enum": ["Ulm", "Bonn"]}},
+    "required": ["town"],
+    "additionalProperties": False,
 }
+TOOL = {"name": "weather", "parameters": TOWN}
+SCHEMA = {"name": "town", "schema": TOWN}
 HELLO = [{"role": "user", "content": "Hello, which town is it?"}]
 Case = Callable[[], Awaitable[None]]
 
@@ -69,6 +67,13 @@ class Calls:
         )
         assert answer.choices[0].message.content.lstrip().startswith("{")
 
+    async def forced(self, choice: Any) -> None:
+        tool = {"type": "function", "function": TOOL}
+        fields = {"tools": [tool], "tool_choice": choice, "max_tokens": 200}
+        [call] = (await self.chat(**fields)).choices[0].message.tool_calls
+        assert call.function.name == "weather"
+        assert call.function.arguments.lstrip().startswith("{")
+
     async def embeddings(self) -> None:
         await self._openai.embeddings.create(model=self._model, input=["Ulm", "Bonn"])
 
@@ -108,6 +113,9 @@ def cases(calls: Calls, *, words: int) -> Mapping[str, Case]:
         "stream": calls.stream,
         "tools that need not be used": lambda: calls.chat(tools=[tool], tool_choice="none"),
         "structured output": calls.structured,
+        "a tool that must be used": lambda: calls.forced(
+            {"type": "function", "function": {"name": "weather"}}
+        ),
         "image by data": lambda: calls.chat_with(picture),
         "embeddings": calls.embeddings,
         "responses with state": calls.state,

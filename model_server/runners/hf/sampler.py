@@ -26,7 +26,9 @@ def choose(
     """Return the next token of each request, with the log probabilities that it asked for. `logits` has the
     shape (requests, vocabulary).
     """
-    adjusted = [adjust(own, request) for own, request in zip(logits, requests, strict=True)]
+    adjusted = [
+        constrained(adjust(own, request), request) for own, request in zip(logits, requests, strict=True)
+    ]
     tokens = [TokenId(int(own.argmax())) for own in adjusted]
     for row, request in enumerate(requests):
         if request.sampling.temperature > 0:
@@ -66,6 +68,17 @@ def adjust(logits: torch.Tensor, request: Request) -> torch.Tensor:
     answered, counts = output.unique(return_counts=True)
     logits[answered] -= params.frequency_penalty * counts + params.presence_penalty
     return logits
+
+
+def constrained(logits: torch.Tensor, request: Request) -> torch.Tensor:
+    """Return the logits without the tokens that the request's constraint forbids."""
+    if request.constraint is None:
+        return logits
+    allowed = torch.as_tensor(request.constraint(request.token_ids[request.num_prompt_tokens :]))
+    allowed = allowed[allowed < len(logits)].to(logits.device)
+    kept = torch.full_like(logits, -torch.inf)
+    kept[allowed] = logits[allowed]
+    return kept
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> TokenId:
