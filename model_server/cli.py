@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from model_server import serve_flags
-from model_server.calibrate import command as calibrate
 from model_server.pods import lora_sync
 from model_server.runners.hf.errors import ModelError
 from model_server.server.errors import ApiError
@@ -120,7 +119,7 @@ def command_line() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_fetch(commands)
-    _add_others(commands)
+    _add_lora_sync(commands)
     return parser
 
 
@@ -152,14 +151,7 @@ def _add_fetch(commands: Commands) -> None:
     )
 
 
-def _add_others(commands: Commands) -> None:
-    calibration = commands.add_parser(
-        "calibrate",
-        help="measure a running server, fit the cost model to it, and write a file for serve --cost",
-        description=calibrate.__doc__,
-    )
-    calibration.set_defaults(run=calibrate.run)
-    calibrate.add_flags(calibration)
+def _add_lora_sync(commands: Commands) -> None:
     sync = commands.add_parser(
         "lora-sync",
         help="run as a sidecar that loads and unloads adapters until a server has the LoRA adapters that a file lists",

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from model_server.calibrate.cost_file import read_costs
+import yaml
+
 from model_server.core.cache_options import CacheOptions
 from model_server.core.request import Adapter
 from model_server.core.scheduler import SchedulerLimits
@@ -184,7 +185,7 @@ def add_flags(run: argparse.ArgumentParser) -> None:
     _add(run.add_argument_group("real model", "with --runner hf"), HfSettings, _HF)
     about = "with --runner cost: the time that steps take; --speed divides all of these times"
     costs = run.add_argument_group("costs", about)
-    of_file = "file of costs that `model-server calibrate` wrote; the flags below override the file (default: costs of an 8B model on one GPU)"
+    of_file = "YAML file of costs, by the names of the flags below (costs: {decode_step_s: 0.02, ...}), which override the file (default: costs of an 8B model on one GPU)"
     costs.add_argument("--cost", type=Path, metavar="FILE", help=of_file)
     _add(costs, CostModel, _COSTS, otherwise=", or as in --cost")
     _add(costs, CostSettings, _ANSWERS)
@@ -273,8 +274,20 @@ def _given(kind: type, args: argparse.Namespace) -> dict[str, Any]:
 def _backend(args: argparse.Namespace) -> CostSettings | HfSettings:
     if args.runner == "hf":
         return HfSettings(**_given(HfSettings, args))
-    costs = CostModel() if args.cost is None else read_costs(args.cost)
+    costs = CostModel() if args.cost is None else _read_costs(args.cost)
     return CostSettings(costs=replace(costs, **_given(CostModel, args)), **_given(CostSettings, args))
+
+
+def _read_costs(path: Path) -> CostModel:
+    """Return the costs in a file. Other fields than `costs`, which release 0.1 wrote, are not read."""
+    try:
+        file: dict[str, dict[str, float]] = yaml.safe_load(path.read_text())
+        return CostModel(**file["costs"])
+    except OSError as error:
+        raise ValueError(f"the costs in {path} cannot be read: {error}") from error
+    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        why = " ".join(str(error).split())  # YAML's own messages have several lines
+        raise ValueError(f"{path} is not a file of costs: {why}") from error
 
 
 def _kv_events(args: argparse.Namespace) -> KvEventSettings | None:

@@ -9,7 +9,7 @@ label set with the newest time is valid. There is no sample before the first req
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,7 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from model_server.core.engine import Engine, TokenOutput
 from model_server.core.request import FinishReason, Request
 from model_server.core.scheduler import Scheduler, StepPlan
-from model_server.server.store_metrics import StoreMetrics
 from model_server.tiers.status import StoreStatus
 
 _LABELS = ("engine", "model_name")
@@ -80,8 +79,8 @@ class Metrics:
         ended = Counter("vllm:request_success", "Requests that ended", labels, registry=self.registry)
         return {reason: ended.labels(*self._values, reason.value) for reason in FinishReason}
 
-    def watch(self, engine: Engine) -> None:
-        """Read this engine's gauges at each scrape."""
+    def watch(self, engine: Engine, store: Callable[[], StoreStatus] | None = None) -> None:
+        """Read this engine, and the store below its cache, at each scrape."""
         config = engine.config
         info = {
             "engine": _ENGINE,
@@ -95,11 +94,7 @@ class Metrics:
         Gauge(
             "vllm:cache_config_info", "Settings of the KV cache", tuple(info), registry=self.registry
         ).labels(**info).set(1)
-        self.registry.register(_EngineGauges(engine, self._values))
-
-    def watch_store(self, engine: Engine, status: Callable[[], StoreStatus]) -> None:
-        """Also report the store below the cache."""
-        self.registry.register(StoreMetrics(engine, status, self._values))
+        self.registry.register(_Read(engine, self._values, store))
 
     def step_began(self, plan: StepPlan, scheduler: Scheduler) -> None:
         self._preemptions.inc(len(plan.preempted))
@@ -156,25 +151,69 @@ class Metrics:
         return metric.labels(*self._values)
 
 
-class _EngineGauges:
-    """Reads the engine while a page is made."""
+Row = tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, str, Mapping[str, float]]
+"""The kind of a metric, its name, its text, its own label, and its value for each value of this label."""
 
-    def __init__(self, engine: Engine, values: tuple[str, str]) -> None:
+
+class _Read:
+    """Reads the engine, and the store below its cache if there is one, while a page is made."""
+
+    def __init__(
+        self, engine: Engine, values: tuple[str, str], store: Callable[[], StoreStatus] | None
+    ) -> None:
         self._engine = engine
         self._values = values
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        scheduler, cache = self._engine.scheduler, self._engine.kv_cache
-        for kind, name, text, value in (
-            (GaugeMetricFamily, "num_requests_running", "Requests in the batch", len(scheduler.running)),
-            (GaugeMetricFamily, "num_requests_waiting", "Requests queued", len(scheduler.waiting)),
-            (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", cache.usage),
-            (CounterMetricFamily, "prefix_cache_queries", "Tokens looked up in the prefix cache", cache.stats.queries_tokens),
-            (CounterMetricFamily, "prefix_cache_hits", "Tokens found in the prefix cache", cache.stats.hits_tokens),
-        ):  # fmt: skip
-            family: Any = kind(f"vllm:{name}", text, labels=_LABELS)
-            family.add_metric(self._values, value)
+        for kind, name, text, label, values in (*self._of_engine(), *self._of_store()):
+            family: Any = kind(name, text, labels=(*_LABELS, label) if label else _LABELS)
+            for own, value in values.items():
+                family.add_metric((*self._values, own) if label else self._values, value)
             yield family
+
+    def _of_engine(self) -> Sequence[Row]:
+        scheduler, cache, count, gauge = (
+            self._engine.scheduler,
+            self._engine.kv_cache,
+            CounterMetricFamily,
+            GaugeMetricFamily,
+        )
+        return (
+            (gauge, "vllm:num_requests_running", "Requests in the batch", "", {"": len(scheduler.running)}),
+            (gauge, "vllm:num_requests_waiting", "Requests queued", "", {"": len(scheduler.waiting)}),
+            (gauge, "vllm:kv_cache_usage_perc", "Share of the blocks that requests hold, 0 to 1", "", {"": cache.usage}),
+            (count, "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", "", {"": cache.stats.queries_tokens}),
+            (count, "vllm:prefix_cache_hits", "Tokens found in the prefix cache", "", {"": cache.stats.hits_tokens}),
+        )  # fmt: skip
+
+    def _of_store(self) -> Sequence[Row]:
+        """Return vLLM's names for its own offloading. GPU is the model's device, CPU main memory, STORAGE the
+        folder. `kv_store:*` has no counterpart in vLLM.
+        """
+        if self._store is None:
+            return ()
+        stats, now, count, gauge = (
+            self._engine.kv_cache.stats,
+            self._store(),
+            CounterMetricFamily,
+            GaugeMetricFamily,
+        )
+        tiering = "vllm:kv_offload_tiering"
+        return (
+            (count, "vllm:external_prefix_cache_queries", "Tokens that were looked up in the store, because the blocks did not have them", "", {"": stats.external_queries_tokens}),
+            (count, "vllm:external_prefix_cache_hits", "Tokens that were found in the store", "", {"": stats.external_hits_tokens}),
+            (count, f"{tiering}_promotion_job_failures", "Loads that failed; the prefix was computed", "", {"": now.load_failures}),
+            (count, f"{tiering}_cascade_job_failures", "Writes that failed; the prefix is not stored", "", {"": now.write_failures}),
+            (count, f"{tiering}_backpressure_blocks_dropped", "Blocks that were not stored", "", {"": now.dropped_blocks}),
+            (count, f"{tiering}_chunk_hits", "Chunks that requests needed, by the tier where they were found", "tier", dict(zip(("GPU", "CPU", "STORAGE"), now.found_chunks, strict=True))),
+            (count, f"{tiering}_read_bytes", "Bytes read from disk", "tier", {"STORAGE": now.read_bytes}),
+            (count, f"{tiering}_write_bytes", "Bytes written to disk", "tier", {"STORAGE": now.written_bytes}),
+            (count, "kv_store:loads", "Prefixes that were loaded (exact or selective)", "mode", {"exact": now.exact_loads, "selective": now.selective_loads}),
+            (count, "kv_store:reordered_nodes", "Nodes whose important tokens were packed together", "", {"": now.reordered_nodes}),
+            (gauge, "kv_store:usage_bytes", "Bytes in the folder of the store", "", {"": now.used_bytes}),
+            (gauge, "kv_store:usable", "1 if the store uses its disk, 0 for a while after the disk has failed", "", {"": now.usable}),
+        )  # fmt: skip
 
 
 class _LoraInfo:

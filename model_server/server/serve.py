@@ -131,9 +131,7 @@ class Server:
         self.engine = Engine(_engine_config(settings, backend, num_blocks=num_blocks), backend.runner)
         self.staging = _staging(self.engine, backend, settings.kv_store)
         metrics = Metrics(model_name=names[0], max_loras=settings.limits.max_loras, wall_clock=time.time)
-        metrics.watch(self.engine)
-        if self.staging is not None:
-            metrics.watch_store(self.engine, self.staging.status)
+        metrics.watch(self.engine, self.staging.status if self.staging is not None else None)
         self.kv_event_log: KvEventLog | None = None
         if settings.kv_events is not None:
             self.kv_event_log = self.engine.kv_cache.observer = KvEventLog(

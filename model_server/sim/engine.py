@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from model_server.core.block_pool import Block, BlockPool
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
-from model_server.sim.job import Job
-from model_server.sim.stride import Stride
+from model_server.sim.job import Job, Stride
 
 
 @dataclass(slots=True)
@@ -40,11 +39,6 @@ class Counters:
     finished: int = 0
     ttft_sum_s: float = 0.0
     ttft_count: int = 0
-    prefill_sum_s: float = 0.0
-    """Seconds from admission to first token, of requests that have ended. The next field counts the tokens
-    computed in this time.
-    """
-    prefill_tokens: int = 0
     adapter_loads: int = 0
     preemptions: int = 0
 
@@ -174,7 +168,7 @@ class SimEngine:
                 ended.append(job)
         for job in ended:
             job.ended_s = now
-            self._count_end(job)
+            self.counters.finished += 1
             self._running.remove(job)
             self._free(job)
         return first, ended
@@ -186,15 +180,6 @@ class SimEngine:
         counters.ttft_sum_s += now - job.arrived_s
         counters.ttft_count += 1
 
-    def _count_end(self, job: Job) -> None:
-        counters = self.counters
-        counters.finished += 1
-        assert job.scheduled_s is not None
-        assert job.first_token_s is not None
-        assert job.num_cached_tokens is not None
-        counters.prefill_sum_s += job.first_token_s - job.scheduled_s
-        counters.prefill_tokens += job.num_prompt_tokens - job.num_cached_tokens
-
     # -- planning --------------------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
@@ -203,7 +188,7 @@ class SimEngine:
         running = len(chunks)
         self._no_room = False
         if not preempted:
-            self._admit(chunks, left, now)
+            self._admit(chunks, left)
         if not chunks:
             assert not self._running, "requests wait and nothing can run"
             self.due_s = math.inf
@@ -276,7 +261,7 @@ class SimEngine:
         self.counters.preemptions += 1
         self._waiting.appendleft(job)
 
-    def _admit(self, chunks: list[tuple[Job, int]], budget: int, now: float) -> None:
+    def _admit(self, chunks: list[tuple[Job, int]], budget: int) -> None:
         limits = self.shape.limits
         skipped: list[Job] = []
         adapters = {job.adapter for job in self._running if job.adapter}
@@ -285,7 +270,7 @@ class SimEngine:
             if job.adapter and job.adapter not in adapters and len(adapters) >= limits.max_loras:
                 skipped.append(self._waiting.popleft())
                 continue
-            num_tokens = self._try_admit(job, budget, now)
+            num_tokens = self._try_admit(job, budget)
             if not num_tokens:
                 self._no_room = True
                 break
@@ -296,7 +281,7 @@ class SimEngine:
                 adapters.add(job.adapter)
         self._waiting.extendleft(reversed(skipped))
 
-    def _try_admit(self, job: Job, budget: int, now: float) -> int:
+    def _try_admit(self, job: Job, budget: int) -> int:
         """Return how many tokens the request computes in this step. 0 means that there is no room for the
         request.
         """
@@ -321,7 +306,6 @@ class SimEngine:
         self._name_full_blocks(job, num_hit_tokens + num_tokens)
         if job.num_cached_tokens is None:
             job.num_cached_tokens = num_hit_tokens
-            job.scheduled_s = now
             self.counters.query_tokens += job.num_prompt_tokens
             self.counters.hit_tokens += num_hit_tokens
         self._running.append(job)

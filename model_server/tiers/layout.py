@@ -1,13 +1,13 @@
-"""Holds the order in which a node's tokens are stored, as a mapping list, and finds the chunks that a set of
-tokens needs. `slots[token]` is the place at which a token of the node is stored. All other code keeps tokens
-in their logical order: prefixes are matched and attention is computed only by logical position. The order is
-a permutation of the node's own tokens, and never moves a token to another node. This module does no I/O.
-Callers: the segment writer, the reader of selected tokens, what requests have shown (`learnt`).
+"""Holds the order in which a node's tokens are stored, as a mapping list. `slots[token]` is the place at
+which a token of the node is stored. All other code keeps tokens in their logical order: prefixes are matched
+and attention is computed only by logical position. The order is a permutation of the node's own tokens, and
+never moves a token to another node. This module does no I/O. Callers: the segment writer, the reader of
+selected tokens, what requests have shown (`learnt`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -25,17 +25,7 @@ class TokenOrder:
         order. So any number of the most important tokens lies in the fewest chunks.
         """
         stored = sorted(range(len(importance)), key=lambda token: -importance[token])
-        return cls.of_stored(stored)
-
-    @classmethod
-    def of_stored(cls, stored: Sequence[int]) -> TokenOrder:
-        """Return the layout in which `stored[slot]` is the token at this slot."""
-        slots = [0] * len(stored)
-        for slot, token in enumerate(stored):
-            slots[token] = slot
-        order = cls(tuple(slots))
-        order.check_integrity()
-        return order
+        return cls(tuple(cls(tuple(stored)).stored()))
 
     def stored(self) -> list[int]:
         """Return the token at each slot, which is the inverse of `slots`."""
@@ -51,10 +41,6 @@ class TokenOrder:
     def unpack(self, stored: bytes | memoryview, *, record_bytes: int) -> bytes:
         """Take records in stored order, and return them in logical order."""
         return _gather(stored, self.slots, record_bytes)
-
-    def chunks_of(self, tokens: Iterable[int], *, chunk_tokens: int) -> list[int]:
-        """Return the chunks that hold these tokens, in ascending order. Each is one read."""
-        return sorted({self.slots[token] // chunk_tokens for token in tokens})
 
     def check_integrity(self) -> None:
         assert sorted(self.slots) == list(range(len(self.slots))), "the mapping list is a permutation"

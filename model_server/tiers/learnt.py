@@ -12,8 +12,9 @@ thread.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Sequence
+
+import numpy as np
 
 from model_server.core.hashing import BlockHash
 from model_server.tiers.layout import TokenOrder
@@ -32,9 +33,12 @@ class NodeImportance:
     """
 
     def __init__(self, *, num_layers: int, num_tokens: int) -> None:
-        self.num_tokens = num_tokens
-        self._uses = array("L", bytes(array("L").itemsize * num_tokens))
-        self._means = [array("d", bytes(8 * num_tokens)) for _ in range(num_layers)]
+        self._uses = np.zeros(num_tokens)
+        self._means = np.zeros((num_layers, num_tokens))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._uses)
 
     @property
     def num_layers(self) -> int:
@@ -42,34 +46,27 @@ class NodeImportance:
 
     @property
     def num_requests(self) -> int:
-        return self._uses[0]
+        return int(self._uses[0])
 
     def record(self, weights: Sequence[Sequence[float]]) -> None:
         """Record the weights of one request, (layer, token), for the node's first tokens or for all its
         tokens.
         """
-        num_used = len(weights[0]) if weights else 0
-        fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
-        if not fits or any(len(layer) != num_used for layer in weights):
-            raise ValueError(
-                f"the weights must have {self.num_layers} layers and at most {self.num_tokens} tokens"
-            )
-        for token in range(num_used):
-            self._uses[token] += 1
-        for means, layer in zip(self._means, weights, strict=True):
-            for token, weight in enumerate(layer):
-                means[token] += (weight - means[token]) / self._uses[token]
+        own, (num_layers, num_tokens) = np.array(weights, dtype=float), self._means.shape
+        if own.ndim != 2 or len(own) != num_layers or not 0 < own.shape[1] <= num_tokens:
+            raise ValueError(f"the weights must have {num_layers} layers and at most {num_tokens} tokens")
+        used = slice(own.shape[1])
+        self._uses[used] += 1
+        self._means[:, used] += (own - self._means[:, used]) / self._uses[used]
 
     def means(self, layer: int) -> Sequence[float]:
-        return self._means[layer]
+        means: list[float] = self._means[layer].tolist()
+        return means
 
     def check_integrity(self) -> None:
-        assert len(self._uses) == self.num_tokens
-        assert list(self._uses) == sorted(self._uses, reverse=True)
-        for means in self._means:
-            assert len(means) == self.num_tokens
-            assert all(mean >= 0 for mean in means)
-            assert not any(mean for mean, uses in zip(means, self._uses, strict=True) if not uses)
+        assert (np.diff(self._uses) <= 0).all()
+        assert (self._means >= 0).all()
+        assert not self._means[:, self._uses == 0].any()
 
 
 class Learnt:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from model_server.runners.hf.memory import KvMemory, KvShape
+from model_server.runners.hf.memory import KvShape
 from model_server.tiers.segment import KvLayout, LayerRecords
 
 
@@ -32,15 +32,6 @@ class Records:
             block_tokens=block_tokens,
             chunk_tokens=chunk_tokens,
         )
-
-    def of_memory(self, memory: KvMemory, blocks: torch.Tensor) -> list[LayerRecords]:
-        """Return the records of whole blocks, in the order of `blocks`."""
-        layers = []
-        for layer in range(self.shape.num_layers):
-            keys, values = (read.flatten(0, 1).cpu() for read in memory.read(layer, blocks))
-            rest = torch.cat((keys[:, self.probe_kv_heads :], values), dim=1)
-            layers.append(LayerRecords(_bytes(keys[:, : self.probe_kv_heads]), _bytes(rest)))
-        return layers
 
     def of_blocks(self, content: torch.Tensor) -> list[LayerRecords]:
         """Return the records of blocks that were copied out of a memory: (layer, keys and values, block,

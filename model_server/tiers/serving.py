@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -59,14 +59,6 @@ _LAST_NODE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Counts:
-    exact_loads: int = 0
-    selective_loads: int = 0
-    failures: int = 0
-    reordered_nodes: int = 0
-
-
 class ServedTiers:
     def __init__(
         self,
@@ -85,7 +77,7 @@ class ServedTiers:
         self._selection = settings.selection
         self._group = int(config.num_attention_heads) // shape.num_kv_heads
         probed = num_probe_kv_heads(
-            settings.choosing(),
+            settings,
             num_heads=int(config.num_attention_heads),
             num_kv_heads=shape.num_kv_heads,
         )
@@ -97,7 +89,7 @@ class ServedTiers:
         self.reader = TieredReader(
             self.store,
             self._records,
-            settings.choosing(),
+            settings,
             capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
             score=SCORES[settings.score],
             # Content that is loaded whole waits in main memory for its blocks. Only selective reads are used
@@ -109,7 +101,7 @@ class ServedTiers:
         self._runner = runner
         self.clock = clock
         self._health = Health()
-        self._counts = _Counts()
+        self._counts = StoreStatus()
 
     # The event loop's thread.
 
@@ -129,17 +121,14 @@ class ServedTiers:
         return self.store.num_held(hashes) if self._health.may_try(now=self.clock()) else 0
 
     def status(self) -> StoreStatus:
-        counts, written = self._counts, self.writer.counts
-        return StoreStatus(
+        written = self.writer.counts
+        return replace(
+            self._counts,
             used_bytes=self.store.used_bytes,
             found_chunks=(self.reader.found_in[0], self.reader.found_in[1], self.reader.found_in[2]),
             read_bytes=self.store.disk.counts.bytes,
             written_bytes=written.written_bytes,
             dropped_blocks=written.dropped_blocks,
-            exact_loads=counts.exact_loads,
-            selective_loads=counts.selective_loads,
-            reordered_nodes=counts.reordered_nodes,
-            load_failures=counts.failures,
             write_failures=written.failures,
             usable=self.writer.usable and self._health.may_try(now=self.clock()),
         )
@@ -190,7 +179,7 @@ class ServedTiers:
         """Record a failed read. Damaged nodes are dropped; a disk that cannot be read is not used for a
         while.
         """
-        self._counts.failures += 1
+        self._counts.load_failures += 1
         if not isinstance(error, DamagedSegmentError):
             pause_s = self._health.failed(now=self.clock())
             _log.error("the KV store cannot be read: %s; it is not used for %.0f s", error, pause_s)

@@ -53,8 +53,10 @@ class SelectionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvStoreSettings:
-    """The settings of a server's store of prefixes, beyond the blocks of its engine."""
+class KvStoreSettings(SelectionSettings):
+    """The settings of a server's store of prefixes, beyond the blocks of its engine. Those of a selection
+    count only for a ratio under 1.
+    """
 
     folder: Path
     size_bytes: int = 20_000_000_000
@@ -69,17 +71,14 @@ class KvStoreSettings:
     """
     score: ScoreName = "uses"
     """Decides which chunks the fast tiers keep (`placement`)."""
-    probe_heads: int = PROBE_HEADS
-    alpha: float = DEFAULT_ALPHA
     chunk_tokens: int = 16
-    chunk_share: float = FEW_CHUNKS
-    """This setting, `probe_heads` and `alpha` are those of `SelectionSettings`, for a ratio under 1."""
     pending_bytes: int = 512_000_000
     """The most bytes that may wait to be written. Further prefixes are not stored."""
     staged_bytes: int = 1_000_000_000
     """The most bytes that may be loaded ahead for requests that wait for their admission."""
 
     def __post_init__(self) -> None:
+        SelectionSettings.__post_init__(self)  # `super` does not find the class that slots replace
         if self.size_bytes < 1:
             raise ValueError("the size of a KV store must be over 0")
         if min(self.cpu_bytes, self.device_bytes, self.pending_bytes, self.staged_bytes) < 0:
@@ -90,18 +89,8 @@ class KvStoreSettings:
             raise ValueError(
                 "--kv-store-device-size holds prefixes that are read selectively: give --kv-store-ratio under 1, or a device size of 0"
             )
-        self.choosing()
-
-    def choosing(self) -> SelectionSettings:
-        """Return how tokens are chosen. Raise ValueError if a setting has no meaning."""
-        return SelectionSettings(
-            ratio=self.ratio,
-            probe_heads=self.probe_heads,
-            alpha=self.alpha,
-            chunk_share=self.chunk_share,
-        )
 
     @property
     def selection(self) -> SelectionSettings | None:
         """Return the settings of selective loads. None means that every prefix is loaded whole."""
-        return None if self.ratio == 1 else self.choosing()
+        return None if self.ratio == 1 else self

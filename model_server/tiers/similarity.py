@@ -8,9 +8,10 @@ module does no I/O. Callers: the selection, and reports on the selection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import combinations
+from statistics import fmean
 
 DEFAULT_ALPHA = 0.6
 
@@ -27,7 +28,8 @@ def mean_jaccard(sets: Sequence[AbstractSet[int]]) -> float:
     """Return the mean Jaccard index of all pairs of sets. Return 1 if there is only one set, because a single
     head cannot disagree.
     """
-    return mean(jaccard(one, other) for one, other in combinations(sets, 2))
+    pairs = [jaccard(one, other) for one, other in combinations(sets, 2)]
+    return fmean(pairs) if pairs else 1.0
 
 
 def by_chance(kept: int, total: int) -> float:
@@ -42,11 +44,4 @@ def threshold(kept: int, total: int, *, alpha: float = DEFAULT_ALPHA) -> float:
     """Return the least Jaccard index at which the probed heads stand for all heads. Below this index, all
     tokens are loaded.
     """
-    if not 0 < alpha <= 1:
-        raise ValueError(f"alpha must be over 0 and at most 1, not {alpha}")
     return float(by_chance(kept, total) ** alpha)
-
-
-def mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else 1.0

@@ -7,22 +7,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StoreStatus:
-    used_bytes: int
-    found_chunks: tuple[int, int, int]
+    used_bytes: int = 0
+    found_chunks: tuple[int, int, int] = (0, 0, 0)
     """The number of chunks that requests wanted and that were found in the device's memory, in main memory,
     on disk.
     """
-    read_bytes: int
+    read_bytes: int = 0
     """The bytes read from disk."""
-    written_bytes: int
-    dropped_blocks: int
+    written_bytes: int = 0
+    dropped_blocks: int = 0
     """The blocks that were not stored, because room, time or a working disk was missing."""
-    exact_loads: int
-    selective_loads: int
-    reordered_nodes: int
-    load_failures: int
-    write_failures: int
-    usable: bool
+    exact_loads: int = 0
+    selective_loads: int = 0
+    reordered_nodes: int = 0
+    load_failures: int = 0
+    write_failures: int = 0
+    usable: bool = True
     """False while the store does not use its disk because a read or a write has failed."""

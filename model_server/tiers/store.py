@@ -34,7 +34,6 @@ from model_server.tiers.files import UNFINISHED, Disk
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.nodes import Node, PrefixTree
 from model_server.tiers.segment import KvLayout, LayerRecords, Place, Segment
-from model_server.tiers.weakest_first import WeakestFirst
 
 
 class PrefixStore:
@@ -63,7 +62,6 @@ class PrefixStore:
         self._tree = PrefixTree()
         self._segments: dict[BlockHash, Segment] = {}
         self._last_use: dict[BlockHash, int] = {}
-        self._oldest = WeakestFirst[BlockHash, tuple[int, int]]()
         self._now = 0
         self._lock_file = -1
         try:
@@ -192,8 +190,7 @@ class PrefixStore:
         with self._writing, self._lock:
             self._tree.check_integrity()
             names = {node.name for node in self._tree}
-            assert names == self._segments.keys() == self._last_use.keys() == self._oldest.filed.keys()
-            self._oldest.check_integrity(self._age)
+            assert names == self._segments.keys() == self._last_use.keys()
             self.disk.files.check_integrity()
             files = {path.name for path in self.folder.glob(f"*{segment.SUFFIX}")}
             assert files == {_file_name(name) for name in names}
@@ -267,9 +264,7 @@ class PrefixStore:
             self.used_bytes -= replaced.size_bytes
         self._segments[name] = written
         self.used_bytes += written.size_bytes
-        if replaced is None:
-            self._last_use[name] = 0
-            self._oldest.file(name, self._age(name))
+        self._last_use.setdefault(name, 0)
 
     def _size_bytes(self, num_blocks: int) -> int:
         """Return an upper bound for the bytes of a segment of this many blocks."""
@@ -287,12 +282,11 @@ class PrefixStore:
                 "the blocks before them; give the store more room"
             )
         while self.used_bytes + num_bytes > self.capacity_bytes:
-            oldest = self._oldest.weakest(self._age)
-            assert oldest is not None
-            assert oldest not in keep
-            node = self._tree.find(oldest)
-            assert node is not None
-            self._remove(node)
+            oldest = min(
+                (node for node in self._tree if not node.children and node.name not in keep),
+                key=lambda node: self._last_use[node.name],
+            )
+            self._remove(oldest)
 
     def _remove(self, node: Node) -> None:
         """Remove the node and all nodes behind it. Raise OSError if a file could not be removed. The next
@@ -305,7 +299,6 @@ class PrefixStore:
         for one in reversed(gone):
             self._tree.remove(one)
             self.used_bytes -= self._segments.pop(one.name).size_bytes
-            self._oldest.remove(one.name)
             del self._last_use[one.name]
         for one in reversed(gone):
             try:
@@ -322,12 +315,6 @@ class PrefixStore:
         while used is not None:
             self._last_use[used.name] = self._now
             used = used.parent
-
-    def _age(self, name: BlockHash) -> tuple[int, int]:
-        """Return the age as a number. A smaller value is older."""
-        node = self._tree.find(name)
-        assert node is not None
-        return self._last_use[name], -node.first_block
 
     def _path(self, name: BlockHash) -> Path:
         return self.folder / _file_name(name)

@@ -65,7 +65,8 @@ class Tiny:
         self.sequencer.compute(prefix, start=0)
         blocks = self.sequencer.blocks[: len(prefix) // BLOCK]
         self.store.put(
-            block_hashes_of(prefix, block_tokens=BLOCK), self.reader.records.of_memory(self.memory, blocks)
+            block_hashes_of(prefix, block_tokens=BLOCK),
+            self.reader.records.of_blocks(self.memory.data.index_select(2, blocks).cpu()),
         )
 
     def by_probe(self, seen: Seen) -> Choice:

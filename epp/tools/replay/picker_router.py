@@ -128,21 +128,22 @@ def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
     """Return the page as the scraper would pass it on. The scraper knows when a page came, not how old the
     page is.
     """
+    counters = page.counters
     return EndpointMetrics(
         scraped_at=read_at_s,
         running=page.running,
         waiting=page.waiting,
         kv_usage=page.kv_usage,
-        capacity_tokens=page.capacity_tokens,
-        block_size=page.block_tokens,
-        prompt_tokens=page.prompt_tokens,
-        cached_prompt_tokens=page.cached_prompt_tokens,
-        generated_tokens=page.generated_tokens,
-        prefix_queries=page.query_tokens,
-        prefix_hits=page.hit_tokens,
-        finished=page.finished,
-        ttft_sum_s=page.ttft_sum_s,
-        ttft_count=page.ttft_count,
-        max_lora=page.max_loras,
+        capacity_tokens=page.shape.capacity_tokens,
+        block_size=page.shape.block_tokens,
+        prompt_tokens=counters.prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        generated_tokens=counters.generated_tokens,
+        prefix_queries=counters.query_tokens,
+        prefix_hits=counters.hit_tokens,
+        finished=counters.finished,
+        ttft_sum_s=counters.ttft_sum_s,
+        ttft_count=counters.ttft_count,
+        max_lora=page.shape.limits.max_loras,
         active_adapters=page.active_adapters,
     )

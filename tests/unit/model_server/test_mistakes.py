@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -58,35 +54,3 @@ def test_a_file_that_is_not_yaml_is_an_error_of_one_line(
     said = capsys.readouterr().err
     assert str(file) in said
     assert said.count("\n") == 1
-
-
-def test_calibrating_a_server_that_serves_no_models_is_error_of_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with a_web_page() as url:
-        assert main(["calibrate", "--url", url]) == 1
-    said = capsys.readouterr().err
-    assert "no list of models" in said
-    assert said.count("\n") == 1
-
-
-@contextmanager
-def a_web_page() -> Iterator[str]:
-    class Page(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<html>hello</html>")
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -71,11 +71,8 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def a_page(
-    *, waiting: int = 0, kv_usage: float = 0.0, prefill_sum_s: float = 0.0, finished: int = 0
-) -> Snapshot:
-    empty = snapshot(SimEngine(EngineShape()), now=0.0)
-    return replace(empty, waiting=waiting, kv_usage=kv_usage, prefill_sum_s=prefill_sum_s, finished=finished)
+def a_page(*, waiting: int = 0, kv_usage: float = 0.0) -> Snapshot:
+    return replace(snapshot(SimEngine(EngineShape()), now=0.0), waiting=waiting, kv_usage=kv_usage)
 
 
 def world_of(case: Case) -> World:

@@ -162,19 +162,19 @@ def test_the_counters_of_a_page_agree_with_the_records() -> None:
     outcome, router = run(plan, Steady(count=8, gap_s=1.0))
     last_ended = max(record.ended_s or 0.0 for record in outcome.records[:-1])
     page = next(page for _, _, page, now in router.pages if now > last_ended)
-    done = outcome.records[: page.finished]
+    done = outcome.records[: page.counters.finished]
     assert len(done) == 7
-    assert page.prefill_tokens == sum(r.num_prompt_tokens - (r.num_cached_tokens or 0) for r in done)
+    assert page.counters.cached_prompt_tokens == sum(r.num_cached_tokens or 0 for r in done)
     waits = [(r.first_token_s or 0.0) - r.arrived_s for r in done]
-    assert abs(page.prefill_sum_s - sum(waits)) < 1e-9  # each request came to an idle server
-    assert page.generated_tokens >= 20 * 7
-    assert (page.running, page.waiting, page.capacity_tokens) in {(0, 0, 3200), (1, 0, 3200)}
+    assert abs(page.counters.ttft_sum_s - sum(waits)) < 1e-9
+    assert page.counters.generated_tokens >= 20 * 7
+    assert (page.running, page.waiting, page.shape.capacity_tokens) in {(0, 0, 3200), (1, 0, 3200)}
 
 
 def test_a_page_counts_each_step_of_a_long_answer() -> None:
     shape = replace(SHAPE, num_blocks=10, block_tokens=512)
     plan = FleetPlan(shape=shape, num_servers=1, scrape_interval_s=0.03)
     _, router = run(plan, Steady(count=1, gap_s=1.0))
-    counted = [page.generated_tokens for _, _, page, _ in router.pages if page.running]
+    counted = [page.counters.generated_tokens for _, _, page, _ in router.pages if page.running]
     assert len(counted) > 3
     assert all(one < next_one for one, next_one in pairwise(counted)), "a stalled server would look like this"

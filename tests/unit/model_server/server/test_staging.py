@@ -24,10 +24,7 @@ from model_server.text.tokenizer import Tokenizer
 from model_server.tiers.status import StoreStatus
 from tests.harness.http_model_server import until
 
-STATUS = StoreStatus(
-    used_bytes=0, found_chunks=(0, 0, 0), read_bytes=0, written_bytes=0, dropped_blocks=0, exact_loads=0,
-    selective_loads=0, reordered_nodes=0, load_failures=0, write_failures=0, usable=True,
-)  # fmt: skip
+STATUS = StoreStatus()
 
 
 class Tiers:
