@@ -157,7 +157,8 @@ def test_the_documents_ways_to_keep_and_choose_are_selectable() -> None:
     flags = ("--kv-store-alpha", "0.5", "--kv-store-chunk-tokens", "8", "--kv-store-chunk-share", "1")
     found = settings(*store, *flags).kv_store
     assert found is not None
-    assert found.selection == SelectionSettings(ratio=0.25, alpha=0.5, chunk_share=1.0)
+    assert found.selection is not None
+    assert found.selection.cache_key == SelectionSettings(ratio=0.25, alpha=0.5, chunk_share=1.0).cache_key
     assert (found.score, found.chunk_tokens) == ("uses", 8)
     for wrong in (("--kv-store-probe-heads", "0"), ("--kv-store-alpha", "2")):
         with pytest.raises(ValueError, match=r"(probe_heads|alpha) must be"):
