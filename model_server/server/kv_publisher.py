@@ -54,33 +54,24 @@ class KvEventSettings:
             raise ValueError("KV events and their replay need two addresses")
 
 
+@dataclass(kw_only=True)
 class KvPublisher:
     """Holds the open sockets. Call `publish` after each step, and run `serve_replays` as a separate task."""
 
-    def __init__(
-        self,
-        log: KvEventLog,
-        *,
-        settings: KvEventSettings,
-        pub: Socket,
-        router: Socket | None,
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self._log = log
-        self._settings = settings
-        self._topic = settings.topic.encode()
-        self._pub = pub
-        self._router = router
-        self._wall_clock = wall_clock
+    log: KvEventLog
+    settings: KvEventSettings
+    pub: Socket
+    router: Socket | None
+    wall_clock: Callable[[], float]
 
     @property
     def endpoint(self) -> str:
         """Return the address where subscribers connect, with the number of a port that was chosen as free."""
-        return _bound_address(self._pub)
+        return _bound_address(self.pub)
 
     @property
     def replay_endpoint(self) -> str | None:
-        return _bound_address(self._router) if self._router is not None else None
+        return _bound_address(self.router) if self.router is not None else None
 
     def source(self) -> dict[str, Any]:
         """Return the settings that a subscriber needs, under vLLM's names."""
@@ -89,39 +80,39 @@ class KvPublisher:
             "publisher": "zmq",
             "endpoint": self.endpoint,
             "replay_endpoint": self.replay_endpoint,
-            "buffer_steps": self._settings.buffer_batches,
+            "buffer_steps": self.settings.buffer_batches,
             "hwm": _HIGH_WATER_MARK,
-            "topic": self._settings.topic,
+            "topic": self.settings.topic,
         }
 
     def publish(self) -> None:
         """Send the notes since the last call, if any, without waiting."""
-        message = self._log.take(wall_time_s=self._wall_clock())
+        message = self.log.take(wall_time_s=self.wall_clock())
         if message is not None:
             # Sending never waits: a PUB socket drops messages that a slow subscriber cannot take.
-            self._pub.send_multipart(self._frames(message))
+            self.pub.send_multipart(self._frames(message))
 
     async def serve_replays(self) -> None:
         """Answer one request after the other, until cancelled."""
-        if self._router is None:
+        if self.router is None:
             return
         while True:
-            frames = await self._router.recv_multipart()
+            frames = await self.router.recv_multipart()
             if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
                 _log.warning("ignored a malformed request for a replay: it has %d frames", len(frames))
                 continue
             await self._replay(frames[0], int.from_bytes(frames[2], "big"))
 
     async def _replay(self, client: bytes, sequence: int) -> None:
-        assert self._router is not None
-        for index, message in enumerate(self._log.since(sequence)):
-            await self._router.send_multipart([client, b"", *self._frames(message)])
+        assert self.router is not None
+        for index, message in enumerate(self.log.since(sequence)):
+            await self.router.send_multipart([client, b"", *self._frames(message)])
             if index % _MESSAGES_A_SLICE == _MESSAGES_A_SLICE - 1:
                 await asyncio.sleep(0)
-        await self._router.send_multipart([client, b"", b"", END_OF_REPLAY, b""])
+        await self.router.send_multipart([client, b"", b"", END_OF_REPLAY, b""])
 
     def _frames(self, message: Message) -> list[bytes]:
-        return [self._topic, message.sequence.to_bytes(8, "big"), message.payload]
+        return [self.settings.topic.encode(), message.sequence.to_bytes(8, "big"), message.payload]
 
 
 @asynccontextmanager
@@ -157,7 +148,7 @@ async def open_publisher(
         # read them.
         replay = settings.replay_endpoint
         router = bound(zmq.ROUTER, replay, settings.buffer_batches + 1) if replay is not None else None
-        yield KvPublisher(log, settings=settings, pub=pub, router=router, wall_clock=wall_clock)
+        yield KvPublisher(log=log, settings=settings, pub=pub, router=router, wall_clock=wall_clock)
     finally:
         for socket in sockets:
             socket.close()

@@ -163,26 +163,19 @@ def _field_at_fault(message: str) -> str | None:
     return ".".join(found).strip(".") or None
 
 
+@dataclass(kw_only=True)
 class RequestReader:
     """Turns bodies into jobs for one server, by the names, tokenizer and length of its model."""
 
-    def __init__(
-        self,
-        *,
-        models: ServedModels,
-        language: Language,
-        sampling: SamplingReader,
-        max_len_tokens: int,
-        vocabulary_size: int | None = None,
-    ) -> None:
-        """Tokens from `vocabulary_size` on are refused, because the model lacks them. None means that no
-        token is refused for this reason.
-        """
-        self._models = models
-        self._prompts = PromptReader(language, max_len_tokens=max_len_tokens)
-        self._sampling = sampling
-        self._max_len_tokens = max_len_tokens
-        self._vocabulary_size = vocabulary_size
+    models: ServedModels
+    language: Language
+    sampling: SamplingReader
+    max_len_tokens: int
+    vocabulary_size: int | None = None
+    """Tokens from this number on are refused, because the model lacks them. None refuses no token."""
+
+    def __post_init__(self) -> None:
+        self._prompts = PromptReader(self.language, max_len_tokens=self.max_len_tokens)
 
     def completion(self, raw: bytes) -> Job:
         body = read_body(raw, CompletionBody)
@@ -206,7 +199,7 @@ class RequestReader:
 
     def tokenize(self, raw: bytes) -> list[TokenId]:
         body = read_body(raw, TokenizeBody)
-        self._models.resolve(body.model)
+        self.models.resolve(body.model)
         if given(body.prompt) == given(body.messages):
             raise ApiError("Give either prompt or messages.", param="prompt")
         if given(body.prompt):
@@ -215,7 +208,7 @@ class RequestReader:
 
     def detokenize(self, raw: bytes) -> str:
         body = read_body(raw, DetokenizeBody)
-        self._models.resolve(body.model)
+        self.models.resolve(body.model)
         return self._prompts.text_of(body.tokens)
 
     def _job(
@@ -228,7 +221,7 @@ class RequestReader:
         num_logprobs: int | None,
         form: Form | None = None,
     ) -> Job:
-        adapter = self._models.resolve(body.model)
+        adapter = self.models.resolve(body.model)
         _check_options(body)
         if max_tokens is not None and max_tokens < 1:
             raise ApiError(f"max_tokens is {max_tokens}, but it must be at least 1.", param="max_tokens")
@@ -249,11 +242,11 @@ class RequestReader:
         options = body.stream_options or StreamOptions()
         return Job(
             chat=chat,
-            model=body.model or self._models.names[0],
+            model=body.model or self.models.names[0],
             adapter=adapter,
             prompts=tuple(prompt for prompt in prompts for _ in range(each)),
             answers_each=each,
-            max_tokens=max_tokens or self._max_len_tokens - longest,
+            max_tokens=max_tokens or self.max_len_tokens - longest,
             ignore_eos=bool(body.ignore_eos),
             cache_salt=body.cache_salt or "",
             seeds=seeds,
@@ -269,8 +262,8 @@ class RequestReader:
         self, body: _Body, seeds: Sequence[int], *, num_logprobs: int | None, answers_each: int
     ) -> tuple[SamplingParams, ...]:
         drawn = [None] * len(seeds) if body.seed is None else seeds
-        found = self._sampling.read(body, num_logprobs=num_logprobs, seeds=drawn)
-        if answers_each > 1 and not self._sampling.made_up and not found[0].temperature:
+        found = self.sampling.read(body, num_logprobs=num_logprobs, seeds=drawn)
+        if answers_each > 1 and not self.sampling.made_up and not found[0].temperature:
             raise ApiError("At temperature 0 all answers are the same: n must be 1.", param="n")
         return found
 
@@ -282,7 +275,7 @@ class RequestReader:
         """
         if most is None:
             return prompts
-        room = self._max_len_tokens - (max_tokens or 1)
+        room = self.max_len_tokens - (max_tokens or 1)
         kept = room if most == -1 else most
         if kept < 1:
             raise ApiError(
@@ -292,11 +285,11 @@ class RequestReader:
         return [prompt[-kept:] for prompt in prompts]
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
-        if prompt_tokens + (max_tokens or 1) <= self._max_len_tokens:
+        if prompt_tokens + (max_tokens or 1) <= self.max_len_tokens:
             return
         answer = f", and its answer may have {max_tokens}" if max_tokens else ""
         raise TooLongError(
-            f"This model's maximum context length is {self._max_len_tokens} tokens; "
+            f"This model's maximum context length is {self.max_len_tokens} tokens; "
             f"this request's prompt has {prompt_tokens} tokens{answer}. Shorten the prompt or lower max_tokens.",
             param="prompt",
         )
@@ -305,15 +298,15 @@ class RequestReader:
         """Refuse too many answers. Each answer is a request of its own, and its blocks are hashed before it
         waits.
         """
-        if tokens > MAX_LENGTHS * self._max_len_tokens:
+        if tokens > MAX_LENGTHS * self.max_len_tokens:
             raise ApiError(
                 f"The prompts of this request have {tokens} tokens, each prompt counted once for every answer to it. The limit is "
-                f"{MAX_LENGTHS} times the model's {self._max_len_tokens} tokens. Send several smaller requests.",
+                f"{MAX_LENGTHS} times the model's {self.max_len_tokens} tokens. Send several smaller requests.",
                 param="n",
             )
 
     def _check_vocabulary(self, prompts: Sequence[list[TokenId]]) -> None:
-        size = self._vocabulary_size
+        size = self.vocabulary_size
         if size is not None and (largest := max(map(max, prompts))) >= size:
             raise ApiError(
                 f"Token {largest} is out of the model's vocabulary, which ends at {size - 1}.", param="prompt"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import platform
 import resource
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,21 +14,17 @@ from model_server.core.request import RequestId
 from model_server.runners.hf.errors import UnsupportedModelError
 from model_server.runners.hf.freed_memory import keep_freed_memory
 from model_server.runners.hf.memory import KvMemory
-from model_server.runners.hf.model import PagedModel, load
-from model_server.runners.hf.packed import PackedLinear, pack
+from model_server.runners.hf.model import PagedModel
 from model_server.runners.hf.views import Context, LongChunk, attention_weights
 from tests.engine.harness import check_against_plain, engine_around, named_request, tokens
-from tests.engine.tiny_models import FAMILIES, VOCABULARY, tiny
+from tests.engine.tiny_models import FAMILIES, tiny
 from tests.harness.engine_requests import run_to_end
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *, packed: bool) -> None:
+def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str) -> None:
     module = tiny(family)
     plain = copy.deepcopy(module)
-    if packed:
-        assert pack(module) == sum(type(layer) is torch.nn.Linear for layer in plain.modules())
     engine, runner = engine_around(module, budget=40)
     shared = tokens(32, seed=1)
     prompts = [
@@ -76,35 +71,6 @@ def test_a_read_into_scratch_memory_is_the_blocks_content() -> None:
         for read, plain in zip(memory.read(1, blocks, into=scratch), memory.read(1, blocks), strict=True):
             assert torch.equal(read, plain)
             assert read.untyped_storage().data_ptr() == scratch.untyped_storage().data_ptr()
-
-
-def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Path) -> None:
-    tiny("llama").save_pretrained(tmp_path)
-    for dtype, packed in ((torch.float32, True), (torch.bfloat16, False)):
-        module = load(tmp_path, device=torch.device("cpu"), dtype=dtype)
-        assert isinstance(module.lm_head, PackedLinear) is packed
-        assert module.lm_head.weight.shape == (VOCABULARY, 48)
-        with torch.inference_mode():
-            asked = torch.tensor([tokens(9, seed=1)])
-            assert torch.equal(copy.deepcopy(module)(asked).logits, module(asked).logits)
-
-
-def test_only_layers_with_the_same_input_share_one_product() -> None:
-    layer = tiny("llama").model.layers[0].self_attn
-    names = ("q_proj", "k_proj", "v_proj")
-    plain = [copy.deepcopy(getattr(layer, name)) for name in names]
-    module = tiny("llama")
-    pack(module)
-    packed = [getattr(module.model.layers[0].self_attn, name) for name in names]
-    assert len({id(one.weight) for one in packed}) == 1
-    same, other = (torch.randn(1, 5, 48, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
-    with torch.inference_mode():
-        for asked in ([same, same, same], [other, same, other], [same, other, other], [other, other, other]):
-            products = [one(rows) for one, rows in zip(packed, asked, strict=True)]
-            for product, linear, rows in zip(products, plain, asked, strict=True):
-                torch.testing.assert_close(product, linear(rows))
-        first, again = packed[0](same), packed[1](same)
-        assert first.untyped_storage().data_ptr() == again.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -20,7 +20,6 @@ from model_server.runners.hf.batch import make_batch
 from model_server.runners.hf.errors import ModelError, UnsupportedModelError
 from model_server.runners.hf.freed_memory import keep_freed_memory
 from model_server.runners.hf.memory import KvMemory, KvShape
-from model_server.runners.hf.packed import pack
 from model_server.runners.hf.views import ViewFor, no_view
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -66,7 +65,6 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     except (OSError, ValueError) as error:
         raise ModelError(f"the model in {folder} cannot be loaded: {error}") from error
     module.to(device)
-    pack(module)
     if device.type == "cpu":
         keep_freed_memory()
     return module

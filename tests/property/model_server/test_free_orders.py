@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from model_server.core.block_pool import BlockPool
 from model_server.core.blocks import Block, BlockId
-from model_server.core.eviction import EVICTION_NAMES, EvictionName, make_order
+from model_server.core.eviction import EvictionName, make_order
 from model_server.core.free_queue import FreeOrder, LinkedQueue
 from model_server.core.hashing import BlockHash
 
@@ -193,40 +193,6 @@ def test_001_3_lru_freed_in_reverse_equals_last_touch(
         assert pools[0].free_in_order() == pools[1].free_in_order()
 
 
-def test_only_last_touch_evicts_the_longest_ended_sequence_first() -> None:
-    orders = {}
-    for name in ("lru", "last-touch"):
-        pool = BlockPool(6, order=make_order(name))
-        short, long = pool.take(2), pool.take(4)
-        for family, table in enumerate((short, long)):
-            for depth, block in enumerate(table):
-                pool.cache(block, BlockHash(bytes([family, depth])), prefix_blocks=depth + 1)
-        pool.release(short)
-        pool.release(long)
-        orders[name] = pool.free_in_order()
-    assert orders == {"lru": [1, 0, 5, 4, 3, 2], "last-touch": [5, 4, 1, 3, 0, 2]}
-
-
-def test_only_lfu_keeps_a_frequent_block_rather_than_a_recent_one() -> None:
-    survivors = {}
-    for name in EVICTION_NAMES:
-        pool = BlockPool(2, order=make_order(name))
-        often = pool.take(1)
-        pool.cache(often[0], BlockHash(b"often"), prefix_blocks=1)
-        for _ in range(3):
-            pool.hold(often)
-            pool.release(often)
-        pool.release(often)
-        pool.end_step()
-        late = pool.take(1)
-        pool.cache(late[0], BlockHash(b"late"), prefix_blocks=1)
-        pool.release(late)
-        pool.end_step()
-        pool.take(1)
-        survivors[name] = "often" if pool.find(BlockHash(b"often")) else "late"
-    assert survivors == {"lru": "late", "last-touch": "late", "lfu": "often", "lfu-ageing": "often"}
-
-
 def test_000_8_only_without_ageing_an_old_favourite_stays_forever() -> None:
     found = {}
     orders: tuple[EvictionName, ...] = ("lfu", "lfu-ageing")
@@ -245,8 +211,3 @@ def test_000_8_only_without_ageing_an_old_favourite_stays_forever() -> None:
             pool.release(block)
         found[name] = pool.find(BlockHash(b"favourite")) is not None
     assert found == {"lfu": True, "lfu-ageing": False}
-
-
-def test_unknown_orders_are_refused() -> None:
-    with pytest.raises(ValueError, match="fifo"):
-        make_order("fifo")  # type: ignore[arg-type]  # as from a command line

@@ -171,8 +171,6 @@ def test_a_partial_block_has_a_hash_of_its_own(algorithm: HashAlgorithm) -> None
     assert chain_of(hasher, tokens)[1] in names
 
 
-def test_unknown_algorithms_and_empty_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="md5"):
-        BlockHasher("md5", block_size_tokens=4)  # type: ignore[arg-type]  # as from a command line
+def test_a_block_of_no_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         BlockHasher("sha256", block_size_tokens=0)

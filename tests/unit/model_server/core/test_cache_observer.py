@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model_server.core.engine import Engine, EngineConfig, StepResult
 from model_server.core.hashing import BlockHash
-from model_server.core.request import FinishReason, Request, RequestId, TokenId
+from model_server.core.request import Request, RequestId, TokenId
 from model_server.core.scheduler import SchedulerLimits, StepPlan
 from tests.harness.engine_requests import request_of
 
@@ -94,14 +94,3 @@ def test_after_any_events_the_mirror_holds_each_hash_as_often_as_the_cache(
             case "reset":
                 engine.kv_cache.reset_prefix_cache()
         assert +mirror.copies == cached_hashes(engine)
-
-
-def test_a_request_that_is_stopped_ends_as_complete_and_frees_its_blocks() -> None:
-    engine = constant_engine(12)
-    request = request_of(9, name="a", max_tokens=20)
-    engine.add(request)
-    engine.step(now=0.0)
-    engine.stop(request.request_id)
-    assert request.finish_reason is FinishReason.STOP
-    assert (engine.num_unfinished, engine.kv_cache.pool.usage) == (0, 0)
-    engine.check_integrity()

@@ -10,15 +10,11 @@ import random
 import pytest
 
 from model_server.core.cache_options import CacheOptions
-from model_server.core.engine import Engine, EngineConfig
-from model_server.core.eviction import EVICTION_NAMES
 from model_server.core.hashing import BlockHasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.partial_cache import PartialKVCacheManager
 from model_server.core.request import Adapter, Request, TokenId
-from model_server.core.scheduler import SchedulerLimits
 from tests.harness.engine_requests import request_of as any_request
-from tests.unit.model_server.core.paged_model import PagedModel, answer_alone
 
 request_of = functools.partial(any_request, max_tokens=1000)
 
@@ -239,46 +235,3 @@ def test_eviction_and_reset_also_remove_listings() -> None:
     manager.reset_prefix_cache()
     manager.check_integrity()
     assert manager.get_computed(request_of(list(range(40)))).num_tokens == 0
-
-
-@pytest.mark.parametrize("num_blocks", [12, 40])
-@pytest.mark.parametrize("partial", [False, True])
-@pytest.mark.parametrize("seed", range(6))
-def test_answers_through_shared_blocks_are_those_of_requests_alone(
-    *, partial: bool, num_blocks: int, seed: int
-) -> None:
-    rng = random.Random(seed)
-    model = PagedModel(block_size_tokens=4)
-    options = CacheOptions(
-        partial_blocks=partial,
-        eviction=rng.choice(EVICTION_NAMES),
-        preallocated_blocks=rng.randrange(3),
-        max_unused_blocks=rng.choice([None, 0, 3]),
-        hash_algorithm=rng.choice(["sha256", "sha256_cbor"]),
-    )
-    config = EngineConfig(
-        num_blocks=num_blocks,
-        block_size_tokens=4,
-        eos_token_id=TokenId(-1),
-        cache=options,
-        limits=SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=rng.choice([3, 9, 100])),
-    )
-    engine = Engine(config, model)
-    requests = []
-    for _ in range(40):
-        request = request_of([rng.randrange(2) for _ in range(rng.randrange(1, 25))])
-        request.max_tokens = rng.randrange(1, 15)
-        requests.append(request)
-        engine.add(request)
-        for _ in range(rng.randrange(4)):
-            engine.step(now=0.0)
-            engine.check_integrity()
-        if rng.random() < 0.1:
-            engine.abort(request.request_id)
-    while engine.num_unfinished:
-        engine.step(now=0.0)
-        engine.check_integrity()
-    for request in requests:
-        answer = request.token_ids[request.num_prompt_tokens :]
-        assert answer == answer_alone(request)[: len(answer)]
-    assert engine.kv_cache.stats.hits_tokens > 0 or options.max_unused_blocks == 0

@@ -149,39 +149,6 @@ def test_003_3_a_shared_partial_tail_is_copied_once_for_each_writer(num_tokens: 
     assert model.num_copies - before == copies
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_003_2_answers_are_those_of_a_request_alone_if_blocks_are_short(seed: int) -> None:
-    """Prompts are repeated, batches are mixed, requests are preempted, and some are aborted. Kept prompts are
-    evicted for all of them.
-    """
-    rng = random.Random(seed)
-    config = keeping_config(entries=3, num_blocks=14, partial=seed % 2 == 0, caching=seed % 3 > 0, budget=16)
-    engine = Engine(config, PagedModel(block_size_tokens=BLOCK))
-    done: list[tuple[Request, list[TokenId]]] = []
-    kept = 0
-    for _ in range(60):
-        one = request_of(rng.randrange(1, 30), first=100 * rng.randrange(3), max_tokens=rng.randrange(1, 9))
-        if rng.random() < 0.6:
-            one = request_of(rng.choice((9, 16)), max_tokens=rng.randrange(1, 9))
-        done.append((one, answer_alone(one)))
-        engine.add(one)
-        for _ in range(rng.randrange(6)):
-            engine.step(now=0.0)
-            engine.check_integrity()
-        if rng.random() < 0.1:
-            engine.abort(one.request_id)
-            engine.check_integrity()
-    run_to_end(engine)
-    for one, expected in done:
-        assert answered_tokens(one) == expected[: one.num_output_tokens]
-        kept += one.num_cached_tokens == one.num_prompt_tokens
-    assert kept > 5
-    assert any(one.num_preemptions for one, _ in done)
-    engine.reset_prefix_cache()
-    engine.check_integrity()
-    assert engine.kv_cache.pool.num_free == config.num_blocks
-
-
 def test_blocks_that_are_merely_kept_do_not_count_as_used() -> None:
     engine = Engine(keeping_config(entries=2, num_blocks=10), PagedModel(block_size_tokens=BLOCK))
     engine.add(request_of(8, max_tokens=2))
