@@ -6,8 +6,8 @@ because `epp check` and the admin pages show the configuration.
 
 from __future__ import annotations
 
+import re
 import urllib.parse
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -17,16 +17,14 @@ from epp.base.errors import ConfigError
 from epp.config.strict import Strict
 
 SIGNING_KEY: Final = "sharing.redis.signingKeyFile"
-_SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
-"""The schemes of URLs, each with whether it means TLS."""
+_URL: Final = re.compile(r"(?:redis|valkey)(s?)(?:\+(cluster|sentinel))?://([^/@?#]+)(?:/([^@?#]*))?")
+_FORMS: Final = (
+    "write redis://host:6379/0, redis+cluster://a:6379,b:6379, or redis+sentinel://a:26379,b:26379/MASTER/0, with "
+    "rediss for TLS, or valkey; IPv6 in brackets; username and passwordFile are fields, since the URL is shown"
+)
+"""The answer to every other URL."""
 
 Kind = Literal["single", "cluster", "sentinel"]
-_FORMS: Final[Mapping[str, tuple[Kind, int]]] = {
-    "": ("single", 6379),
-    "cluster": ("cluster", 6379),
-    "sentinel": ("sentinel", 26379),
-}
-"""By the word after `+` in the scheme: the kind of the target, and the port of a host without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +40,30 @@ class RedisTarget:
 
     @classmethod
     def parse(cls, url: str) -> RedisTarget:
-        """Parse a URL. Raise ValueError, which says what is wrong with the URL and never repeats a part that
-        could be a password.
-        """
-        scheme, _, rest = url.partition("://")
-        plain, _, form = scheme.partition("+")
-        if plain not in _SCHEMES or form not in _FORMS:
-            raise ValueError(
-                "the scheme is redis, rediss (TLS), valkey or valkeys, alone or with +cluster or +sentinel"
-            )
-        kind, port = _FORMS[form]
-        hosts_text, _, path = rest.partition("/")
-        if "@" in hosts_text:
-            raise ValueError(
-                "the URL must have no user or password, because it is shown to operators; use username and "
-                "passwordFile"
-            )
-        if "?" in rest or "#" in rest:
-            raise ValueError("the URL must have no options; every setting has a field of its own")
-        hosts = tuple(_host_and_port(text, port) for text in hosts_text.split(","))
-        if kind == "single" and len(hosts) > 1:
-            raise ValueError("this scheme takes one server; several servers need +cluster or +sentinel")
-        master = ""
+        """Parse a URL. Raise ValueError, which never repeats a part of the URL: it could be a password."""
+        found = _URL.fullmatch(url)
+        if found is None:
+            raise ValueError(_FORMS)
+        kind: Kind = found[2] or "single"  # type: ignore[assignment]  # the pattern knows no other
+        hosts = tuple(_host_and_port(text, kind) for text in found[3].split(","))
+        master, path = "", found[4] or ""
         if kind == "sentinel":
             master, _, path = path.partition("/")
-            if not master:
-                raise ValueError("sentinels need the master's name: redis+sentinel://host:26379/NAME")
-        if path and (not path.isascii() or not path.isdigit() or kind == "cluster"):
-            raise ValueError("after the hosts only a database number may follow, and nothing for a cluster")
-        return cls(kind=kind, hosts=hosts, tls=_SCHEMES[plain], database=int(path or 0), master=master)
+        numbered = path.isascii() and path.isdigit() and kind != "cluster"
+        if (path and not numbered) or (kind == "sentinel" and not master) or (kind == "single" and hosts[1:]):
+            raise ValueError(_FORMS)
+        return cls(kind=kind, hosts=hosts, tls=bool(found[1]), database=int(path or 0), master=master)
 
 
-def _host_and_port(text: str, default: int) -> tuple[str, int]:
+def _host_and_port(text: str, kind: Kind) -> tuple[str, int]:
     try:
         split = urllib.parse.urlsplit(f"//{text}")
         host, port = split.hostname, split.port
     except ValueError:
         host, port = None, None
     if not host or port == 0 or text.endswith(":"):
-        raise ValueError("each host is a name or an address, IPv6 in brackets, with or without :port")
-    return host, port or default
+        raise ValueError(_FORMS)
+    return host, port or (26379 if kind == "sentinel" else 6379)
 
 
 class RedisTls(Strict, frozen=True):

@@ -214,7 +214,7 @@ def ask(
             # In the other modes the data plane sends its own copy of the body.
             if target != inference.model and modes.request_body in _CHANGEABLE:
                 asked_model = inference.model
-                changed = with_model(body, before=asked_model, after=target)
+                changed = with_model(body, model=target)
                 inference = msgspec.structs.replace(inference, model=target)
     prescribed: tuple[Address, ...] = ()
     if settings.conformance_headers and head.prescribed:

@@ -14,8 +14,6 @@
 
 typedef unsigned char byte;
 
-#define EACH(b) (0x0101010101010101ULL * (b))
-
 /* Returns how many of the next BLOCK bytes come before the first byte that is not plain ASCII. Control characters, quotes and
  * backslashes are not plain. */
 #ifdef __SSE2__
@@ -35,14 +33,10 @@ count_plain(const byte *at)
 static inline int
 count_plain(const byte *at)
 {
-    unsigned long long w, quote, slash, odd;
-    memcpy(&w, at, 8);
-    quote = w ^ EACH('"');
-    slash = w ^ EACH('\\');
-    /* The high bit marks a byte that is not plain. It is set in w itself, or by a borrow if the byte is under 0x20, a quote
-     * or a backslash. A borrow may go on into later bytes but never into earlier ones, so the first marked byte is right. */
-    odd = (w | (w - EACH(0x20)) | (quote - EACH(1)) | (slash - EACH(1))) & EACH(0x80);
-    return odd == 0 ? 8 : __builtin_ctzll(odd) / 8;
+    int n = 0;
+    while (n < BLOCK && at[n] >= 0x20 && at[n] < 0x80 && at[n] != '"' && at[n] != '\\')
+        n++;
+    return n;
 }
 #endif
 

@@ -25,7 +25,6 @@ from epp.request.jsontext import place_of_model
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY
 _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
-_DECODE_NAME: Final = msgspec.json.Decoder(str)
 
 
 class RewriteTarget(Struct, frozen=True, gc=False):
@@ -94,26 +93,16 @@ def _opening(inference: InferenceRequest) -> bytes:
     return prompt if end < 0 else prompt[:end]
 
 
-def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
+def with_model(body: bytes | memoryview, *, model: str) -> bytes:
     """Return the body with another value of `model`. All other bytes stay unchanged.
 
-    If the place of the value is not known (an escaped key, no compiled reader), the object is written again,
-    field by field.
+    If the place of the value is not known (an escaped key, no text), the object is written again, field by
+    field.
     """
     if is_form(body) and (place := model_in_form(body)) is not None:
-        return b"".join((body[: place[0]], after.encode(), body[place[1] :]))
-    name = msgspec.json.encode(after)
-    place = place_of_model(body)
-    if place is not None:
-        start, end = place
-        if _name(bytes(body[start:end])) == before:
-            return b"".join((body[:start], name, body[end:]))
+        return b"".join((body[: place[0]], model.encode(), body[place[1] :]))
+    name = msgspec.json.encode(model)
+    if (place := place_of_model(body)) is not None:
+        return b"".join((body[: place[0]], name, body[place[1] :]))
     fields = _DECODE.decode(bytes(body).removeprefix(b"\xef\xbb\xbf"))
     return msgspec.json.encode({**fields, "model": Raw(name)})
-
-
-def _name(value: bytes) -> str | None:
-    try:
-        return _DECODE_NAME.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None

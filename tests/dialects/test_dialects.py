@@ -16,8 +16,7 @@ from epp.base.types import PREFILLER, Address
 from tests.dialects.setups import ADAPTER, ALIAS, Setup, running_setup
 from tests.dialects.shapes import SHAPES, SUBSET_HEADER
 from tests.harness import raw_http
-from tests.harness.backend import Behaviour, Received
-from tests.harness.http2 import http2_client
+from tests.harness.backend import Received
 from tests.harness.processes import wait_until
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -106,21 +105,6 @@ async def test_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_back(s
     assert json.loads(body)["model"] == (ALIAS if setup.shape.bare else ADAPTER)
     if not setup.shape.bare:
         assert reply.served_by == "s2"
-
-
-async def test_an_answer_names_the_target_of_an_alias_as_the_server_wrote_it(setup: Setup) -> None:
-    if setup.shape.bare:
-        return  # The gateway did not rename the model.
-    setup.backends[2].behaviour = Behaviour(names_model=True)
-    reply = await setup.client.complete("what am I", model=ALIAS)
-    assert reply.json()["model"] == ADAPTER
-    setup.backends[2].behaviour.chunks = 3
-    async with setup.client.stream("and now", model=ALIAS) as streamed:
-        events = [
-            json.loads(line[6:]) for line in (await streamed.rest()).decode().split("\n\n") if "{" in line
-        ]
-    assert [event["model"] for event in events] == [ADAPTER] * 3
-    setup.backends[2].behaviour = Behaviour()
 
 
 async def test_prefill_server_is_named_to_decode_server_and_no_client_names_one(setup: Setup) -> None:
@@ -284,38 +268,6 @@ async def test_a_body_that_ends_in_trailers_is_read_and_passed_on(setup: Setup) 
     decision = await setup.decision("trailing")
     assert (decision["kind"], decision["unread"]) == ("completions", "")
     assert any(received.body == body for backend in setup.backends for received in backend.prompts)
-
-
-async def test_requests_of_one_http2_connection_are_told_apart(setup: Setup) -> None:
-    if setup.shape.edit is None:
-        pytest.skip(
-            "the stand-in for this gateway speaks only HTTP/1.1, which makes no difference to the picker"
-        )
-    async with http2_client(setup.client.url.removeprefix("http://")) as client:
-        streams = [client.complete(f"over HTTP/2 {n}", headers={"x-request-id": f"h2-{n}"}) for n in range(8)]
-        await wait_until(lambda: all(stream.over.is_set() for stream in streams), what="eight answers")
-    assert [stream.status for stream in streams] == [200] * 8
-    for n in range(8):
-        await setup.decision(f"h2-{n}")
-
-
-async def test_an_adapter_goes_where_it_is_loaded(setup: Setup) -> None:
-    name = "served-adapter"
-    holder = setup.backends[1]
-    lists = f'running_lora_adapters="{name}",waiting_lora_adapters=""'
-    holder.more_metrics = f'vllm:lora_requests_info{{max_lora="2",{lists}}} 1.7e+09\n'
-    try:
-
-        async def known() -> bool:
-            return any(name in (each["adapters"] or ()) for each in await setup.endpoints())
-
-        await wait_until(known, what="the adapter is known")
-        await setup.picker.reads_bodies()
-        for n in range(3):
-            reply = await setup.client.complete(f"{n}", model=name)
-            assert (reply.status, reply.served_by) == (200, holder.name)
-    finally:
-        holder.more_metrics = ""
 
 
 async def test_the_subset_hint_binds_where_the_gateway_sends_one(setup: Setup) -> None:

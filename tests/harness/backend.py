@@ -115,8 +115,6 @@ class Behaviour:
     """A longer body gets 400, as a prompt that is too long for the model."""
     tells: int = 0
     """Streamed answers begin with 200, tell of an error with this code, and end."""
-    names_model: bool = False
-    """Answers name the requested model, as real servers do."""
 
 
 class Backend:
@@ -207,7 +205,6 @@ class Backend:
                 "choices": [{"text": f"from {self.name}"}],
                 "object": "text_completion",
                 **_usage(received.body, behaviour.cached_share),
-                **_model(received.body, behaviour),
             }
             return web.json_response(answer, status=behaviour.status, headers=headers)
         return await self._stream(request, received, behaviour)
@@ -231,7 +228,7 @@ class Backend:
         for index in range(behaviour.chunks):
             if index == behaviour.chunks - 1:
                 await behaviour.before_last.passed()
-            event = {"choices": [{"text": f"{self.name}-{index} "}], **_model(received.body, behaviour)}
+            event = {"choices": [{"text": f"{self.name}-{index} "}]}
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             if behaviour.chunk_pause_s:
                 await asyncio.sleep(behaviour.chunk_pause_s)
@@ -283,10 +280,6 @@ class Backend:
             await response.write(b"# " + b"x" * (2**20 - 3) + b"\n")
         await asyncio.Event().wait()
         return response
-
-
-def _model(body: bytes, behaviour: Behaviour) -> dict[str, str]:
-    return {"model": json.loads(body)["model"]} if behaviour.names_model else {}
 
 
 def _usage(body: bytes, cached_share: float | None) -> dict[str, object]:

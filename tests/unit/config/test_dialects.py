@@ -37,13 +37,8 @@ def test_every_name_has_a_profile() -> None:
     ("name", "most"),
     [
         ("auto", 1),
-        ("envoy", 8),
-        ("envoy-gateway", 8),
         ("istio", 8),
         ("ai-gateway", 1),
-        ("agentgateway", 1),
-        ("nginx", 1),
-        ("gke", 8),
     ],
 )
 def test_a_gateway_gets_as_many_destinations_as_it_reads(tmp_path: Path, name: str, most: int) -> None:

@@ -24,12 +24,6 @@ def test_an_empty_spec_is_the_default_policy() -> None:
     assert load_policy(HEAD, source="p.yaml").spec == DEFAULT_POLICY.spec
 
 
-def test_fields_are_written_in_camel_case() -> None:
-    spec = load_policy(HEAD + "spec: {rule: affinity, gain: {minMatchTokens: 9}}", source="p.yaml").spec
-    assert spec.rule == "affinity"
-    assert spec.gain.min_match_tokens == 9
-
-
 def test_metadata_fields_that_kubernetes_adds_are_accepted() -> None:
     text = HEAD.replace("{name: test}", "{name: test, namespace: n, generation: 3, uid: abc, labels: {a: b}}")
     metadata = load_policy(text, source="p.yaml").metadata

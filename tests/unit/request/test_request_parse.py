@@ -146,7 +146,7 @@ def test_a_missing_or_empty_prompt_is_the_servers_to_judge(path: str, value: str
 def test_the_model_of_a_form_is_read_and_can_be_replaced(path: str, form: bytes) -> None:
     read = parse_request(path, form)
     assert (read.model, read.opaque_tokens) == ("asr", 1 + len(form) // 640)
-    changed = with_model(form, before="asr", after="speech-2")
+    changed = with_model(form, model="speech-2")
     assert changed == form.replace(b"\r\n\r\nasr\r\n", b"\r\n\r\nspeech-2\r\n")
 
 
@@ -205,6 +205,13 @@ def test_fields_of_routing_are_read() -> None:
     assert request.cache_salt == "tenant"
     assert request.stream
     assert request.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("stream", "streams"), [(True, True), (1, True), ("false", False), (0, False), (None, False)]
+)
+def test_booleans_are_read_as_model_servers_read_them(stream: object, *, streams: bool) -> None:
+    assert parse(COMPLETIONS, prompt="x", stream=stream).stream is streams
 
 
 @pytest.mark.parametrize("salt", [{"extra_body": {"cache_salt": "x"}}, {"cache_salt": None}, {}])

@@ -210,16 +210,6 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
             ResponseFeedback(prompt_tokens=90, cached_tokens=64, completion_tokens=3, told=200),
         ),
         (
-            ApiKind.CHAT,
-            {"choices": [{"message": {"content": None, "tool_calls": []}}]},
-            ResponseFeedback(told=200),
-        ),
-        (
-            ApiKind.COMPLETIONS,
-            {"choices": [{"index": 1, "text": "b"}, {"index": 0, "text": "a"}]},
-            ResponseFeedback(told=200),
-        ),
-        (
             ApiKind.EMBEDDINGS,
             {"data": [], "usage": {"prompt_tokens": 4}},
             ResponseFeedback(prompt_tokens=4, told=200),
@@ -247,11 +237,6 @@ def test_a_body_tells_of_an_error_or_that_it_ends_without_a_token(
                 "usage": {"input_tokens": 4, "cache_read_input_tokens": None},
             },
             ResponseFeedback(prompt_tokens=4, told=200),
-        ),
-        (
-            ApiKind.MESSAGES,
-            {"content": [{"type": "tool_use"}, {"type": "text", "text": "a"}]},
-            ResponseFeedback(told=200),
         ),
         (ApiKind.CHAT, {"error": {"message": "no"}}, ResponseFeedback(told=500)),
     ],

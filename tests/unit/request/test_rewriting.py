@@ -88,13 +88,13 @@ def test_a_larger_share_moves_no_conversation_back() -> None:
     ],
 )  # fmt: skip
 def test_only_the_bytes_of_the_name_change(before: bytes, after: bytes) -> None:
-    assert with_model(before, before="gpt", after='ll"ama') == after
-    assert with_model(memoryview(before), before="gpt", after='ll"ama') == after
+    assert with_model(before, model='ll"ama') == after
+    assert with_model(memoryview(before), model='ll"ama') == after
 
 
 def test_body_with_escaped_key_is_written_again_with_its_values_unchanged() -> None:
     body = b'{"mod\\u0065l": "gpt", "n": 1.50, "deep": [ 1 , {"a": "\\u00e9"} ]}'
-    changed = with_model(body, before="gpt", after="llama")
+    changed = with_model(body, model="llama")
     assert json.loads(changed) == {**json.loads(body), "model": "llama"}
     assert b"1.50" in changed
     assert b'[ 1 , {"a": "\\u00e9"} ]' in changed
@@ -119,5 +119,5 @@ def test_nothing_but_the_model_changes(
 ) -> None:
     body = json.dumps({**fields, "model": model}, ensure_ascii=ascii_only).encode("utf-8", "replace")
     read = json.loads(body)
-    changed = with_model(body, before=read["model"], after=after)
+    changed = with_model(body, model=after)
     assert json.loads(changed) == {**read, "model": after}
