@@ -122,7 +122,7 @@ class Table(Strict, frozen=True):
 
     max_entries: Annotated[int, Meta(ge=1000, le=10**8)] = 1_000_000
     """Largest number of entries in the table. Each pair of a server and a chunk is one entry. An entry takes
-    about 10 bytes of memory with long prompts, and 360 bytes with prompts of one chunk."""
+    about 10 bytes of memory with long prompts, and 450 bytes with prompts of one chunk."""
     default_capacity_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 200_000
     """Cache size in tokens that the picker assumes for a server whose metrics do not state it."""
     bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from epp.base.types import RANK, RANK_ADDRESS, Address, ApiKind, Endpoint, EndpointName
-from epp.config.policy import PolicySpec
 from epp.picker.decision import Decision, Outcome, Question
 from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.failures import is_fault
@@ -78,7 +77,6 @@ class Commits:
         guesses: Guesses,
         send: Listener,
         *,
-        spec: PolicySpec,
         rng: random.Random,
         unix_offset_s: float,
     ) -> None:
@@ -89,11 +87,6 @@ class Commits:
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._prefilling = Prefilling(fleet, caches, guesses, send, rng)
-        self.apply(spec)
-
-    def apply(self, spec: PolicySpec) -> None:
-        """Use this policy from now on."""
-        self._spec = spec
 
     # -- the choice ------------------------------------------------------------------------------------------
 
@@ -107,15 +100,13 @@ class Commits:
             if choice.reason == "trial":
                 self._fleet.failures.tried(state, decision.model, now=now)
             if self._fleet.disaggregated:
-                helper = self._prefilling.choose(
-                    question, prompt, choice, adapter=adapter, spec=self._spec, now=now
-                )
+                helper = self._prefilling.choose(question, prompt, choice, adapter=adapter, now=now)
         prefix = choice.weighed.asked.prefix if choice is not None else 0
         sent = SentPick(state.endpoint.name, now, prefix, question.session)
         for rule in self._guesses.rules:
             rule.committed(sent)
         if helper is not None:
-            decision.prefill, decision.predicted_s = helper.why, helper.why.predicted_s
+            decision.prefill, decision.predicted_s = helper[1], helper[1].predicted_s
         pick = self._book(state, decision, question=question, prompt=prompt, sent=sent, now=now)
         if helper is not None:
             self._prefilling.book(pick, helper, now=now)
@@ -256,7 +247,7 @@ class Commits:
         streams = question.inference.stream
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
         booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
-        share, failures = self._spec.sampling.share, self._fleet.failures
+        share, failures = self._caches.spec.sampling.share, self._fleet.failures
         reads = (state.account.doubted or failures.marks) and failures.reads(state)
         sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
         pick = Pick(
@@ -332,7 +323,7 @@ class Commits:
             cached = prompt.tokens
         elif self._fleet.get(state.endpoint.name) is state:
             held = self._caches.table.match(prompt.chain).get(state.endpoint.name, 0)
-            cached = self._guesses.cached_at(state, prompt, held)
+            cached = self._caches.cached_at(state, prompt, held)
         pick.state = state
         pick.booking, pick.guess = self._guesses.expect(
             state, prompt, cached=cached, adapter=pick.decision.adapter, now=now

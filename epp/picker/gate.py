@@ -11,8 +11,7 @@ Invariant: each waiting request leaves, or its `Answer` is called once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from heapq import nlargest
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import Final
 
@@ -25,9 +24,9 @@ from epp.picker.commit import Considered
 from epp.picker.decision import Question, Queued
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.events import Ended, Pick, PickerEvent
-from epp.picker.flow.accounts import OTHERS_LABEL, FlowStatus, WaitingTenant
+from epp.picker.flow.accounts import FlowStatus
 from epp.picker.flow.control import Decided, FlowControl, Forecast, Refusal, RefusedFor
-from epp.picker.flow.queues import OTHERS, Band, QueueItem, TenantFlow
+from epp.picker.flow.queues import QueueItem, TenantFlow
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
 from epp.picker.unserved import Unserved, UnservedRequest
@@ -35,8 +34,6 @@ from epp.picker.unserved import Unserved, UnservedRequest
 Answer = Callable[[Pick | PickError, float], None]
 """A function that is called once for a request that waited, with its pick or its refusal, and the time."""
 
-_MOST_TENANTS: Final = 32
-"""At most this many waiting tenants are shown to people."""
 _AT_ONCE: Final = 50
 """When flow control ends, at most this many requests are sent in one turn of the event loop. This takes some
 10 ms.
@@ -93,19 +90,6 @@ class ModelQueue:
         self._last = (payload, considered)
         left_s = payload.item.deadline - now if payload.item is not None else 0.0
         return forecast_of(considered, left_s=left_s)
-
-    def status(self, *, now: float) -> FlowStatus:
-        control = self.control
-        waiting = {band.priority: band.load for band in control.waiting()}
-        return FlowStatus(
-            model=self.model,
-            oldest_s=control.oldest_s(now=now),
-            requests={priority: load.requests for priority, load in waiting.items()},
-            tokens={priority: load.tokens for priority, load in waiting.items()},
-            tenants=_longest(control.waiting()),
-            let_go_tokens=dict(control.shares.tokens),
-            unknown_objectives=self.unknown_objectives,
-        )
 
     def next(self, *, now: float) -> Decided[WaitingRequest] | None:
         """Return the next decision (`FlowControl.next`)."""
@@ -243,7 +227,10 @@ class Gate:
         return self._unserved.models()
 
     def status(self, *, now: float) -> list[FlowStatus]:
-        return [queue.status(now=now) for queue in self._queues.values()]
+        return [
+            queue.control.status(model, unknown_objectives=queue.unknown_objectives, now=now)
+            for model, queue in self._queues.items()
+        ]
 
     def check_integrity(self) -> None:
         self._unserved.check_integrity()
@@ -330,20 +317,6 @@ def _error(refusal: Refusal, *, waited_s: float) -> FlowRefusedError:
         retry_after_s=refusal.retry_after_s,
         waited_s=waited_s,
     )
-
-
-def _longest(bands: Sequence[Band[WaitingRequest]]) -> Sequence[WaitingTenant]:
-    """Return the tenants with the most waiting tokens."""
-    flows = [flow for band in bands for flow in band.flows.values() if flow.items]
-    return [
-        WaitingTenant(
-            priority=flow.band.priority,
-            tenant=OTHERS_LABEL if flow.tenant == OTHERS else flow.tenant,
-            requests=flow.load.requests,
-            tokens=flow.load.tokens,
-        )
-        for flow in nlargest(_MOST_TENANTS, flows, key=lambda flow: flow.load.tokens)
-    ]
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:

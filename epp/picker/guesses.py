@@ -128,11 +128,6 @@ class Guesses:
 
     # -- guesses about this picker's own requests ------------------------------------------------------------
 
-    def cached_at(self, state: EndpointState, prompt: Prompt, chunks: int) -> int:
-        """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""
-        block_tokens = (state.metrics.block_size if state.metrics else None) or 1
-        return self._caches.cached_at(prompt, chunks, block_tokens=block_tokens)
-
     def expect(
         self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
     ) -> tuple[Booking, Guess]:
@@ -159,7 +154,7 @@ class Guesses:
             return
         recorded = self.prove(guess, now=now)
         if recorded is not NOTHING:
-            cached = self.cached_at(state, prompt, recorded.held)
+            cached = self._caches.cached_at(state, prompt, recorded.held)
             state.predicted_tokens += cached
             state.missed += cached > 0
         if isinstance(work, Pick):

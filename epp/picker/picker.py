@@ -75,7 +75,6 @@ class Picker(FleetNews):
             self.caches,
             self.guesses,
             self.report,
-            spec=policy.spec,
             rng=rng,
             unix_offset_s=unix_offset_s,
         )
@@ -94,7 +93,6 @@ class Picker(FleetNews):
         now.
         """
         self._apply(policy)
-        self._commits.apply(policy.spec)
         self.follow_policy(policy.spec)
 
     def set_dry_run(self, policy: Policy | None) -> None:

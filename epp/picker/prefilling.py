@@ -12,7 +12,7 @@ then.
 from __future__ import annotations
 
 import random
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -34,11 +34,8 @@ _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES}
 """APIs whose answers are written token by token after the prompt."""
 
 
-class Helper(NamedTuple):
-    """The server that should compute a prompt for another server, and the reasons."""
-
-    state: EndpointState
-    why: Prefill
+Helper = tuple[EndpointState, Prefill]
+"""The server that should compute a prompt for another server, and the reasons."""
 
 
 class Prefilling:
@@ -53,19 +50,12 @@ class Prefilling:
         self._rng = rng
 
     def choose(
-        self,
-        question: Question,
-        prompt: Prompt,
-        choice: Choice,
-        *,
-        adapter: str,
-        spec: PolicySpec,
-        now: float,
+        self, question: Question, prompt: Prompt, choice: Choice, *, adapter: str, now: float
     ) -> Helper | None:
         """Return the server that should compute the prompt for the first server of `choice`. None: the first
         server should compute the prompt itself.
         """
-        fleet, model = self._fleet, question.inference.model
+        fleet, model, spec = self._fleet, question.inference.model, self._caches.spec
         if question.inference.kind not in _KINDS:
             return None
         here = choice.weighed.seen.slots[choice.places[0]]
@@ -83,7 +73,7 @@ class Prefilling:
         state = fleet.in_slot(snapshot.slots[place])
         if place in snapshot.trials:
             fleet.failures.tried(state, model, now=now)
-        return Helper(state, why)
+        return state, why
 
     def book(self, pick: Pick, helper: Helper, *, now: float) -> None:
         """Book the prompt on the prefill server, and name this server in the request."""

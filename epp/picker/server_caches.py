@@ -284,8 +284,9 @@ class ServerCaches:
             cached[slots] = tokens // block * block
         return cached[:-1]
 
-    def cached_at(self, prompt: Prompt, chunks: int, *, block_tokens: int) -> int:
-        """Return the tokens of the prompt that a server takes from its cache, if it holds `chunks`."""
+    def cached_at(self, state: EndpointState, prompt: Prompt, chunks: int) -> int:
+        """Return the tokens of the prompt that the server takes from its cache, if it holds `chunks`."""
+        block_tokens = (state.metrics.block_size if state.metrics else None) or 1
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         held_tokens = self.schedule.end_bytes(chunks) * tokens_per_byte
         return _most_cached(held_tokens, prompt) // block_tokens * block_tokens

@@ -123,8 +123,7 @@ class Unserved:
 
     def give_up(self, *, now: float) -> None:
         """Refuse all requests, because the process ends."""
-        waiting = [each for requests in self._models.values() for each in requests.values()]
-        for each in sorted(waiting, key=lambda one: one.number):
+        for each in [each for requests in self._models.values() for each in requests.values()]:
             self._decide(each, each.error, now=now)
 
     def _decide(self, waiting: UnservedRequest, fate: Pick | PickError, *, now: float) -> None:

@@ -1,6 +1,6 @@
 """What flow control counts of the requests that it lets go and refuses: the tokens in each second, for
 Retry-After; the tokens of each tenant, for people; the length of each tenant's answers.
-Also defines the state of flow control as people and Prometheus see it, which `ModelQueue.status` fills in.
+Also defines the state of flow control as people and Prometheus see it, which `FlowControl.status` fills in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from epp.picker.flow.queues import OTHERS
 _WINDOW_S = 10.0
 OTHERS_LABEL: Final = "(others)"
 """The name that people see for all other tenants together."""
-_MOST: Final = 32
+MOST_SHOWN: Final = 32
 """The most tenants that are named; each is a time series."""
 _MOST_TENANTS: Final = 1024
 """The most tenants that are remembered. The tenant whose last sample is the oldest is forgotten first."""
@@ -47,22 +47,12 @@ class Rate:
         return decayed / (_WINDOW_S * (1 - exp(-age_s / _WINDOW_S)))
 
 
-class Shares:
-    def __init__(self) -> None:
-        self._tokens: dict[str, int] = {}
-        """By tenant, as people see it."""
-
-    def add(self, tenant: str, tokens: int) -> None:
-        shown, by_tenant = tenant, self._tokens
-        if tenant not in by_tenant:
-            named = len(by_tenant) - (OTHERS_LABEL in by_tenant)
-            shown = OTHERS_LABEL if tenant == OTHERS or named >= _MOST else tenant
-        by_tenant[shown] = by_tenant.get(shown, 0) + tokens
-
-    @property
-    def tokens(self) -> Mapping[str, int]:
-        """Return the tokens since the start, by tenant. Callers must not change this mapping."""
-        return self._tokens
+def add_for(tenant: str, tokens: int, by_tenant: dict[str, int]) -> None:
+    """Add tokens to the count of a tenant, by the name that people see."""
+    if tenant not in by_tenant:
+        named = len(by_tenant) - (OTHERS_LABEL in by_tenant)
+        tenant = OTHERS_LABEL if tenant == OTHERS or named >= MOST_SHOWN else tenant
+    by_tenant[tenant] = by_tenant.get(tenant, 0) + tokens
 
 
 class AnswerLengths:

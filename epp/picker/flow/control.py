@@ -18,7 +18,7 @@ each alarm that is due.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from heapq import nlargest
 from itertools import count, islice
 from math import ceil, inf
 from typing import Final, Generic, Literal, Protocol, TypeVar
@@ -26,8 +26,16 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from epp.config.flow import Flow
-from epp.picker.flow.accounts import AnswerLengths, Rate, Shares
-from epp.picker.flow.queues import Alarms, Band, QueueItem, Queues, T, TenantFlow
+from epp.picker.flow.accounts import (
+    MOST_SHOWN,
+    OTHERS_LABEL,
+    AnswerLengths,
+    FlowStatus,
+    Rate,
+    WaitingTenant,
+    add_for,
+)
+from epp.picker.flow.queues import OTHERS, Alarms, QueueItem, Queues, T, TenantFlow
 
 T_contra = TypeVar("T_contra", contravariant=True)
 HEADROOM_S: Final = 0.3
@@ -117,7 +125,8 @@ class FlowControl(Generic[T]):
         self._shed: deque[Decided[T]] = deque()
         self._let_go = Rate()
         """Tokens that went lately, for Retry-After."""
-        self._shares = Shares()
+        self.let_go_tokens: dict[str, int] = {}
+        """Tokens since the start, by tenant. Callers only read them."""
         self._answers = AnswerLengths()
         self._draining = False
         self._search_at = inf
@@ -232,20 +241,30 @@ class FlowControl(Generic[T]):
 
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def waiting(self) -> Sequence[Band[T]]:
-        """Return the bands in which requests wait. Callers must not change them."""
-        return self._queues.bands()
-
-    @property
-    def shares(self) -> Shares:
-        """Return the tokens that each tenant has had. Callers must not change them."""
-        return self._shares
-
-    def oldest_s(self, *, now: float) -> float:
-        """Return the age of the request that has waited longest. This looks at every request, so call it for
-        a scrape, not for each request.
+    def status(self, model: str, *, unknown_objectives: int = 0, now: float) -> FlowStatus:
+        """Return what people see of the queue of this model. This looks at every request, so call it for a
+        scrape, not for each request.
         """
-        return max((now - item.arrived_at for item in self._queues), default=0.0)
+        bands = self._queues.bands()
+        flows = [flow for band in bands for flow in band.flows.values() if flow.items]
+        longest = [
+            WaitingTenant(
+                priority=flow.band.priority,
+                tenant=OTHERS_LABEL if flow.tenant == OTHERS else flow.tenant,
+                requests=flow.load.requests,
+                tokens=flow.load.tokens,
+            )
+            for flow in nlargest(MOST_SHOWN, flows, key=lambda flow: flow.load.tokens)
+        ]
+        return FlowStatus(
+            model=model,
+            oldest_s=max((now - item.arrived_at for item in self._queues), default=0.0),
+            requests={band.priority: band.load.requests for band in bands},
+            tokens={band.priority: band.load.tokens for band in bands},
+            tenants=longest,
+            let_go_tokens=dict(self.let_go_tokens),
+            unknown_objectives=unknown_objectives,
+        )
 
     def check_integrity(self) -> None:
         self._queues.check_integrity()
@@ -310,7 +329,7 @@ class FlowControl(Generic[T]):
         cost = tokens + int(_ANSWER_WEIGHT * answer)
         flow.charge(cost)
         self._let_go.add(tokens, now=now)
-        self._shares.add(flow.tenant, cost)
+        add_for(flow.tenant, cost, self.let_go_tokens)
 
     def _refused(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Decided[T]:
         """Take out a request that is refused. It may have been taken out of the queues before."""

@@ -74,8 +74,6 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
     no costs."""
     left_out: dict[str, Bools] = {}
     """The candidates that were left out, by reason (failing, or the threshold)."""
-    saturated: bool = False
-    """Whether every candidate that does not fail is over a load threshold. All of these were then ranked."""
 
     def excluded(self, place: int) -> str:
         """Return why a candidate was left out. Empty: the candidate was considered."""
@@ -90,7 +88,6 @@ class Choice(Struct, frozen=True, eq=False, gc=False):
             self.reason,
             None if self.score_s is None else self.score_s[index],
             {name: over[index] for name, over in self.left_out.items()},
-            self.saturated,
         )
 
 
@@ -247,7 +244,7 @@ class Scheduler:
             places, reason = _first(request.holder, places), "state"
         elif snapshot.trials:
             places, reason = _first(snapshot.trials[0], places), "trial"
-        return Choice(weighed, places, reason, ranked.score_s, left_out, saturated)
+        return Choice(weighed, places, reason, ranked.score_s, left_out)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
         """Return the candidates that are left out, by reason, and whether all candidates that do not fail are

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from epp.config.flow import Flow, WaitingSettings
-from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, Shares
+from epp.picker.flow.accounts import OTHERS_LABEL, AnswerLengths, add_for
 from epp.picker.flow.control import FlowControl, Forecast
 from epp.picker.flow.queues import OTHERS
 from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway
@@ -16,24 +16,15 @@ from tests.unit.picker.flow.a_fleet import SECOND, AFleet, Ask, gateway
 def test_a_request_that_goes_is_charged_to_its_tenant() -> None:
     gate = gateway()
     gate.offer(SECOND, priority=3, tenant="t", now=0.0)
-    assert gate.flow.shares.tokens == {"t": 1000}
+    assert gate.flow.let_go_tokens == {"t": 1000}
 
 
 def test_the_first_32_tenants_are_counted_by_name_and_all_others_together() -> None:
-    shares = Shares()
-    for n in range(100):
-        shares.add(f"t{n}", 10)
-    shares.add("t0", 5)
-    assert len(shares.tokens) == 33
-    assert (shares.tokens["t0"], shares.tokens[OTHERS_LABEL]) == (15, 680)
-
-
-def test_tenants_in_a_shared_queue_count_with_those_without_a_name() -> None:
-    shares = Shares()
-    for tenant in (OTHERS, *(f"t{n}" for n in range(33))):
-        shares.add(tenant, 10)
-    assert len(shares.tokens) == 33
-    assert (shares.tokens["t31"], shares.tokens[OTHERS_LABEL]) == (10, 20)
+    shares: dict[str, int] = {}
+    for tenant in (OTHERS, *(f"t{n}" for n in range(100)), "t0"):
+        add_for(tenant, 10, shares)
+    assert len(shares) == 33
+    assert (shares["t0"], shares["t31"], shares[OTHERS_LABEL]) == (20, 10, 690)
 
 
 def test_a_tenant_without_samples_counts_as_the_mean_of_all() -> None:
@@ -75,7 +66,7 @@ def test_a_short_prompt_with_a_long_answer_is_charged_for_both() -> None:
         flow.offer(
             Ask(10), forecast, priority=0, tenant=tenant, size_bytes=0, left_s=inf, longest_s=inf, now=0.0
         )
-    assert flow.shares.tokens == {"long": 10 + 2 * 4000, "bounded": 10 + 2 * 5}
+    assert flow.let_go_tokens == {"long": 10 + 2 * 4000, "bounded": 10 + 2 * 5}
 
 
 def test_retry_after_is_the_time_in_which_the_queue_drains() -> None:

@@ -66,14 +66,11 @@ def test_the_deadline_of_a_request_counts_before_that_of_the_policy() -> None:
 def test_waiting_requests_are_reported_by_priority() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
-    for priority, size in ((0, 10), (0, 20), (5, 30)):
-        gate.offer(SECOND, priority=priority, size_bytes=size, now=0.5)
-    bands = gate.flow.waiting()
-    assert {b.priority: (b.load.requests, b.load.size_bytes, b.load.tokens) for b in bands} == {
-        0: (2, 30, 2000),
-        5: (1, 30, 1000),
-    }
-    assert gate.flow.oldest_s(now=0.75) == 0.25
+    for priority in (0, 0, 5):
+        gate.offer(SECOND, priority=priority, now=0.5)
+    status = gate.flow.status("m", now=0.75)
+    assert (status.requests, status.tokens) == ({0: 2, 5: 1}, {0: 2000, 5: 1000})
+    assert status.oldest_s == 0.25
 
 
 @pytest.mark.parametrize("ttft_s", [None, 1.5], ids=["the server is busy", "it would be late"])
@@ -81,7 +78,7 @@ def test_a_request_that_does_not_go_at_once_is_not_charged(ttft_s: float | None)
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     gate.offer(SECOND, tenant="t", ttft_s=ttft_s, now=0.0)
-    assert "t" not in gate.flow.shares.tokens
+    assert "t" not in gate.flow.let_go_tokens
 
 
 def test_request_waits_for_its_prefix_while_the_next_one_takes_idle_server() -> None:
