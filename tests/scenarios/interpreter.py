@@ -17,12 +17,11 @@ from typing import Any
 
 import msgspec
 
-from epp.base.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
+from epp.base.errors import NoEndpointError, SaturatedError
 from epp.base.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.picker.decision import Candidate, Question
 from epp.picker.events import Pick
-from epp.picker.gate import FlowClaim, Gate, WaitingRequest
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.integrity import check_integrity
 
@@ -46,12 +45,7 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
-        self.gate = Gate(self.picker)
         self.requests: dict[str, Pick] = {}
-        self.waiting: dict[str, WaitingRequest] = {}
-        """Requests that flow control holds."""
-        self.decided: list[str] = []
-        """The results of waiting requests since the last command."""
         self.endpoints: dict[str, Endpoint] = {}
         self.known: dict[str, Address] = {}
         """Every endpoint keeps its address when it leaves and comes back."""
@@ -141,67 +135,6 @@ class World:
         yield f"{names[0]} -> {order} reason={decision.reason} {cached}"
         for candidate in decision.candidates:
             yield f"  {_shown(candidate, scored=decision.rule == 'least-cost')}"
-
-    def do_offer(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`offer r1 prompt=... objective=interactive tenant=t ttft=1.5`: ask flow control first."""
-        name, ttft = names[0], options.pop("ttft", "")
-        claim = FlowClaim(
-            objective=options.pop("objective", ""),
-            tenant=options.pop("tenant", ""),
-            ttft_s=float(ttft) if ttft else None,
-        )
-
-        def decided(fate: Pick | PickError, at: float) -> None:
-            del self.waiting[name]
-            self.decided.append(self._fate(name, fate, at=at))
-
-        request = self._request(options)
-        try:
-            offered = self.gate.offer(
-                request,
-                claim,
-                decided,
-                size_bytes=request.inference.held_bytes,
-                longest_s=float("inf"),
-                now=self.now,
-            )
-        except PickError as error:
-            yield self._fate(name, error, at=self.now)
-            return
-        if isinstance(offered, Pick):
-            yield self._fate(name, offered, at=self.now)
-            return
-        assert isinstance(offered, WaitingRequest)
-        self.waiting[name] = offered
-        yield f"{name} waits"
-
-    def do_pump(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`pump`: show what flow control decides now. `pump 5s`: show what it decides in the next five
-        seconds.
-        """
-        until = self.now + float(names[0].removesuffix("s")) if names else self.now
-        while True:
-            self.gate.pump(now=self.now)
-            if self.gate.due_at > until:
-                break
-            self.now = max(self.now, self.gate.due_at)
-        self.now, told, self.decided = until, self.decided, []
-        yield from told or ["nothing"]
-
-    def do_leave(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`leave r1`: the client of a waiting request leaves."""
-        for name in names:
-            self.gate.leave(self.waiting.pop(name))
-        yield f"{self.gate.waiting} wait"
-
-    def _fate(self, name: str, fate: Pick | PickError, *, at: float) -> str:
-        if isinstance(fate, PickError):
-            retry = f" retry after {fate.retry_after_s}s" if isinstance(fate, FlowRefusedError) else ""
-            return f"{name} refused: {fate.status} {fate.reason}{retry}"
-        self.requests[name] = fate
-        decision = fate.decision
-        waited = f" after {decision.waited_s:.2f}s" if decision.waited_s else ""
-        return f"{name} -> {decision.chosen} at {at:.2f}s{waited}"
 
     def do_burst(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """`burst 40 prompt=...`: send 40 requests at once, leave all open, and show where they went. `{i}`

@@ -5,27 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.base.types import ApiKind, InferenceRequest, PromptSize
 from epp.picker.prefix_index.table import ChunkSchedule
-from epp.picker.server_caches import Roots, hash_chain, prompt_size
+from epp.picker.server_caches import Roots, prompt_size
 from epp.request.parse import parse_request
 
 SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
-
-
-def test_each_hash_is_seeded_with_the_one_before() -> None:
-    first = xxhash.xxh3_64_intdigest(b"abcd", 99)
-    second = xxhash.xxh3_64_intdigest(b"efgh", first)
-    third = xxhash.xxh3_64_intdigest(b"0123456789", second)
-    assert hash_chain(b"abcdefgh0123456789rest", seed=99, schedule=SMALL) == [first, second, third]
-
-
-def test_a_prompt_shorter_than_a_chunk_has_no_chain() -> None:
-    assert hash_chain(b"abc", seed=99, schedule=SMALL) == []
 
 
 def test_the_root_is_stable_across_releases() -> None:

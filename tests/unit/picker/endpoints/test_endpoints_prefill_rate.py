@@ -94,16 +94,6 @@ def test_the_first_server_is_not_slow_because_the_guess_was_high() -> None:
     assert v_of(first.learned) > v_of(unread) / 1.6
 
 
-def test_a_changed_rate_is_learned() -> None:
-    model, rng = ModelRate(start=8000.0), random.Random(4)
-    before, after = FirstTokens(model, rate=8000.0), FirstTokens(model, rate=1000.0)
-    for _ in range(300):
-        before.work(*[rng.randint(100, 4000) for _ in range(8)])
-    for _ in range(1500):
-        after.work(*[rng.randint(100, 4000) for _ in range(8)])
-    assert model.tokens_per_s == pytest.approx(1000.0, rel=0.2)
-
-
 @given(
     scrapes=st.lists(
         st.tuples(

@@ -266,14 +266,6 @@ def test_a_new_process_has_no_list_yet_and_other_servers_keep_theirs() -> None:
     )
 
 
-def test_a_fleet_with_one_model_returns_the_roster_of_all_slots_itself() -> None:
-    fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("m"))
-    assert fleet.served.one_model
-    assert fleet.served.slots("m") is fleet.columns.roster.everyone
-    unlisted = fleet_of("abc")
-    assert unlisted.served.slots("m") is unlisted.columns.roster.everyone
-
-
 def test_the_union_has_every_model_once_by_name() -> None:
     more = [ModelCard("m", owned_by="alias"), ModelCard("gpt", root="m")]
     listed = json.loads(union([listing("m", adapters=["sql"]), listing("m"), listing("b")], more=more))
@@ -284,14 +276,6 @@ def test_the_union_has_every_model_once_by_name() -> None:
     assert set(listed["data"][0]) == {
         "id", "object", "created", "owned_by", "root", "parent", "max_model_len",
     }  # fmt: skip
-
-
-def test_the_servers_of_a_bounded_number_of_models_are_kept() -> None:
-    fleet = fleet_of("abc", a=listing("m"), b=None, c=None)
-    for n in range(5000):
-        assert names_that_serve(fleet, f"ghost {n}") == "bc"
-    fleet.check_integrity()
-    assert names_that_serve(fleet, "m") == "a"
 
 
 def test_a_change_of_one_list_does_not_read_the_cards_of_the_others_again() -> None:

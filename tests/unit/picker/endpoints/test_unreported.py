@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.picker.endpoints.unreported import Unreported
+from epp.picker.endpoints.fleet import Unreported
 
 
 def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> None:

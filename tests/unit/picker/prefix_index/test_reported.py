@@ -14,10 +14,8 @@ from epp.picker.prefix_index.reported import (
     LookupReport,
     LossReport,
     ReportedCaches,
-    credit,
 )
 from epp.picker.prefix_index.table import PrefixTable
-from epp.picker.prefix_index.upkeep import drop_endpoint
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 
 SHARES = (1.0, 0.5, 0.25)
@@ -39,15 +37,6 @@ def lookup(
     from_chunk: int = 0,
 ) -> LookupReport:
     return LookupReport(chain=chain(text), held=held, sure=sure, from_chunk=from_chunk, at=at)
-
-
-class TestCredit:
-    def test_a_server_that_left_and_an_empty_chain_are_ignored(self) -> None:
-        table = new_table(A)
-        assert not credit(table, A, [], now=1)
-        drop_endpoint(table, A)
-        assert not credit(table, A, chain("ab"), now=1)
-        assert table.entries == 0
 
 
 class TestLosses:

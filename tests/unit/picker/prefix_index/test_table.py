@@ -23,15 +23,6 @@ def test_default_schedule_cuts_a_400_kb_prompt_into_448_chunks() -> None:
     assert schedule.end_bytes(448) == 16384 + 384 * 1024
 
 
-def test_a_partial_chunk_is_not_counted() -> None:
-    assert [SMALL.chunks_in(n) for n in (0, 3, 4, 7, 8, 17, 18, 27, 28)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
-
-
-def test_early_chunks_keep_their_size_when_they_do_not_divide_the_boundary() -> None:
-    schedule = ChunkSchedule(chunk_bytes=5, later_chunk_bytes=10, later_from_bytes=8)
-    assert [schedule.end_bytes(k) for k in range(5)] == [0, 5, 10, 20, 30]
-
-
 @pytest.mark.parametrize(
     "sizes",
     [

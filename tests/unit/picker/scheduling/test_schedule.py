@@ -64,10 +64,6 @@ def test_unknown_load_is_over_no_threshold() -> None:
     )
 
 
-def test_without_an_undone_limit_any_backlog_is_allowed() -> None:
-    assert over(SeenEndpoint("a", backlog=1e12), load=LoadSettings()) == []
-
-
 def test_endpoints_left_out_are_ordered_by_load() -> None:
     choice = choose(
         [
