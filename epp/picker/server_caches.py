@@ -30,7 +30,7 @@ from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
 from epp.picker.prefix_index.reported import KvReport, ReportedCaches
 from epp.picker.prefix_index.secret import HashSecret
-from epp.picker.prefix_index.table import ChunkSchedule, Mirror, PrefixTable
+from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
 from epp.picker.scheduling.snapshot import MOST_KEPT, Floats, Ints
 from epp.request.canonical import CONTINUING
@@ -55,27 +55,6 @@ class Prompt(Struct, frozen=True, gc=False):
     chain: list[ChunkHash]
     teaches: bool
     """Whether its size shows something about the tokenizer: it is neither token ids nor an unread body."""
-
-
-class Slots:
-    """Converts the bits of the table's masks into slots of the fleet. Servers without a slot get the slot
-    after the last.
-    """
-
-    def __init__(self, names: Sequence[EndpointName], mirrors: Sequence[Mirror | None]) -> None:
-        """Prepare the conversion. mirrors: the mirrors in the order of their bits. Slots are valid until a
-        server comes or goes.
-        """
-        slot_of = {name: slot for slot, name in enumerate(names)}
-        self._slots = [slot_of.get(mirror.name, len(names)) if mirror else len(names) for mirror in mirrors]
-        self._by_bit: Ints = np.array(self._slots, dtype=np.int64)
-
-    def of(self, mask: int) -> int | Ints:
-        """Return the slots of the servers in a mask. A single slot is returned as a number."""
-        if not mask & (mask - 1):  # one server, or none: the case of most prompts
-            return self._slots[mask.bit_length() - 1]
-        as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
-        return self._by_bit[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
 
 
 class Roots:
@@ -155,7 +134,8 @@ class ServerCaches:
         self.reported = ReportedCaches()
         """The reports of servers about their caches, in exact mode."""
         self._start_table()
-        self._slots = Slots((), ())
+        self._slots: Ints = np.empty(0, dtype=np.int64)
+        """The slot of each bit of the table's masks. Servers without a slot get the slot after the last."""
         self._nothing: Floats = np.empty(0)
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
 
@@ -278,7 +258,7 @@ class ServerCaches:
         cached = np.zeros(len(block_tokens))
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         for mask, chunks in found:
-            slots = self._slots.of(mask)
+            slots = self._slots_of(mask)
             tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
             block = int(block_tokens[slots]) if isinstance(slots, int) else block_tokens[slots]
             cached[slots] = tokens // block * block
@@ -293,7 +273,16 @@ class ServerCaches:
 
     def align(self, names: Sequence[EndpointName]) -> None:
         """Follow the fleet's slots after servers came or went, or after the table started again."""
-        self._slots = Slots(names, self.table.by_bit)
+        slot_of, none = {name: slot for slot, name in enumerate(names)}, len(names)
+        slots = [slot_of.get(mirror.name, none) if mirror else none for mirror in self.table.by_bit]
+        self._slots = np.array(slots, dtype=np.int64)
+
+    def _slots_of(self, mask: int) -> int | Ints:
+        """Return the slots of the servers in a mask. A single slot is returned as a number."""
+        if not mask & (mask - 1):  # one server, or none: the case of most prompts
+            return self._slots.item(mask.bit_length() - 1)
+        as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
+        return self._slots[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
 
     def chain(self, inference: InferenceRequest, *, name: str | None = None) -> list[ChunkHash]:
         """Return the chain of the request's prompt. Empty: it has no prompt. name: as for `prompt`."""

@@ -124,27 +124,19 @@ class Band(Generic[T]):
         """The largest tag that a tenant had when it was charged."""
         self.flows: dict[str, TenantFlow[T]] = {}
 
-    def flow(self, tenant: str) -> TenantFlow[T]:
-        """Return the flow of this tenant; a missing flow is added. If no request of the tenant waits, its tag
-        is raised to the floor.
+    def flow(self, tenant: str, *, max_tenants: int) -> TenantFlow[T]:
+        """Return the flow of this tenant, or that of the others if there is no room for one more. To make
+        room, the band forgets idle tenants whose tag is not above the floor.
         """
-        flow = self.flows.get(tenant)
-        if flow is None:
-            flow = self.flows[tenant] = TenantFlow(self, tenant)
-        elif not flow.items:
-            flow.tag = max(flow.tag, self.floor)
-        return flow
-
-    def knows(self, tenant: str, *, max_tenants: int) -> bool:
-        """Return whether the tenant has its own queue, or there is room for one. To make room, the band
-        forgets idle tenants whose tag is not above the floor.
-        """
-        if tenant in self.flows or len(self.flows) < max_tenants:
-            return True
-        idle = [name for name, flow in self.flows.items() if not flow.items and flow.tag <= self.floor]
-        for name in idle:
-            del self.flows[name]
-        return len(self.flows) < max_tenants
+        flows = self.flows
+        if tenant not in flows and len(flows) >= max_tenants:
+            for name in [n for n, flow in flows.items() if not flow.items and flow.tag <= self.floor]:
+                del flows[name]
+            if len(flows) >= max_tenants:
+                tenant = OTHERS
+        if tenant not in flows:
+            flows[tenant] = TenantFlow(self, tenant)
+        return flows[tenant]
 
     def by_share(self, most: int) -> list[TenantFlow[T]]:
         """Return at most this many flows with waiting requests. The tenant with the smallest tag comes
@@ -196,9 +188,7 @@ class Queues(Generic[T]):
             if len(bands) >= _MOST_PRIORITIES:
                 priority = max((of for of in bands if of <= priority), default=min(bands))
             band = bands.setdefault(priority, Band(priority))
-        if tenant in band.flows:
-            return band.flows[tenant]
-        return band.flow(tenant if band.knows(tenant, max_tenants=self.settings.max_tenants) else OTHERS)
+        return band.flow(tenant, max_tenants=self.settings.max_tenants)
 
     def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
@@ -236,7 +226,10 @@ class Queues(Generic[T]):
         return victims
 
     def _put(self, item: QueueItem[T]) -> None:
-        flow = self._bands[item.priority].flow(item.tenant)
+        band = self._bands[item.priority]
+        flow = band.flows[item.tenant]
+        if not flow.items:
+            flow.tag = max(flow.tag, band.floor)
         insort(flow.items, item, key=_BY_KEY)
         self._count(flow, item, 1)
 

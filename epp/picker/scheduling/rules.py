@@ -81,7 +81,8 @@ class Random(Rule):
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Choice:
-        return Choice(weighed, _some(weighed, self._rng), "chance")
+        candidates = range(len(weighed.seen))
+        return Choice(weighed, self._rng.sample(candidates, min(MOST, len(candidates))), "chance")
 
 
 class LeastLoad(Rule):
@@ -165,12 +166,6 @@ def _distance(key: int, seen: Snapshot) -> Floats:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return (mixed ^ (mixed >> np.uint64(31))) / 2.0**64
-
-
-def _some(weighed: Weighed, rng: random.Random) -> list[int]:
-    """Return a random sample of the candidates."""
-    candidates = range(len(weighed.seen))
-    return rng.sample(candidates, min(MOST, len(candidates)))
 
 
 RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
