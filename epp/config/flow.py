@@ -33,7 +33,8 @@ class Flow(Strict, frozen=True):
     gateway."""
     wait_for_server_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """How long a request waits, in either mode, while no server of its model is ready, as in a pool that was
-    scaled to zero. 0: it gets 503 at once."""
+    scaled to zero. 0: it waits only while a pod is starting, for at most `ttlSeconds`, else it gets 503 at
+    once."""
     order: Literal["Arrival", "Shortest"] = "Arrival"
     """Which request of a tenant goes first. Arrival: the one that came first. Shortest: the one with the
     fewest tokens to compute; a request that waits moves forward, so that long ones do not starve."""

@@ -35,9 +35,6 @@ class Kubernetes(Strict, frozen=True):
     """Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool."""
     target_ports: Annotated[tuple[Annotated[int, Meta(ge=1, le=65535)], ...], Meta(max_length=8)] = ()
     """Ports of the pods, together with `selector`. Each port is an endpoint of its own."""
-    address_family: Literal["Primary", "IPv4", "IPv6"] = "Primary"
-    """Which address of a dual-stack pod to use. A pod that has no address of this family is reached at its
-    primary address."""
     kubeconfig: str = ""
     """Kubeconfig file to reach the cluster with. Empty means the service account of the pod."""
     objectives: Annotated[tuple[LlmdGroup, ...], Meta(max_length=2)] = ()

@@ -158,7 +158,8 @@ class Gate:
         try:
             considered = picker.consider(question, now=now)
         except NotReadyError as error:
-            wait_s = min(spec.wait_for_server_seconds, longest_s)
+            bound_s = spec.wait_for_server_seconds or (spec.ttl_seconds if picker.starting else 0.0)
+            wait_s = min(bound_s, longest_s)
             if wait_s <= 0:
                 raise
             unserved = UnservedRequest(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from xxhash import xxh3_64_intdigest
 
@@ -86,6 +87,8 @@ class Picker(FleetNews):
         """The requests that ended the servers that took them."""
         self.recorders = 0
         """The number of listeners that record requests."""
+        self.starting: AbstractSet[str] = frozenset()
+        """The pools in which a server is starting. Callers only read them."""
         self._apply(policy)
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
@@ -99,6 +102,11 @@ class Picker(FleetNews):
         """Score every pick by `policy` too, without acting on the result. None: end the dry run."""
         self.dry_run = DryRun(policy) if policy is not None else None
         self._tell_rules()
+
+    def set_starting(self, pools: AbstractSet[str]) -> None:
+        """Note in which pools a server is starting: requests may wait for it."""
+        self.starting = pools
+        self._note_flow()
 
     def add_recorders(self, count: int) -> None:
         """Count listeners that record requests. count: negative if they have ended."""
@@ -321,7 +329,7 @@ class Picker(FleetNews):
     def _note_flow(self) -> None:
         flow = self._spec.flow
         self.flow_holds = flow.mode == "Hold"
-        self.flow_decides = self.flow_holds or flow.wait_for_server_seconds > 0
+        self.flow_decides = self.flow_holds or flow.wait_for_server_seconds > 0 or bool(self.starting)
         """Whether requests have to be offered to flow control. If not, flow control costs nothing."""
         self.flow_read: Flow | None = flow if self.flow_holds or self.recorders else None
         """The flow control whose headers are read, for itself or for a recording."""

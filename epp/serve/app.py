@@ -355,12 +355,18 @@ class App:
         self._picker.set_rewrites(listed.rewrites)
         self._set_endpoints(listed.endpoints)
 
-    def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
+    def _set_endpoints(
+        self,
+        endpoints: Sequence[Endpoint],
+        pools: frozenset[str] = frozenset(),
+        starting: frozenset[str] = frozenset(),
+    ) -> None:
         """Use a new list of endpoints. Envoy's file is written first, so that Envoy knows of an endpoint
         before, or soon after, the picker names the endpoint. Raises OSError if the file cannot be written, as
         on a full disk: the source of the list tries again.
         """
         self._write_eds(endpoints)
+        self._picker.set_starting(starting)
         self._picker.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
         self._model_lists.set_endpoints(endpoints)

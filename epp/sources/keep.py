@@ -48,12 +48,10 @@ class Pauses:
         self._longest_s = longest_s
         self._tries = 0
 
-    def next_s(self, *, at_least_s: float = 0.0) -> float:
-        """Return the next pause. at_least_s: the pause that a server asked for, within the bounds."""
+    def next_s(self) -> float:
         bound = min(self._longest_s, self._first_s * 2**self._tries)
         self._tries = min(self._tries + 1, 32)
-        asked = min(at_least_s, 6 * self._longest_s)
-        return float(max(asked, bound * self._rng.uniform(0.5, 1.0)))
+        return float(bound * self._rng.uniform(0.5, 1.0))
 
     def reset(self) -> None:
         self._tries = 0

@@ -70,6 +70,7 @@ def test_keda_follows_pools_saturation_in_place_of_autoscaler_of_its_own(helm: H
     (trigger,) = scaled["spec"]["triggers"]
     assert trigger["metricType"] == "Value"
     assert trigger["metadata"]["threshold"] == "0.5"
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "a lost Prometheus must remove no server"
     assert (
         trigger["metadata"]["query"]
         == f'max(avg_over_time(epp_pool_saturation{{namespace="{NAMESPACE}"}}[1m]))'

@@ -135,10 +135,16 @@ class SteadyLoad:
 
 
 async def send_completion(
-    session: aiohttp.ClientSession, url: str, prompt: str, *, model: str, streamed: bool = False
+    session: aiohttp.ClientSession,
+    url: str,
+    prompt: str,
+    *,
+    model: str,
+    streamed: bool = False,
+    tokens: int = ANSWER_TOKENS,
 ) -> SentRequest:
     """Send one completion request and read the answer to its end."""
-    body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "stream": streamed}
+    body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": streamed}
     if streamed:
         body["stream_options"] = {"include_usage": True}
     began_at = time.monotonic()
@@ -150,7 +156,7 @@ async def send_completion(
             usage = _usage(answer, streamed=streamed)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         return SentRequest(repr(error), time.monotonic() - began_at)
-    whole = usage["completion_tokens"] == ANSWER_TOKENS
+    whole = usage["completion_tokens"] == tokens
     details = usage.get("prompt_tokens_details") or {}
     return SentRequest(
         "" if whole else f"an answer of {usage['completion_tokens']} tokens",

@@ -68,6 +68,8 @@ async def test_envoy_gateway_loses_no_request_while_pickers_die_and_are_renewed(
         url = await gateway_url(site)
         await policies_are_accepted(site)
         await the_picker_is_asked(site, node, url)
+        await site.upgrade("gateway", "prefix-gateway", **VALUES, test__url=url, test__model=MODEL)
+        assert "Succeeded" in await site.helm("test", "gateway")
         hits = await hits_are_as_predicted(site, node, url)
         await a_client_does_not_name_its_server(node, url)
         connector = node.connector(force_close=True, limit=0)

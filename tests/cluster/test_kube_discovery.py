@@ -1,18 +1,19 @@
-"""A picker process follows a pool on a real API server. Pods come, go, restart and move, and the API server
-is away for a while.
-"""
+"""A picker process follows a pool on a real API server. Pods start, come, go and move."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.cluster_env.control_plane import ControlPlane
-from tests.cluster_env.preparing import create_namespace, install_inference_pool
+from tests.cluster_env.preparing import create_namespace
+from tests.harness.data_plane import DUPLEX, exchange
 from tests.harness.processes import wait_until
-from tests.harness.simulated_pool import simulated_pool
-from tests.harness.site import Site, admin, running_site
+from tests.harness.site import Site, running_site
 
 pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster]
@@ -67,30 +68,31 @@ async def test_without_the_crd_of_pools_pods_are_found_by_labels_and_ports(
         await site.wait_policy("p", rule="affinity")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_an_api_server_that_is_away_changes_nothing_until_it_returns(
-    own_cluster: ControlPlane, tmp_path: Path
+async def test_by_default_requests_wait_while_a_pod_is_starting(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    install_inference_pool(own_cluster)
-    create_namespace(own_cluster, "models")
-    async with running_site(own_cluster, "models", tmp_path, pods=2) as site:
-        site.policies.apply("p", rule="affinity")
-        await site.wait_policy("p", rule="affinity")
-        own_cluster.kill_api_server()
+    async with (
+        running_site(cluster, namespace, tmp_path) as site,
+        grpc.aio.insecure_channel(f"unix:{tmp_path}/picker.sock") as channel,
+    ):
 
-        async def noticed() -> bool:
-            return await site.picker.metric("epp_kubernetes_followed", resource="pods") == 0
+        async def asked() -> int:
+            async with exchange(channel, mode=DUPLEX) as one:
+                await one.send(json.dumps({"model": "m", "prompt": "x"}).encode())
+                return one.immediate.status if one.immediate else 200
 
-        await wait_until(noticed, what="the picker sees that the API server is away")
-        await site.wait_addresses(*at(site, 0, 1))
-        assert (await admin(site.picker, "policy"))["metadata"]["name"] == "p"
+        assert await asked() == 503
+        await site.pool.add(site.hosts(1), started=False)
+        tasks: list[asyncio.Task[int]] = []
 
-        own_cluster.start_api_server()
-        async with simulated_pool(own_cluster, "models") as pool:
-            await pool.add(site.hosts(1, start=2))
-            await pool.remove(["pod-0000"])
-        await site.wait_addresses(*at(site, 1, 2))
-        assert await site.picker.metric("epp_kubernetes_followed", resource="pods") == 1
-        site.policies.apply("p", rule="random")
-        await site.wait_policy("p", rule="random")
+        async def waits() -> bool:
+            if not tasks or tasks[-1].done():
+                tasks.append(asyncio.create_task(asked()))
+            return await site.picker.metric("epp_pool_saturation", pool="") == 1
+
+        await wait_until(waits, what="a request waits, and the saturation shows it")
+        await site.pool.report(site.hosts(1))
+        assert await tasks[-1] == 200
+        await site.pool.report(site.hosts(1), ready=False)
+        await site.wait_addresses()
+        assert await asked() == 503, "a server that has started and is not ready is not waited for"

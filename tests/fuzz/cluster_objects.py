@@ -68,7 +68,7 @@ class ClusterObjects:
         self.documents: Sequence[object] = [json.loads(each) for each in (*lines, *pages)]
         gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
         self.seeds: Sequence[bytes] = [each.encode() for each in (*lines, *pages, gone)]
-        self._discovery = Discovery(pool="vllm", family="Primary", ports=(8000,))
+        self._discovery = Discovery(pool="vllm", ports=(8000,))
         self._policies = PolicySet(pools=["vllm"])
         (self._rewrites,) = rewrites_in(["llm-d.ai"], pools=["vllm"])
         (self._objectives,) = objectives_in(["llm-d.ai"], pools=["vllm"])

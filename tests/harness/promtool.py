@@ -1,4 +1,4 @@
-"""Debian's promtool, which checks the rules of a chart and runs them on series that a test makes up.
+"""Debian's Prometheus and its promtool, which checks the rules of a chart and runs them on made-up series.
 
 The package is unpacked from Debian's archive into the cache under its version, and not installed.
 """
@@ -23,14 +23,16 @@ _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 
 def promtool(*arguments: str | Path) -> None:
     """Run the program. Fail with its own words if it finds a fault."""
-    done = subprocess.run([_program(), *map(str, arguments)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program("promtool"), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _program() -> Path:
-    """Return the program. Skip the test if Debian's archive cannot be reached."""
+def program(name: str) -> Path:
+    """Return a program of the package. Skip the test if Debian's archive cannot be reached."""
     if shutil.which("apt-get") is None:
-        said = "promtool is taken from Debian's archive, and this is no Debian"
+        said = f"{name} is taken from Debian's archive, and this is no Debian"
         pytest.fail(said) if os.environ.get(_REQUIRE) else pytest.skip(said)
 
     def fill(folder: Path) -> None:
@@ -40,7 +42,7 @@ def _program() -> Path:
         archive.unlink()
 
     found = CachedBuild(cache_folder() / f"{_PACKAGE}-{_version()}")
-    return found.build(_PACKAGE, fill, progress=print).folder / "usr" / "bin" / "promtool"
+    return found.build(_PACKAGE, fill, progress=print).folder / "usr" / "bin" / name
 
 
 def _version() -> str:

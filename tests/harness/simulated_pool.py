@@ -151,16 +151,18 @@ class SimulatedPool:
     async def delete(self, name: str = POOL) -> None:
         await self.api.request("DELETE", f"{self._pools}/{name}")
 
-    async def add(self, hosts: Mapping[str, str], *, labels: Mapping[str, str] | None = None) -> None:
-        """Add pods by name, Ready at their addresses."""
+    async def add(
+        self, hosts: Mapping[str, str], *, labels: Mapping[str, str] | None = None, started: bool = True
+    ) -> None:
+        """Add pods by name, Ready at their addresses, or with a startup probe that has not passed yet."""
         await _each(
             hosts, lambda name: self.api.request("POST", f"{self._core}/pods", body=self._pod(name, labels))
         )
-        await self.report(hosts)
+        await self.report(hosts, ready=started, started=started)
 
-    async def report(self, hosts: Mapping[str, str], *, ready: bool = True) -> None:
+    async def report(self, hosts: Mapping[str, str], *, ready: bool = True, started: bool = True) -> None:
         """Report the status that a kubelet reports of running pods."""
-        await _each(hosts, lambda name: self._report(name, hosts[name], ready=ready))
+        await _each(hosts, lambda name: self._report(name, hosts[name], ready=ready, started=started))
 
     async def remove(self, names: Iterable[str]) -> None:
         query = (("gracePeriodSeconds", "0"),)
@@ -187,7 +189,7 @@ class SimulatedPool:
             },
         }
 
-    async def _report(self, name: str, host: str, *, ready: bool) -> None:
+    async def _report(self, name: str, host: str, *, ready: bool, started: bool) -> None:
         now = "True" if ready else "False"
         container = {
             "name": "vllm",
@@ -195,7 +197,7 @@ class SimulatedPool:
             "imageID": "vllm@sha256:0",
             "containerID": f"containerd://{name}",
             "ready": ready,
-            "started": True,
+            "started": started,
             "restartCount": 0,
             "state": {"running": {"startedAt": _CREATED}},
         }

@@ -40,10 +40,9 @@ Query = Sequence[tuple[str, str]]
 class ApiError(Exception):
     """A request failed. `status` is 0 if no answer came."""
 
-    def __init__(self, message: str, *, status: int = 0, retry_after_s: float = 0.0) -> None:
+    def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
-        self.retry_after_s = retry_after_s
 
 
 def require(settings: Kubernetes) -> None:
@@ -218,12 +217,8 @@ def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
         message = msgspec.json.decode(answer, type=Failure).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         message = ""  # This happens for the page of a proxy.
-    after = response.headers.get("Retry-After", "")
-    raise ApiError(
-        f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"[:1000],
-        status=response.status,
-        retry_after_s=float(after) if after.isascii() and after.isdigit() else 0.0,
-    )
+    said = f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"
+    raise ApiError(said[:1000], status=response.status)
 
 
 def _unreachable(error: Exception) -> ApiError:

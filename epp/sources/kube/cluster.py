@@ -36,8 +36,9 @@ _LOOK_S: Final = 1.0
 class Hooks:
     """The callables of the composition root that get the news from the cluster."""
 
-    endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None]
-    """Use these endpoints from now on, of these existing pools. OSError: this is not possible now."""
+    endpoints: Callable[[Sequence[Endpoint], frozenset[str], frozenset[str]], None]
+    """Use these endpoints from now on, of these existing pools. The last are the pools in which a server is
+    starting. OSError: this is not possible now."""
     policies: Callable[[Policy, Policy | None], None]
     """Route by the first policy, and score by the second one in dry run."""
     served: Callable[[], frozenset[str] | None]

@@ -2,9 +2,9 @@
 name that a header may have, and InferenceModelRewrites, which give other names to models. Pure.
 
 The oldest object goes first, and the newer API group before the older: the first of two objectives of one
-name, and the first of two rules for one model, counts. Weights should be set for all targets of a rule or for
-none; a missing weight counts as 1. A target without a name is left out. If a picker has several pools, a rule
-for every other name is left out, because it would take the names of the other pools' models.
+name, and the first of two rules for one model, counts. A missing weight counts as 1. A target without a name
+is left out. If a picker has several pools, a rule for every other name is left out, because it would take the
+names of the other pools' models.
 
 The status has one condition, `Accepted`, as in the CRDs. True: the object is in use. False: the reason says
 what is wrong; the valid rules of a rewrite are used anyway. Objects of other pools keep the condition that
@@ -128,7 +128,6 @@ def _rules(found: ModelRewrite, *, catches_all: bool) -> tuple[Sequence[Rewrite]
         takes_others = not rule.matches and not catches_all
         if targets and (models or not rule.matches) and not takes_others:
             rules.append(Rewrite(models, targets))
-        weighted = sum(target.weight is not None for target in rule.targets)
         wrong = {
             "matches is empty, and the picker has several pools; name the models, since the rule would take "
             "those of other pools": takes_others,
@@ -137,9 +136,6 @@ def _rules(found: ModelRewrite, *, catches_all: bool) -> tuple[Sequence[Rewrite]
             f"targets: {len(targets)} of {len(rule.targets)} have a modelRewrite of 1 to {MAX_NAME_CHARS} "
             f"characters (at most {_MOST} count); a rule without one is left out": not targets
             or len(targets) < len(rule.targets),
-            "targets: some have a weight and some have none; a missing weight counts as 1": 0
-            < weighted
-            < len(rule.targets),
         }
         faults += [f"spec.rules[{number}].{fault}" for fault, so in wrong.items() if so]
     if len(found.spec.rules) > _MOST:
@@ -175,7 +171,11 @@ def judge_rewrites(
         if faults:
             reason, message = "Invalid", "; ".join(faults)
         elif taken:
-            reason, message = "Conflicted", f"{_conflicts(taken)}; the other names of this rewrite count"
+            name, owner = next(iter(taken.items()))
+            what = f"model {name[:100]}" if name else "a rule for all other models"
+            reason = "Conflicted"
+            older = f"the older rewrite {owner.name} of {owner.content.group}"
+            message = f"{what} is in {older}; the names that no older rewrite has count"
         else:
             reason, message = _in_pool(claim, existing, "its rules are in use")
             if gone and reason == ACCEPTED:
@@ -183,17 +183,6 @@ def judge_rewrites(
                 reason = "ModelNotServed"
                 message = f"no server lists {named}, so requests that go there get 404"
         yield _wanted(claim, reason, message)
-
-
-def _conflicts(taken: Mapping[str, Claim[Usable[Any]]]) -> str:
-    """taken: the names of a rewrite that an earlier one has. The name "" stands for every other name."""
-    conflicts = [
-        f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite "
-        f"{owner.name} of {owner.content.group}"
-        for model, owner in list(taken.items())[:_NAMED]
-    ]
-    more = [f"and {len(taken) - _NAMED} more"] if len(taken) > _NAMED else []
-    return "; ".join(conflicts + more)
 
 
 def _in_pool(claim: Claim[Usable[Any]], existing: Collection[str], good: str) -> tuple[str, str]:

@@ -83,10 +83,6 @@ class PodSpec(_Object, frozen=True):
     readiness_gates: tuple[ReadinessGate, ...] = ()
 
 
-class PodIp(_Object, frozen=True):
-    ip: str = ""
-
-
 class PodCondition(_Object, frozen=True):
     type: str
     status: str = "Unknown"
@@ -96,11 +92,13 @@ class ContainerStatus(_Object, frozen=True):
     name: str
     restart_count: int = 0
     container_id: str = field(name="containerID", default="")
+    started: bool | None = None
+    """Whether its startup probe has passed."""
+    state: dict[str, Any] = {}
 
 
 class PodStatus(_Object, frozen=True):
     pod_ip: str = field(name="podIP", default="")
-    pod_ips: tuple[PodIp, ...] = field(name="podIPs", default=())
     conditions: tuple[PodCondition, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
 

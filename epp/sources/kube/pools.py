@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from epp.base.errors import ConfigError
 from epp.base.types import METRICS_PLACE, ROLES, Address, Endpoint, EndpointName, Role
@@ -36,9 +36,7 @@ _log = logging.getLogger(__name__)
 _POOLS: Final = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 _PODS: Final = "/api/v1/namespaces/{}/pods"
 _GATHER_S: Final = 0.1
-AddressFamily = Literal["Primary", "IPv4", "IPv6"]
 _MOST_ADAPTERS = 4096
-_VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
 
 
 class PoolWatch:
@@ -56,14 +54,15 @@ class PoolWatch:
         on_pool: Callable[[], None],
     ) -> None:
         self.name = name
+        self.discovery = Discovery(pool=name)
+        self.exists = bool(settings.selector)
+        """Whether the pool exists, so that policies may target it."""
         self._access = access
         self._settings = settings
         self._on_change = on_change
         self._on_pool = on_pool
-        self._followed: tuple[Mapping[str, str], Sequence[int]] = {}, ()
-        """Labels and ports of the pods."""
-        self._discovery = self._new_discovery()
-        self._found: Sequence[Found] = ()
+        self._labels: Mapping[str, str] = {}
+        """Labels of the pods that are followed."""
         # By name, as in the picker's Role: RBAC allows listing a single object.
         selectors = (("fieldSelector", f"metadata.name={name}"),)
         source = ListSource("pool", Pool, _POOLS.format(access.namespace), selectors)
@@ -71,8 +70,6 @@ class PoolWatch:
         self._pods: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
-        self.exists = bool(settings.selector)
-        """Whether the pool exists, so that policies may target it."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
@@ -85,17 +82,6 @@ class PoolWatch:
     def known(self) -> bool:
         """Whether the pods of the current pool have been listed, or are known not to exist."""
         return self._pods.synced if self._pods is not None else self._pool.synced
-
-    @property
-    def changed(self) -> bool:
-        """Whether the endpoints may differ from those that `found` returned last."""
-        return self.known and self._discovery.changed
-
-    def found(self) -> Sequence[Found]:
-        """Return the endpoints: those from before while the pods of a new watch are not listed yet."""
-        if self.changed:
-            self._found = self._discovery.found()
-        return self._found
 
     def replace(self, pools: Iterable[Pool]) -> None:
         pool = next(iter(pools), None)
@@ -118,38 +104,37 @@ class PoolWatch:
             self._on_pool()
 
     def check_integrity(self) -> None:
-        self._discovery.check_integrity()
-        assert (self._pods is None) == (self._task is None)
+        self.discovery.check_integrity()
+        assert (self._pods is None) == (self._task is None) == (not self._labels)
         assert self.exists or self._pods is None, "pods are followed for a pool that exists"
 
     def _follow(self, labels: Mapping[str, str], ports: Sequence[int]) -> None:
-        """Follow the pods with these labels. Without labels there are none."""
-        if labels and (labels, ports) == self._followed:
+        """Follow the pods with these labels. Without labels there are none. The endpoints of the pods before
+        stay until the new pods are listed.
+        """
+        if labels and (labels, ports) == (self._labels, self.discovery.ports):
             return
         if self._task is not None:
             self._task.cancel()
         self._task = self._pods = None
-        self._followed = labels, ports
-        self._discovery = self._new_discovery()
+        self._labels, self.discovery.ports = labels, ports
         if not labels:
+            self.discovery.replace(())
+            self.discovery.changed = True  # the pool may have gone, although it had no endpoints
             return
         assert self._group is not None, "pods are followed only inside run()"
         selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
         selectors = (("labelSelector", selector), ("fieldSelector", "status.phase=Running"))
         source = ListSource("pods", Pod, _PODS.format(self._access.namespace), selectors)
-        self._pods = Reflector(self._access, source, sink=self._discovery, on_change=self._on_change)
+        self._pods = Reflector(self._access, source, sink=self.discovery, on_change=self._on_change)
         self._task = self._group.create_task(
             self._access.keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
         )
 
-    def _new_discovery(self) -> Discovery:
-        _, ports = self._followed
-        return Discovery(pool=self.name, family=self._settings.address_family, ports=ports)
-
 
 class Pools:
-    """`on_endpoints` gets every new list, and the names of the existing pools. `on_pool` is called when a
-    pool comes or goes.
+    """`on_endpoints` gets every new list, the names of the existing pools, and those of the pools in which a
+    server is starting. `on_pool` is called when a pool comes or goes.
     """
 
     def __init__(
@@ -157,7 +142,7 @@ class Pools:
         access: Access,
         settings: Kubernetes,
         *,
-        on_endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None],
+        on_endpoints: Callable[[Sequence[Endpoint], frozenset[str], frozenset[str]], None],
         on_pool: Callable[[], None],
     ) -> None:
         self._access = access
@@ -200,14 +185,16 @@ class Pools:
         """Pass on the endpoints when they have changed. The first list waits until all pools are known.
         Raises ConfigError if they cannot be used at the moment, as on a full disk.
         """
-        handed_on: tuple[list[Endpoint], frozenset[str]] | None = None
+        handed_on: tuple[list[Endpoint], frozenset[str], frozenset[str]] | None = None
+        watches = self._watches
         self._changed.set()  # after a failure, the same endpoints are passed on again
         while True:
             await self._changed.wait()
             self._changed.clear()
-            heard_of_all = self.settled or all(watch.known for watch in self._watches)
-            if heard_of_all and (handed_on is None or any(watch.changed for watch in self._watches)):
-                news = united([watch.found() for watch in self._watches]), self.existing
+            heard_of_all = self.settled or all(watch.known for watch in watches)
+            if heard_of_all and (handed_on is None or any(watch.discovery.changed for watch in watches)):
+                starting = frozenset(watch.name for watch in watches if watch.discovery.starting)
+                news = united([watch.discovery.found() for watch in watches]), self.existing, starting
                 if news != handed_on:
                     try:
                         self._on_endpoints(*news)
@@ -229,22 +216,27 @@ class Discovery:
     endpoints have been asked for.
     """
 
-    def __init__(self, *, pool: str, family: AddressFamily, ports: Sequence[int]) -> None:
+    def __init__(self, *, pool: str, ports: Sequence[int] = ()) -> None:
         self._pool = pool
-        self._family = family
-        self._ports = ports
+        self.ports = ports
         self._servers: dict[str, Sequence[Found]] = {}
+        """A pod that is starting has no endpoints yet."""
         self.changed = True
 
+    @property
+    def starting(self) -> bool:
+        """Whether a server of the pool is starting."""
+        return not all(self._servers.values())
+
     def replace(self, pods: Iterable[Pod]) -> None:
-        servers = {pod.metadata.name: found for pod in pods if (found := self._endpoints(pod))}
+        servers = {pod.metadata.name: found for pod in pods if (found := self._endpoints(pod)) is not None}
         if servers != self._servers:
             self._servers = servers
             self.changed = True
 
     def put(self, pod: Pod) -> None:
         found = self._endpoints(pod)
-        if not found:
+        if found is None:
             self.remove(pod)
         elif self._servers.get(pod.metadata.name) != found:
             self._servers[pod.metadata.name] = found
@@ -262,14 +254,16 @@ class Discovery:
     def check_integrity(self) -> None:
         changed, endpoints = self.changed, united([self.found()])
         assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
-        assert len(endpoints) <= len(self._servers) * len(self._ports)
+        assert len(endpoints) <= len(self._servers) * len(self.ports)
         self.changed = changed
 
-    def _endpoints(self, pod: Pod) -> Sequence[Found]:
-        """Return the endpoints of a pod. There are none if the pod gets no requests now."""
-        host = _host(pod, self._family)
-        if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
-            return ()
+    def _endpoints(self, pod: Pod) -> Sequence[Found] | None:
+        """Return the endpoints of a pod. There are none while it starts. None: it cannot serve."""
+        host = _host(pod)
+        if not host or not self.ports or pod.metadata.deletion_timestamp is not None:
+            return None
+        if not _ready(pod):
+            return () if _starts(pod) else None
         annotations = pod.metadata.annotations
         model = annotations.model if len(annotations.model) <= MAX_NAME_CHARS else ""
         adapters = _adapters(annotations.adapters)
@@ -294,7 +288,7 @@ class Discovery:
                     behind=Address(host, front) if front else None,
                 ),
             )
-            for rank, port in enumerate(self._ports)
+            for rank, port in enumerate(self.ports)
         ]
 
 
@@ -330,6 +324,13 @@ def _ready(pod: Pod) -> bool:
     return statuses.get("Ready") == "True" or all(statuses.get(part) == "True" for part in parts)
 
 
+def _starts(pod: Pod) -> bool:
+    """Return whether a container runs whose startup probe has not passed yet, so that the pod will be ready
+    soon. A container that waits after a crash does not run.
+    """
+    return any(c.started is False and "running" in c.state for c in pod.status.container_statuses)
+
+
 def pool_ports(pool: Pool) -> tuple[int, ...]:
     """Return the target ports, each once. Numbers that are not ports are left out."""
     return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
@@ -354,20 +355,9 @@ def _port(text: str) -> int:
     return int(text) if len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65_536 else 0
 
 
-def _host(pod: Pod, family: AddressFamily) -> str:
-    """Return the pod's address of this family, in the spelling by which `Address` compares. A pod without
-    such an address is reached at its primary address.
-    """
-    addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
-    wanted = _VERSIONS.get(family)
-    for ip in addresses:
-        if wanted in (None, ip.version):
-            return str(ip)
-    return str(addresses[0]) if addresses else ""
-
-
-def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _host(pod: Pod) -> str:
+    """Return the pod's primary address, in the spelling by which `Address` compares. Empty: it has none."""
     try:
-        return ipaddress.ip_address(text)
+        return str(ipaddress.ip_address(pod.status.pod_ip))
     except ValueError:
-        return None
+        return ""

@@ -120,8 +120,8 @@ class Reflector(Generic[T]):
         self._pauses = Pauses(access.rng, longest_s=_LONGEST_PAUSE_S)
         self._version = ""
         """The version from which a watch can continue. Empty: list first."""
-        self._complaint = ""
-        self._answers: bool | None = None
+        self._complaint: str | None = None
+        """Why it cannot be followed now. Empty: it can. None: nobody has asked yet."""
         self._unreadable = ""
         """The last message about an object, or its status, that cannot be read."""
         self._object = msgspec.json.Decoder(source.kind)
@@ -130,20 +130,19 @@ class Reflector(Generic[T]):
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            started, asked_s = loop.time(), 0.0
+            started = loop.time()
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
             except ApiError as error:
-                asked_s = error.retry_after_s
                 if error.status == _GONE:
                     self._version = ""
                 else:
                     self._report(error)
             if loop.time() - started >= _LIVED_S:
                 self._pauses.reset()
-            await asyncio.sleep(self._pauses.next_s(at_least_s=asked_s))
+            await asyncio.sleep(self._pauses.next_s())
 
     def check_integrity(self) -> None:
         assert self.synced or not self._version, "a version comes with a list"
@@ -240,13 +239,12 @@ class Reflector(Generic[T]):
     def _report(self, error: ApiError | None = None) -> None:
         """Log each reason once, and say when the connection comes or goes."""
         complaint = "" if error is None else f"{error.status} {error}" if error.status else "unreachable"
-        if complaint != self._complaint:
-            self._complaint, what = complaint, self._source.what
-            if error is None:
-                _log.info("watching %s works again", what)
-            else:
-                advice = _ADVICE.get(error.status, "")
-                _log.error("cannot watch %s; the last known state stays in use: %s%s", what, error, advice)
-        if self._answers != (error is None):
-            self._answers = error is None
-            self._on_state(self._source.what, self._answers)
+        if complaint == self._complaint:
+            return
+        before, self._complaint, what = self._complaint, complaint, self._source.what
+        if error is not None:
+            advice = _ADVICE.get(error.status, "")
+            _log.error("cannot watch %s; the last known state stays in use: %s%s", what, error, advice)
+        elif before:
+            _log.info("watching %s works again", what)
+        self._on_state(what, error is None)

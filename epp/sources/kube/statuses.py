@@ -34,8 +34,6 @@ _WRITES_AT_ONCE: Final = 20
 _AGAIN_S: Final = 5.0
 """The same result is not written to an object again before this time has passed. It bounds the writes if one
 fails, if an older CRD drops a field, or if a picker of another release has another result."""
-_FIRST: Final = frozenset({"Invalid", "Programmed", "DryRun"})
-"""Objects with one of these reasons are written first, then those without a status."""
 
 C = TypeVar("C")
 Status: TypeAlias = PolicyStatus | ClaimStatus
@@ -164,7 +162,7 @@ class StatusWriter:
             if now - since[key] >= each.after_s and self._tried.get(seen.uid, ("", now))[0] != each.status:
                 due.append((each, status))
         self._since = since
-        for each, status in sorted(due, key=lambda one: _turn(one[0]))[:_WRITES_AT_ONCE]:
+        for each, status in due[:_WRITES_AT_ONCE]:
             self._tried[each.claim.metadata.uid] = (each.status, now)
             await self._write(each, status)
 
@@ -178,12 +176,6 @@ class StatusWriter:
                 _log.error("cannot write %s/status and will try again: %s", each.claim.path, error)
             return
         self._complaint = ""
-
-
-def _turn(each: Wanted) -> int:
-    if any(one.reason in _FIRST for one in each.status.conditions):
-        return 0
-    return 2 if each.claim.status.conditions else 1
 
 
 def _complete(each: Wanted, *, time_text: str) -> Status:

@@ -1,7 +1,7 @@
 """The kubelet of one node: `python -m tests.harness.kubelet --config FILE`, started by `running`.
 
 Registers the node as system:node:NAME, renews its lease, follows the pods bound to it, and answers a test on
-a unix socket (what runs, its use of CPU and memory, a signal for a container). All its files are in FILE's
+a unix socket (what runs, a signal for a container). All its files are in FILE's
 folder. It must be process 1 of PID and mount namespaces of its own, so that the kernel ends every container
 when it ends.
 """
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ from aiohttp import web
 
 from tests.harness.kubelet.api import Api, ApiError
 from tests.harness.kubelet.images import ImageTable
-from tests.harness.kubelet.namespaces import NetworkNamespace, link
+from tests.harness.kubelet.namespaces import NetworkNamespace, link, unlink
 from tests.harness.kubelet.pod import Pod
 from tests.harness.kubelet.services import Services
 
@@ -32,8 +33,6 @@ _LEASE_S: Final = 10
 _RETRY_S: Final = 1.0
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _CAPACITY: Final = {"cpu": "64", "memory": "512Gi", "pods": "500", "ephemeral-storage": "100Gi"}
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class KubeletConfig(msgspec.Struct, frozen=True):
@@ -43,6 +42,8 @@ class KubeletConfig(msgspec.Struct, frozen=True):
     node_kubeconfig: str
     proxy_kubeconfig: str
     images: ImageTable
+    addresses: int
+    """After so many addresses, pods get those of pods that have ended."""
 
 
 class Kubelet:
@@ -68,6 +69,8 @@ class Kubelet:
         self._pods: dict[str, Pod] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._plugged = 0
+        self._free: deque[str] = deque()
+        """Addresses of pods that have ended."""
 
     async def run(self) -> None:
         """Run the node until the process ends."""
@@ -89,14 +92,21 @@ class Kubelet:
         return self._services.hosts(namespace)
 
     def plug(self, pod: NetworkNamespace) -> str:
-        self._plugged += 1
-        number = self._plugged + 255  # The ranges begin with 10.244.1.0.
-        address = f"10.244.{number >> 8}.{number & 255}"
-        link(self.network, pod, name=f"pod{self._plugged}", address=f"{address}/16", bridge=_BRIDGE)
+        if self._plugged >= self.config.addresses and self._free:
+            address = self._free.popleft()
+        else:
+            self._plugged += 1
+            number = self._plugged + 255  # The ranges begin with 10.244.1.0.
+            address = f"10.244.{number >> 8}.{number & 255}"
+        link(self.network, pod, address=address, bridge=_BRIDGE)
         pod.ip(f"route add default via {self.address}")
         # Container runtimes set this value, so that users other than root can listen on port 80.
         pod.set("net/ipv4/ip_unprivileged_port_start", "0")
         return address
+
+    def unplug(self, address: str) -> None:
+        unlink(self.network, address)
+        self._free.append(address)
 
     async def _register(self) -> None:
         name = self.config.node
@@ -192,8 +202,7 @@ class Kubelet:
 
     async def _show(self, request: web.Request) -> web.Response:
         pods = {
-            pod.name: {c.name: _usage(c.pid) for c in pod.containers if c.pid is not None}
-            for pod in self._pods.values()
+            pod.name: [c.name for c in pod.containers if c.pid is not None] for pod in self._pods.values()
         }
         return web.json_response({"network_fd": self.network.fd, "pods": pods})
 
@@ -207,20 +216,6 @@ class Kubelet:
                     container.kill(int(wanted["number"]))
                     return web.Response(text=str(container.pid))
         raise web.HTTPNotFound(text=f"{wanted['container']} of {wanted['pod']} does not run")
-
-
-def _usage(pid: int) -> dict[str, float]:
-    """Return CPU and memory of a container's first process and of the processes that it started."""
-    cpu_s, rss_bytes = 0.0, 0
-    pending = [pid]
-    while pending:
-        current = pending.pop()
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
-            cpu_s += (int(fields[11]) + int(fields[12])) / _TICKS
-            rss_bytes += int(fields[21]) * _PAGE_BYTES
-            pending += _children(current)
-    return {"pid": pid, "cpu_s": cpu_s, "rss_bytes": rss_bytes}
 
 
 def _children(pid: int) -> list[int]:

@@ -70,15 +70,27 @@ class NetworkNamespace:
         self._thread.shutdown()
 
 
-def link(node: NetworkNamespace, pod: NetworkNamespace, *, name: str, address: str, bridge: str) -> None:
-    """Connect the pod's namespace to the node's bridge. `address` has its prefix length."""
-    inherited = f"/proc/{os.getpid()}/fd/{pod.fd}"
+def link(node: NetworkNamespace, pod: NetworkNamespace, *, address: str, bridge: str) -> None:
+    """Connect the pod's namespace to the node's bridge, at an address of its network of 16 bits."""
+    inherited, name = f"/proc/{os.getpid()}/fd/{pod.fd}", _name(address)
+    # A later pod at this address has the same hardware address, so that no neighbour looks for the old one.
+    hardware = ":".join(f"{part:02x}" for part in (2, 0, *map(int, address.split("."))))
     node.ip(
-        f"link add {name} type veth peer name eth0 netns {inherited}",
+        f"link add {name} type veth peer name eth0 address {hardware} netns {inherited}",
         f"link set {name} master {bridge}",
         f"link set {name} up",
     )
-    pod.ip("link set lo up", f"address add {address} dev eth0", "link set eth0 up")
+    pod.ip("link set lo up", f"address add {address}/16 dev eth0", "link set eth0 up")
+
+
+def unlink(node: NetworkNamespace, address: str) -> None:
+    with contextlib.suppress(OSError):  # the kernel may have removed it with the pod's namespace
+        node.ip(f"link delete {_name(address)}")
+
+
+def _name(address: str) -> str:
+    """Return the name of the node's end of the link."""
+    return f"pod-{address.partition('.')[2].partition('.')[2]}"
 
 
 def _enter(existing: Path | None) -> int:

@@ -45,6 +45,9 @@ class Node(Protocol):
     def plug(self, pod: NetworkNamespace) -> str:
         """Connect a pod's namespace. Return the pod's address."""
 
+    def unplug(self, address: str) -> None:
+        """Take back the address of a pod that has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Objects:
@@ -134,6 +137,7 @@ class Pod:
                 container.kill(9)
             await asyncio.gather(*helpers, running, *self._tasks, return_exceptions=True)
             self._network.close()
+            self._node.unplug(self._address)
 
     def write_hosts(self) -> None:
         """Write the hosts file in place, because the containers see this very file."""

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -37,17 +36,6 @@ _TOOLS: Final = ("ip", "nsenter", "unshare")
 
 class NodeError(Exception):
     """The kubelet did not start, or died. The message ends with its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The usage of one container: the sum of its first process and of all processes that this process
-    started.
-    """
-
-    pid: int
-    cpu_s: float
-    rss_bytes: int
 
 
 class RunningNode:
@@ -75,17 +63,10 @@ class RunningNode:
         own = f"/proc/{os.getpid()}/fd/{self._network.fd}"
         return tethered(["nsenter", f"--net={own}", "--", *command])
 
-    def usage(self, pod: str, container: str) -> Usage:
-        """Return the usage of each container. `pod` is namespace/name. Raise KeyError if the pod does not
-        run.
-        """
-        return msgspec.convert(_control(self.folder, "GET", "/")["pods"][pod][container], Usage)
-
     def running(self) -> dict[str, list[str]]:
         """Return the containers that have a process, by namespace/name of their pod."""
-        return {
-            pod: sorted(containers) for pod, containers in _control(self.folder, "GET", "/")["pods"].items()
-        }
+        found: dict[str, list[str]] = _control(self.folder, "GET", "/")["pods"]
+        return found
 
     def signal(self, pod: str, container: str, number: int) -> None:
         """Send a signal to the first process of a container from outside. `pod` is namespace/name."""
@@ -127,9 +108,10 @@ def running_node(
     images: Mapping[str, Image],
     folder: Path,
     name: str = "node-1",
+    addresses: int = 60_000,
 ) -> Iterator[RunningNode]:
-    """Run a node of `plane` until the block ends. `folder` receives logs and the pods' files. Raise NodeError
-    if the node cannot be started.
+    """Run a node of `plane` until the block ends. `folder` receives logs and the pods' files. After so many
+    `addresses`, pods get those of pods that have ended. Raise NodeError if the node cannot be started.
     """
     _check_machine()
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +120,7 @@ def running_node(
         "node_kubeconfig": str(plane.kubeconfig_for_node(name)),
         "proxy_kubeconfig": str(plane.kubeconfig_for_proxy()),
         "images": {"images": dict(images)},
+        "addresses": addresses,
     }
     (folder / "kubelet.json").write_bytes(msgspec.json.encode(config))
     kubelet = [sys.executable, "-m", "tests.harness.kubelet", "--config", str(folder / "kubelet.json")]

@@ -67,7 +67,7 @@ def test_a_cluster_needs_only_a_pool_or_a_selector_with_ports(file: Path) -> Non
     file.write_text("kubernetes: {pool: p, selector: {app: vllm}, targetPorts: [8000, 8001]}")
     cluster = load_config(file).kubernetes
     assert cluster is not None
-    assert (cluster.names, cluster.target_ports, cluster.address_family) == (("p",), (8000, 8001), "Primary")
+    assert (cluster.names, cluster.target_ports) == (("p",), (8000, 8001))
     file.write_text("kubernetes: {pools: [b, a]}")
     cluster = load_config(file).kubernetes
     assert cluster is not None

@@ -84,6 +84,21 @@ def test_without_the_setting_a_request_gets_its_error_at_once() -> None:
         pool.offer("r")
 
 
+def test_by_default_a_request_waits_while_a_server_starts() -> None:
+    pool = Empty(Flow(ttl_seconds=20))
+    pool.picker.set_starting({"pool"})
+    assert pool.picker.flow_decides
+    for name in ("first", "second"):
+        pool.offer(name)
+    pool.pump(now=20.0)
+    assert pool.fates == {}
+    pool.pump(now=21.5)
+    assert [fate.status for fate in pool.fates.values() if isinstance(fate, PickError)] == [503, 503]
+    pool.picker.set_starting(frozenset())
+    with pytest.raises(NoEndpointError):
+        pool.offer("third")
+
+
 def test_the_waiting_requests_and_their_bytes_are_bounded() -> None:
     for bounds in (WaitingSettings(max_requests=3), WaitingSettings(max_bytes=300)):
         pool = Empty(Flow(wait_for_server_seconds=60, in_all=bounds))

@@ -26,6 +26,8 @@ def pod(
     parts: Mapping[str, bool] | None = None,
     gates: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
+    started: bool = True,
+    state: str = "running",
 ) -> Pod:
     """Return a pod. `ports` and `restarts` are by container; by default there is one container, `vllm`.
     `parts` are conditions besides Ready. `gates` are the names of conditions that the pod has as readiness
@@ -63,6 +65,8 @@ def pod(
                 {
                     "name": container,
                     "ready": ready,
+                    "started": started,
+                    "state": {state: {}},
                     "restartCount": restarts.get(container, 0),
                     "containerID": f"containerd://{name}-{container}-{restarts.get(container, 0)}",
                 }

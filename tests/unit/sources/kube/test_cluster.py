@@ -64,7 +64,7 @@ class News:
         self.objectives: dict[str, int] = {}
         self.rewrites = Rewrites(())
         self.hooks = Hooks(
-            endpoints=lambda found, _: self.take_endpoints(*found),
+            endpoints=lambda found, *_: self.take_endpoints(*found),
             policies=self.take_policies,
             served=lambda: None,
             followed=self.followed.__setitem__,

@@ -9,19 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 from epp.base.types import Address, Endpoint, Role
-from epp.sources.kube.pools import (
-    AddressFamily,
-    Discovery,
-    pool_ports,
-    united,
-)
+from epp.sources.kube.pools import Discovery, pool_ports, united
 from tests.unit.sources.kube.objects import pod, pool
 
 
-def discovery(
-    *pods: object, ports: Sequence[int] = (8000,), family: AddressFamily = "Primary", pool: str = "vllm"
-) -> Discovery:
-    made = Discovery(pool=pool, family=family, ports=ports)
+def discovery(*pods: object, ports: Sequence[int] = (8000,), pool: str = "vllm") -> Discovery:
+    made = Discovery(pool=pool, ports=ports)
     made.replace(pods)  # type: ignore[arg-type]  # pods as `pod` makes them
     made.check_integrity()
     return made
@@ -58,6 +51,15 @@ def test_a_ready_pod_is_an_endpoint_on_every_target_port() -> None:
 )
 def test_a_pod_that_cannot_serve_is_no_endpoint(other: object) -> None:
     assert shown(discovery(pod("a", "10.0.0.1"), other)) == ["a:8000 10.0.0.1:8000"]
+
+
+def test_a_pod_starts_until_its_startup_probe_has_passed() -> None:
+    found = discovery(pod("a", "10.0.0.1", ready=False, started=False))
+    assert (found.starting, shown(found)) == (True, [])
+    found.put(pod("a", "10.0.0.1", ready=False))
+    assert (found.changed, found.starting) == (True, False)
+    found.put(pod("a", "10.0.0.1", ready=False, started=False, state="waiting"))
+    assert not found.starting, "it waits after a crash"
 
 
 def test_a_ready_pod_on_a_silent_node_stays() -> None:
@@ -121,18 +123,10 @@ def test_a_new_pod_with_an_old_name_and_address_is_another_incarnation() -> None
     assert incarnation(pod("a", "10.0.0.1", uid="1")) != incarnation(pod("a", "10.0.0.1", uid="2"))
 
 
-@pytest.mark.parametrize(
-    ("family", "host"),
-    [("Primary", "10.0.0.1"), ("IPv4", "10.0.0.1"), ("IPv6", "fd00::1")],
-)
-def test_a_dual_stack_pod_is_reached_by_the_configured_family(family: AddressFamily, host: str) -> None:
-    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1", "fd00:0:0::1"), family=family))
+@pytest.mark.parametrize(("said", "host"), [("10.0.0.1", "10.0.0.1"), ("fd00:0:0::1", "fd00::1")])
+def test_a_pod_is_reached_at_its_primary_address(said: str, host: str) -> None:
+    (endpoint,) = endpoints(discovery(pod("a", said, "10.0.0.9")))
     assert endpoint.address == Address(host, 8000)
-
-
-def test_pod_without_the_configured_family_is_reached_by_its_other_address() -> None:
-    (endpoint,) = endpoints(discovery(pod("a", "10.0.0.1"), family="IPv6"))
-    assert endpoint.address == Address("10.0.0.1", 8000)
 
 
 def test_the_younger_of_two_pods_with_one_address_is_the_endpoint() -> None:

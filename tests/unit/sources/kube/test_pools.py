@@ -78,16 +78,20 @@ class ReceivedLists:
         self.followed: dict[str, bool] = {}
         self.failures = 0
         """How often from now on the endpoints cannot be used."""
+        self.starting: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         rng = random.Random(1)
         access = Access(server, "n", on_state=self.followed.__setitem__, keep=Sources(rng=rng).keep, rng=rng)
         self.pools = Pools(access, Kubernetes(pools=names), on_endpoints=self._take, on_pool=lambda: None)
 
-    def _take(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> None:
+    def _take(
+        self, endpoints: Sequence[Endpoint], existing: frozenset[str], starting: frozenset[str]
+    ) -> None:
         if self.failures:
             self.failures -= 1
             raise OSError("the disk is full")
         assert existing == self.pools.existing
+        self.starting = starting
         self.told.append([f"{e.name} {e.pool}" for e in endpoints])
         self._news.set()
 
@@ -139,6 +143,14 @@ async def test_a_pool_can_come_and_go_while_another_stays() -> None:
         await server.remove("a")
         assert await found.next() == ["y:9000 b"]
         assert found.pools.existing == {"b"}
+
+
+async def test_the_picker_hears_in_which_pools_a_server_starts() -> None:
+    server = two_pools()
+    server.pods["model=b"] = [pod("y", "10.0.0.2", ready=False, started=False)]
+    async with following_pools(server, "a", "b") as found:
+        assert await found.next() == ["x:8000 a"]
+        assert found.starting == {"b"}
 
 
 async def test_the_picker_also_hears_that_a_pool_without_pods_was_deleted() -> None:

@@ -226,7 +226,7 @@ async def test_before_the_first_list_nothing_is_known() -> None:
         ApiError("refused"), ApiError("forbidden", status=403), page_of_objects(5)
     )
     assert server.asked == ["list", "list", "list", "watch 5"]
-    assert names.states == [False, True]
+    assert names.states == [False, False, True]
     assert reflector.synced
 
 

@@ -1,0 +1,283 @@
+"""Acts of the second day that `test_whole_story` leaves out, under load: the first server of an empty pool,
+long streams across a deletion, an address that another pod had, a drained node, a renewed certificate.
+Clients speak TLS, and each pod runs two pickers. The control plane, Prometheus, Envoy, the pickers and the
+model servers are real. A stand-in kubelet runs the pods. This is one test, because all acts share the
+releases. docs/upgrade.md has its table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.cluster.installed import CHARTS, IMAGES, MODEL, SERVERS, Installed
+from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
+from tests.cluster.test_whole_story import (
+    AT_LEAST_IN_FLIGHT,
+    IN_FLIGHT,
+    LONGEST_ANSWER_S,
+    NAMESPACE,
+    SERVER_ARGUMENTS,
+    pods_are,
+)
+from tests.cluster_env.control_plane import ControlPlane
+from tests.cluster_env.preparing import create_namespace, install_inference_pool
+from tests.harness.certificate import make_certificate
+from tests.harness.kubelet.running import RunningNode, running_node
+from tests.harness.processes import managed_process, wait_until
+from tests.harness.promtool import program
+
+pytest_plugins = ["tests.cluster_env.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+PROMETHEUS: Final = "127.0.0.1:9999"
+WORKERS: Final = 2
+LONG_TOKENS: Final = 600
+LONG_STREAMS: Final = 6
+ADDRESSES: Final = 7
+"""Addresses of the node: those of the pods at rest and one more, so that the pods that come later have the
+addresses of pods that ended."""
+NODE: Final = "node-1"
+
+
+async def test_the_acts_of_the_second_day_fail_no_request(
+    own_cluster: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_namespace(own_cluster, NAMESPACE)
+    install_inference_pool(own_cluster)
+    own_cluster.kubectl("apply", "--server-side", "-f", CHARTS.parent / "crds")
+    site, certificates = Installed(own_cluster, NAMESPACE), tmp_path / "certificates"
+    certificates.mkdir()
+    trusted = trusting(certificates, "first", "second")
+    await use_certificate(site, certificates, "first")
+    with running_node(
+        own_cluster, images=IMAGES, folder=tmp_path / "node", name=NODE, addresses=ADDRESSES
+    ) as node:
+        await install(site)
+        url = (await site.url()).replace("http:", "https:")
+        connector = node.connector(force_close=True, limit=0, ssl=trusted)
+        said = await from_zero(site, node, url, trusted, folder=tmp_path)
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
+        await site.rolled_out(SERVERS)
+        assert "Succeeded" in await site.helm("test", "gateway")
+        async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="at rest") as load:
+            try:
+                await long_streams_outlive_their_pod(site, node, load, url, trusted)
+                await an_address_serves_again(site, node, load)
+                await the_node_is_drained(site, node, load)
+                await the_certificate_is_renewed(site, node, load, certificates)
+            finally:
+                with capsys.disabled():
+                    print(f"\n{load.table()}\n{said}\n")
+            load.check(at_least=AT_LEAST_IN_FLIGHT)
+
+
+async def install(site: Installed) -> None:
+    """Install both releases, without a model server."""
+    await asyncio.gather(
+        site.upgrade(
+            "servers",
+            "model-server",
+            engine="simulated",
+            replicas=0,
+            profile__model=MODEL,
+            simulated__args=SERVER_ARGUMENTS,
+            longestAnswerSeconds=LONGEST_ANSWER_S,
+        ),
+        site.upgrade(
+            "gateway",
+            "prefix-gateway",
+            autoscaling__enabled=False,
+            replicas=2,
+            tls__secretName="clients",
+            config__workers=WORKERS,
+            config__envoy__maxMessageTimeoutSeconds=600,
+            longestAnswerSeconds=LONGEST_ANSWER_S,
+        ),
+    )
+    await site.apply(await site.policy("routing", flow={"waitForServerSeconds": 600}))
+    await site.wait_policy("routing", "Programmed", status="True")
+
+
+@asynccontextmanager
+async def prometheus(site: Installed, node: RunningNode, folder: Path) -> AsyncIterator[None]:
+    """Run Prometheus in the network of the node. It reads the pickers as an operator's scrape would."""
+    pods = await site.pods("gateway", component="gateway")
+    targets = [f"{pod['status']['podIP']}:{port}" for pod in pods for port in range(9090, 9090 + WORKERS)]
+    scrape = {"targets": targets, "labels": {"namespace": NAMESPACE}}
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [{"job_name": "pickers", "static_configs": [scrape]}],
+    }
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    options = (
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'prometheus'}",
+        f"--web.listen-address={PROMETHEUS}",
+    )
+    command = node.inside([str(program("prometheus")), *options])
+    async with managed_process("prometheus", command, directory=folder):
+        yield
+
+
+async def kedas_query(site: Installed) -> str:
+    """Return the query of the ScaledObject that the chart makes for a pool that may have no server."""
+    keda = "autoscaling.keda.enabled=true,autoscaling.keda.prometheus=http://p:9090"
+    values = ("--set", f"engine=simulated,autoscaling.enabled=true,autoscaling.minReplicas=0,{keda}")
+    rendered = await site.helm("template", "servers", CHARTS / "model-server", *values)
+    (scaled,) = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "ScaledObject"]
+    return str(scaled["spec"]["triggers"][0]["metadata"]["query"])
+
+
+async def from_zero(
+    site: Installed, node: RunningNode, url: str, trusted: ssl.SSLContext, *, folder: Path
+) -> str:
+    """Send a request to a pool without a server. The test starts the first server as KEDA does: when the
+    value of the query is above 0. Return what happened.
+    """
+    query = await kedas_query(site)
+    async with (
+        prometheus(site, node, folder),
+        aiohttp.ClientSession(connector=node.connector(force_close=True, ssl=trusted)) as session,
+    ):
+
+        async def values(of: str) -> list[float]:
+            """Return the values of a query. There are none before Prometheus runs."""
+            try:
+                async with session.get(f"http://{PROMETHEUS}/api/v1/query", params={"query": of}) as answer:
+                    return [float(each["value"][1]) for each in (await answer.json())["data"]["result"]]
+            except aiohttp.ClientConnectionError:
+                return []
+
+        async def share() -> bool:
+            return await values("count(epp_sharing_peers >= 1)") == [2 * WORKERS]
+
+        async def asks_for_a_server() -> bool:
+            return await values(query) == [1.0]
+
+        await wait_until(share, what="all pickers share, as Prometheus sees them", timeout_s=120)
+        assert await values(query) == [], "no load is known, so KEDA changes nothing"
+        began_at = time.monotonic()
+        asked = asyncio.create_task(send_completion(session, url, "the first of all", model=MODEL))
+        await wait_until(asks_for_a_server, what="the query asks for a server", timeout_s=60)
+        shown_s = time.monotonic() - began_at
+        assert not asked.done(), asked
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=1")
+        outcome = await asked
+    assert not outcome.fault, outcome.fault
+    return f"from zero: shown after {shown_s:.1f} s, answered after {outcome.seconds:.1f} s"
+
+
+async def long_streams_outlive_their_pod(
+    site: Installed, node: RunningNode, load: SteadyLoad, url: str, trusted: ssl.SSLContext
+) -> None:
+    """A pod is deleted in the middle of long answers. It stays until it has sent them."""
+    with load.phase("a pod deleted, with long streams") as phase:
+        async with aiohttp.ClientSession(connector=node.connector(force_close=True, ssl=trusted)) as session:
+            streams = [
+                asyncio.create_task(
+                    send_completion(session, url, f"long {n}", model=MODEL, streamed=True, tokens=LONG_TOKENS)
+                )
+                for n in range(LONG_STREAMS)
+            ]
+            await load.answers(LONG_STREAMS)
+            assert not any(stream.done() for stream in streams)
+            victim = (await site.pods("servers"))[0]["metadata"]["name"]
+            await site.kubectl("delete", "pod", victim, "--wait=false")
+            phase.outcomes += await asyncio.gather(*streams)
+        await site.rolled_out(SERVERS)
+        await pods_are(site, node, "servers", 3)
+
+
+async def an_address_serves_again(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
+    """A new server gets the address of a server that has ended."""
+
+    async def addresses() -> set[str]:
+        return {pod["status"]["podIP"] for pod in await site.pods("servers")}
+
+    with load.phase("an address used again"):
+        ended = await addresses()
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=2")
+        await pods_are(site, node, "servers", 2)
+        stayed = await addresses()
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=4")
+        await site.rolled_out(SERVERS)
+        await load.answers(IN_FLIGHT)
+        assert await addresses() - stayed & ended, "a new pod has an address that was free"
+        await site.kubectl("scale", f"deployment/{SERVERS}", "--replicas=3")
+        await pods_are(site, node, "servers", 3)
+
+
+async def the_node_is_drained(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
+    """The node is closed to new pods and every pod is evicted, by the disruption budgets. The same node, open
+    again, then stands for the one to which the pods move.
+    """
+    before = {pod["metadata"]["name"] for pod in (await site.get("pods"))["items"]}
+    with load.phase("the node drained"):
+        command = ("drain", NODE, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
+        drain = asyncio.create_task(site.kubectl(*command))
+
+        async def closed() -> bool:
+            return bool((await site.get("node", NODE))["spec"].get("unschedulable"))
+
+        await wait_until(closed, what="the node is closed")
+        await site.kubectl("uncordon", NODE)
+        await drain
+        await site.kubectl("wait", "--for=condition=Available", "deployment", "--all", "--timeout=240s")
+        await pods_are(site, node, "servers", 3)
+        await load.answers(IN_FLIGHT)
+    assert not before & {pod["metadata"]["name"] for pod in (await site.get("pods"))["items"]}
+
+
+def trusting(folder: Path, *names: str) -> ssl.SSLContext:
+    """Return a context that trusts new certificates of these names, for any address."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    for name in names:
+        if not (folder / f"{name}.crt").exists():
+            make_certificate(folder, name)
+        context.load_verify_locations(cafile=str(folder / f"{name}.crt"))
+    return context
+
+
+async def use_certificate(site: Installed, folder: Path, name: str) -> None:
+    """Write the certificate into the Secret of the gateway."""
+    data = {f"tls.{part}": (folder / f"{name}.{part}").read_text() for part in ("crt", "key")}
+    head = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "clients"}}
+    await site.apply(head | {"type": "kubernetes.io/tls", "stringData": data})
+
+
+async def the_certificate_is_renewed(
+    site: Installed, node: RunningNode, load: SteadyLoad, folder: Path
+) -> None:
+    second = trusting(folder, "second")
+    with load.phase("the certificate renewed"):
+        await use_certificate(site, folder, "second")
+
+        async def shown_by_all() -> bool:
+            places = [pod["status"]["podIP"] for pod in await site.pods("gateway", component="gateway")]
+            return all([await shows(node, address, second) for address in places])
+
+        await wait_until(shown_by_all, what="both gateways show the new certificate", timeout_s=120)
+        await load.answers(IN_FLIGHT)
+
+
+async def shows(node: RunningNode, address: str, trusted: ssl.SSLContext) -> bool:
+    """Tell whether Envoy shows a certificate that this context trusts."""
+    connection = node.socket()
+    await asyncio.get_running_loop().sock_connect(connection, (address, 8080))
+    try:
+        _, writer = await asyncio.open_connection(sock=connection, ssl=trusted, server_hostname=address)
+    except ssl.SSLCertVerificationError:
+        return False
+    writer.close()
+    return True
