@@ -144,7 +144,13 @@ async def send_completion(
     tokens: int = ANSWER_TOKENS,
 ) -> SentRequest:
     """Send one completion request and read the answer to its end."""
-    body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": streamed}
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "stream": streamed,
+        "ignore_eos": True,
+    }
     if streamed:
         body["stream_options"] = {"include_usage": True}
     began_at = time.monotonic()

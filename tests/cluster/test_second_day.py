@@ -151,11 +151,12 @@ async def from_zero(
     ):
 
         async def values(of: str) -> list[float]:
-            """Return the values of a query. There are none before Prometheus runs."""
+            """Return the values of a query. There are none before Prometheus is ready."""
             try:
                 async with session.get(f"http://{PROMETHEUS}/api/v1/query", params={"query": of}) as answer:
+                    answer.raise_for_status()
                     return [float(each["value"][1]) for each in (await answer.json())["data"]["result"]]
-            except aiohttp.ClientConnectionError:
+            except (aiohttp.ClientConnectionError, aiohttp.ClientResponseError):
                 return []
 
         async def share() -> bool:
