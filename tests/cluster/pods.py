@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def is_ready(document: Mapping[str, Any]) -> bool:
-    return any(
-        c["type"] == "Ready" and c["status"] == "True" for c in document["status"].get("conditions", [])
-    )
+def ready_since(document: Mapping[str, Any]) -> str:
+    """Return when the pod became Ready. Fail if it is not."""
+    (condition,) = [c for c in document["status"]["conditions"] if c["type"] == "Ready"]
+    assert condition["status"] == "True", condition
+    return str(condition["lastTransitionTime"])
 
 
 def container_status(document: Mapping[str, Any], name: str) -> dict[str, Any]:

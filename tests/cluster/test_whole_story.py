@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.cluster.installed import CHARTS, DEADLINE_S, GATEWAY, IMAGES, MODEL, SERVERS, Installed
-from tests.cluster.pods import container_status
+from tests.cluster.pods import container_status, ready_since
 from tests.cluster.steady_load import SteadyLoad, send_completion, steady_load
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
@@ -30,6 +30,7 @@ NAMESPACE: Final = "models"
 IN_FLIGHT: Final = 24
 AT_LEAST_IN_FLIGHT: Final = 20
 OUTAGE_S: Final = 20
+CRASHES: Final = 9
 LONGEST_ANSWER_S: Final = 60
 SERVER_ARGUMENTS: Final = ["--prefill-tokens-per-s", "4000", "--decode-step-ms", "40"]
 
@@ -50,6 +51,7 @@ async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
         async with steady_load(connector, url, model=MODEL, in_flight=IN_FLIGHT, phase="at rest") as load:
             try:
                 await servers_come_and_go(site, node, load)
+                await a_picker_crashes_again_and_again(site, node, load)
                 await the_gateway_is_renewed(site, load)
                 await the_api_server_is_away(site, load)
             finally:
@@ -154,6 +156,32 @@ async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLo
         node.signal(f"{NAMESPACE}/{victim}", "picker", signal.SIGKILL)
         await restarted_once(site, victim, "picker")
         await load.answers(IN_FLIGHT)
+
+
+async def a_picker_crashes_again_and_again(site: Installed, node: RunningNode, load: SteadyLoad) -> None:
+    """Envoy serves meanwhile, and the pod stays Ready. A liveness probe that needs a picker at every moment
+    would end the container after 30 s, and the pauses between the crashes sum up to 37 s.
+    """
+    pod = (await site.pods("gateway", component="gateway"))[1]
+    name = pod["metadata"]["name"]
+
+    def killed() -> bool:
+        """Kill the picker, once it runs."""
+        try:
+            node.signal_child(f"{NAMESPACE}/{name}", "picker", signal.SIGKILL, command="epp serve")
+        except KeyError:
+            return False
+        return True
+
+    with load.phase(f"a picker crashes {CRASHES} times"):
+        for _ in range(CRASHES):
+            await wait_until(killed, what="a picker to kill", timeout_s=DEADLINE_S)
+            await load.answers(3)
+        await load.answers(IN_FLIGHT)
+    after = await site.get("pod", name)
+    assert ready_since(after) == ready_since(pod), "it was Ready all the time"
+    assert container_status(after, "picker")["restartCount"] == 0
+    assert node.log(f"{NAMESPACE}/{name}", "picker").count("it is started again") == CRASHES
 
 
 async def restarted_once(site: Installed, pod: str, container: str) -> None:
