@@ -226,13 +226,6 @@ class Body:
         return len(self._buffer)
 
 
-def passed_on(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
-    """Pass on unchanged a piece of a request's body that is no longer read."""
-    if mode.echoed:
-        return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
-    return PLAIN[Slot.REQUEST_BODY]
-
-
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
     """Return the same bytes in order, in pieces that the protocol allows. A body that ends without bytes
     gives one empty piece.

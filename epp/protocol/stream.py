@@ -63,7 +63,6 @@ from epp.protocol.http_events import (
     ResponseTrailers,
     Slot,
     StreamProtocolError,
-    passed_on,
     pieces,
 )
 from epp.request.response import ResponseReader
@@ -306,7 +305,9 @@ class HttpStream:
             self._learn(event.modes)
             self._enter(Phase.PASSED)
             self._context.picker.report(ProtocolFault("body_before_headers"))
-        return passed_on(event, self._modes.request_body)
+        if self._modes.request_body.echoed:
+            return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
+        return PLAIN[Slot.REQUEST_BODY]
 
     def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
         """Handle the one message with the body, which came after the headers were answered."""

@@ -85,25 +85,6 @@ def test_a_client_that_overruns_a_window_is_stopped(where: str) -> None:
         assert side.sent()[-1].code == Code.FLOW_CONTROL_ERROR
 
 
-def test_a_small_window_holds_back_only_its_own_stream() -> None:
-    side = CallerSide().opened(window=10)
-    side.feed(headers(1), headers(3), window_update(3, 1000))
-    side.connection.send(1, b"x" * 20)
-    side.connection.end(1)
-    side.connection.send(3, b"y" * 20)
-    frames = side.sent()
-    assert len(bodies(frames, 1)) == 10
-    assert bodies(frames, 3) == grpc(b"y" * 20)
-    assert not any(f.ends for f in frames)
-    side.feed(window_update(1, 5))
-    assert len(bodies(side.sent(), 1)) == 5
-    side.feed(window_update(1, 100))
-    *rest, trailers, stop = side.sent()
-    assert len(bodies(rest, 1)) == 10
-    assert trailers.ends, "the end comes after the whole answer"
-    assert stop.kind == Kind.RST_STREAM
-
-
 def test_the_window_of_the_connection_is_shared_out_in_turn() -> None:
     side = CallerSide().opened(window=10**6)
     side.feed(headers(1), headers(3))
