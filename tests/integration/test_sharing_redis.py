@@ -241,15 +241,3 @@ async def test_pickers_whose_given_hash_secrets_differ_notice_and_share_nothing(
             assert (other.peers, third.peers) == (0, 0)
             assert not other.knows(text("p"))
             assert not third.knows(text("p"))
-
-
-async def test_a_given_hash_secret_does_not_stand_in_redis(tmp_path: Path) -> None:
-    async with running_redis(tmp_path) as server:
-        redis = Redis(url=server.url)
-        async with sharing_over(redis, secret=derived(b"one")) as one:
-            await wait_until(lambda: one.service.connected, what="the picker joins")
-            link = RedisLink(redis)
-            told = await link.agree("p", b"mine")
-            await link.close()
-    assert told.startswith(b"given:")
-    assert derived(b"one").key not in told

@@ -3,10 +3,10 @@ still sends them.
 
 A publisher numbers its messages from 0 and keeps the newest for replays. A number that is higher than
 expected means a gap. Then a replay is requested that begins one message before the gap, and published
-messages wait in their socket until it is over. The first replayed message must equal the one that we know. If
-it differs, or if a number comes again with other content, another process sends, and everything that was
-known of the server is forgotten. It is also forgotten if no replay closes the gap, because blocks that were
-removed in the gap would otherwise be believed to be there for ever.
+messages wait in their socket until it is over. The first replayed message must have the time of the last one
+that we know. If it differs, or if a lower number comes with a later time, another process sends, and
+everything that was known of the server is forgotten. It is also forgotten if no replay closes the gap,
+because blocks that were removed in the gap would otherwise be believed to be there for ever.
 
 Pure: `due` says what to request. The owner of the sockets requests it, and passes the answers in. Callers:
 `sockets`, tests.
@@ -15,13 +15,12 @@ Pure: `due` says what to request. The owner of the sockets requests it, and pass
 from __future__ import annotations
 
 import enum
+import struct
 from typing import Final
 
-import xxhash
-
-_KNOWN: Final = 256
-"""Number of the last messages whose content is remembered. A replay and the published messages overlap by
-less."""
+_TIME: Final = struct.Struct(">xcd")
+"""How a message begins: with an array, whose first value is the server's time."""
+_FLOAT: Final = b"\xcb"
 
 
 class Forget(enum.Enum):
@@ -46,8 +45,8 @@ class Sequence:
         self._gaps = gaps
         self._next: int | None = None
         """The number of the next message. None: no message of this process was delivered yet."""
-        self._known: dict[int, int] = {}
-        """Digests of the last delivered messages."""
+        self._last_s = 0.0
+        """The time of the last delivered message, by the server's clock."""
         self._newest_live = -1
         self._missing: int | None = None
         """The first number of the gap for which a replay is due."""
@@ -63,8 +62,7 @@ class Sequence:
         assert self.due is None, "published messages wait for the end of a replay"
         newest, self._newest_live = self._newest_live, number
         if self._next is not None and number < self._next:
-            known = self._known.get(number)
-            if number > newest and (known == _digest(payload) if known is not None else number):
+            if number > newest and _time_s(payload) <= self._last_s:
                 return []  # the replay already brought this message
             steps = self.restarted()
             if self._replays:
@@ -85,7 +83,7 @@ class Sequence:
         """Called when a message of a replay came."""
         steps: list[Step] = []
         if self._next is not None and number < self._next:
-            if self._known.get(number) == _digest(payload):
+            if _time_s(payload) == self._last_s:
                 return []
             steps = self.restarted()
             if number:
@@ -106,28 +104,25 @@ class Sequence:
     def restarted(self) -> list[Step]:
         """Another process sends now. Other parts of the picker may know this first."""
         self._next, self._missing, self.complete, self._newest_live = None, None, False, -1
-        self._known.clear()
         self.due = 0 if self._replays else None
         return [Forget.RESTART]
 
     def _deliver(self, number: int, payload: bytes) -> bytes:
-        self._next = number + 1
-        self._known[number] = _digest(payload)
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
+        self._next, self._last_s = number + 1, _time_s(payload)
         return payload
 
     def _lose(self) -> Forget:
         self._gaps["lost"] += 1
         self._next, self.complete = None, False
-        self._known.clear()
         return Forget.GAP
 
     def check_integrity(self) -> None:
-        assert self._next is not None or not (self.complete or self._known)
-        assert len(self._known) <= _KNOWN
-        assert all(self._next is not None and number < self._next for number in self._known)
+        assert self._next is not None or not self.complete
 
 
-def _digest(payload: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(payload)
+def _time_s(payload: bytes) -> float:
+    """Return the time of a message. Bytes that do not begin with a time have the time 0."""
+    if len(payload) < _TIME.size:
+        return 0.0
+    kind, time_s = _TIME.unpack_from(payload)
+    return float(time_s) if kind == _FLOAT else 0.0

@@ -4,6 +4,7 @@ replaced by another process.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ class SequenceMachine(RuleBasedStateMachine):
     @initialize(replays=st.booleans(), keeps=st.integers(0, 12), late=st.integers(0, 6))
     def start(self, *, replays: bool, keeps: int, late: int) -> None:
         self.replays, self.keeps = replays, keeps
-        self.process = 0
+        self.process, self.time_s = 0, 1000.0
         self.sent: list[bytes] = []
         """Messages that the current process has sent."""
         self.applied: list[bytes] = []
@@ -30,7 +31,9 @@ class SequenceMachine(RuleBasedStateMachine):
         self.replay: tuple[int, list[tuple[int, bytes]]] | None = None
 
     def next_message(self) -> tuple[int, bytes]:
-        self.sent.append(f"{self.process}.{len(self.sent)}".encode())
+        self.time_s += 1.0
+        sent_by = msgspec.msgpack.encode([self.time_s, [self.process, len(self.sent)]])
+        self.sent.append(sent_by)
         return len(self.sent) - 1, self.sent[-1]
 
     def take(self, steps: list[Step]) -> None:
@@ -105,12 +108,22 @@ class SequenceMachine(RuleBasedStateMachine):
     @invariant()
     def the_believed_messages_are_of_one_process_without_a_gap(self) -> None:
         self.sequence.check_integrity()
-        numbers = [payload.split(b".") for payload in self.applied]
+        numbers = [msgspec.msgpack.decode(payload)[1] for payload in self.applied]
         assert len({process for process, _ in numbers}) <= 1
-        order = [int(number) for _, number in numbers]
+        order = [number for _, number in numbers]
         assert order == list(range(order[0], order[0] + len(order))) if order else True
         if self.sequence.complete and order:
             assert order[0] == 0
+
+
+@pytest.mark.parametrize(("time_s", "steps"), [(1003.0, []), (2000.0, [Forget.RESTART])])
+def test_a_new_process_whose_first_message_was_lost_is_noticed(time_s: float, steps: list[Step]) -> None:
+    """A message that a replay has brought already has an earlier time than the last one."""
+    sequence = Sequence(replays=True, gaps={"found": 0, "lost": 0})
+    for number in range(300):
+        sequence.replayed(number, msgspec.msgpack.encode([1000.0 + number, []]))
+    assert sequence.replay_over() == []
+    assert sequence.live(3, msgspec.msgpack.encode([time_s, []])) == steps
 
 
 TestSequence = pytest.mark.slow(SequenceMachine.TestCase)

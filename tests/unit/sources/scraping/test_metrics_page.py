@@ -355,22 +355,6 @@ def test_page_where_only_numbers_of_process_changed_is_not_parsed_again() -> Non
     assert second.models is first.models, "these are the parts of the last page"
 
 
-def test_a_reader_of_pages_says_of_each_page_what_a_parse_says() -> None:
-    """The reader gets one page after another. Each has one changed line: a number, a name, a comment, or
-    the end of the line.
-    """
-    lines = (PROCESS % 1.0 + vllm_page([BUSY]) + SGLANG).splitlines(keepends=True)
-    reader = PageReader()
-    for at, line in enumerate(lines):
-        if b"_bucket" in line:
-            continue
-        changes = (line.replace(b"TYPE", b"HELP"), line.replace(b"} ", b"} 1"), b"x" + line, line[:-1])
-        for changed in changes if at < 10 else changes[at % 4 : at % 4 + 1]:
-            for now in (line, changed):
-                page = b"".join((*lines[:at], now, *lines[at + 1 :]))
-                assert _said(reader.read, page) == _said(parse_page, page)
-
-
 @pytest.mark.parametrize(
     "head", [b"", b"#" * 16_380 + b"\n", b"#" * 16_400 + b"\n", b"#" * 16_384, b"# a vllm: metric\n" * 2_000]
 )
