@@ -13,8 +13,8 @@ from epp.config.sharing import Redis, Sharing
 from epp.picker.events import Pick
 from epp.picker.prefix_index.secret import HashSecret
 from epp.sources.keep import Sources
+from epp.sources.sharing.batches import Link
 from epp.sources.sharing.exchange import OUTBOX_BYTES
-from epp.sources.sharing.link import Link
 from epp.sources.sharing.redis_link import RedisLink
 from epp.sources.sharing.service import SharingService
 from tests.harness.processes import wait_until

@@ -1,4 +1,4 @@
-"""Defines the messages between pickers: batches of events, as msgpack.
+"""Defines the messages between pickers (batches of events, as msgpack), and the links that carry them.
 
 Owns only the format. `listener` knows what events mean. A batch refers to no other batch. Every batch is
 decoded against these types, and every number, name and list has a bound. So other bytes raise one typed
@@ -14,7 +14,8 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Final
+from dataclasses import dataclass
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -132,6 +133,49 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 class MalformedBatchError(ValueError):
     """The bytes are not a batch of this format."""
+
+
+class LinkError(Exception):
+    """The link cannot do this now. `reason` is a short label for metrics."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A batch, and how long ago it was given to the link, by the link's clock."""
+
+    data: bytes | memoryview
+    age_s: float
+
+
+class Link(Protocol):
+    """Carries batches between pickers: over Redis (`redis_link`) or a local socket (`hub`).
+
+    A link may be slow, away or full at any time. Each call ends within a few seconds, with its result or with
+    a LinkError, and the next call tries again. Batches of one picker arrive in order. The numbers of the
+    batches show whether any were lost.
+    """
+
+    async def agree(self, pool: str, mine: bytes) -> bytes:
+        """Return the value that all pickers of a pool have in common: `mine`, unless another picker was
+        first.
+        """
+
+    async def join(self, channel: str) -> None:
+        """Join this channel. `read` returns all batches that the link still keeps, the oldest first."""
+
+    async def send(self, batch: bytes) -> None:
+        """Send to all pickers of the channel."""
+
+    async def read(self) -> list[Received]:
+        """Return the batches since the last call, oldest first, perhaps our own too. Waits about a
+        second.
+        """
+
+    async def close(self) -> None: ...
 
 
 _encoder = msgspec.msgpack.Encoder()

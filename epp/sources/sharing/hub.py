@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from epp.sources.sharing.batches import MOST_BATCH_BYTES
-from epp.sources.sharing.link import LinkError, Received
+from epp.sources.sharing.batches import MOST_BATCH_BYTES, LinkError, Received
 from epp.transport.accepting import Acceptor
 
 _HEADER: Final = struct.Struct(">Id")
@@ -121,7 +120,7 @@ class Hub:
 
 
 class HubLink:
-    """A worker's end of the hub: a `link.Link`."""
+    """A worker's end of the hub: a `batches.Link`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

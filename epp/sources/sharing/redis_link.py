@@ -31,7 +31,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from epp.config.sharing import Redis
-from epp.sources.sharing.link import LinkError, Received
+from epp.sources.sharing.batches import LinkError, Received
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ type."""
 
 
 class RedisLink:
-    """A `link.Link`."""
+    """A `batches.Link`."""
 
     def __init__(self, settings: Redis, *, seal: Seal | None = None) -> None:
         """seal: signs all batches, and refuses those that it did not sign."""

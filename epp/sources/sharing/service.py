@@ -25,10 +25,9 @@ from epp.config.named_files import read_file, read_secret
 from epp.config.sharing import SIGNING_KEY, Redis, Sharing
 from epp.picker.picker import Picker
 from epp.sources.keep import Keep
-from epp.sources.sharing.batches import MalformedBatchError
+from epp.sources.sharing.batches import Link, LinkError, MalformedBatchError
 from epp.sources.sharing.exchange import Exchange
 from epp.sources.sharing.hub import HubLink
-from epp.sources.sharing.link import Link, LinkError
 
 _log = logging.getLogger("epp.sources.sharing")
 _TELL: Final = "send to the other pickers"

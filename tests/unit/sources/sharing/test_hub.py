@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from epp.config.sharing import Sharing
+from epp.sources.sharing.batches import LinkError, Received
 from epp.sources.sharing.hub import Hub, HubLink, frame
-from epp.sources.sharing.link import LinkError, Received
 from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.clock import Clock
 from tests.harness.sharing import both_ways, met, sharing

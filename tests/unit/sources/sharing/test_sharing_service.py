@@ -11,7 +11,7 @@ import pytest
 
 from epp.config.sharing import Sharing
 from epp.picker.prefix_index.secret import derived
-from epp.sources.sharing.link import LinkError, Received
+from epp.sources.sharing.batches import LinkError, Received
 from tests.harness.processes import wait_until
 from tests.harness.sharing import met, sharing
 from tests.unit.picker.picker_questions import text
