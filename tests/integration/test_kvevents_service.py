@@ -174,6 +174,15 @@ async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
         parts.picker.check_integrity()
 
 
+async def test_exact_mode_that_cannot_start_shows_why(publisher: Publisher) -> None:
+    def failing() -> Exact:
+        raise OSError(24, "Too many open files")
+
+    async with following_addresses(failing, a=publisher.address) as parts:
+        await wait_until(lambda: parts.service.status.models, what="the status says it")
+        assert parts.service.status.models[""].reason == "failed: OSError: [Errno 24] Too many open files"
+
+
 async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Publisher) -> None:
     made = iter([FailingExact(ZeroDivisionError("by zero"))])
     async with following_addresses(

@@ -52,11 +52,6 @@ LOW_GAIN: Final = Cause(
     "the cached prefix was below the gain threshold",
     "Lower gain.minMatchTokens, if these prompts matter.",
 )
-LATE: Final = Cause(
-    "late",
-    "learned too late: another picker had sent the prefix to that server moments before",
-    "Use fewer workers or replicas, or lower sharing.flushIntervalSeconds.",
-)
 UNAVAILABLE: Final = Cause(
     "unavailable",
     "the server with the prefix was not a candidate",
@@ -74,7 +69,7 @@ UNREAD: Final = Cause(
     "has too much load.",
 )
 
-CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, LATE, UNAVAILABLE, TAIL, UNREAD)
+CAUSES: Final = (NEW, EVICTED, ELSEWHERE, RESTARTED, LOW_GAIN, UNAVAILABLE, TAIL, UNREAD)
 
 
 class Sums(NamedTuple):

@@ -15,9 +15,10 @@ from epp.observe.misses.finding import Misses
 from epp.picker.picker import Picker
 
 _LOOK_S: Final = 0.2
-_PORTION: Final = 25
-_PORTIONS: Final = 4
-"""Most portions in one look. Other work runs between two portions."""
+_PORTION_STEPS: Final = 5_000
+"""Some milliseconds. Other work runs between two portions."""
+_PORTIONS: Final = 8
+"""Most portions in one look."""
 _MOST_SERVERS: Final = 10
 """Most servers that are named for each cause."""
 _HOTTEST: Final = 12
@@ -35,7 +36,7 @@ class Explaining:
         while True:
             await asyncio.sleep(_LOOK_S)
             for _ in range(_PORTIONS):
-                if self._misses.work(limit=_PORTION) < _PORTION:
+                if not self._misses.work(steps=_PORTION_STEPS):
                     break
                 await asyncio.sleep(0)
 

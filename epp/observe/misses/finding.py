@@ -1,71 +1,66 @@
 """Finds out why prompt tokens were not in the cache of the server that got them.
 
 A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
-tenths of a second after a server has computed the prompt, when other pickers' events of the same moment have
-arrived. Prompts that no server computed do not count. The decision says what the picker believed at the pick,
-and `Seen` knows what happened to a chunk before. Pure, on one thread with the picker; `explaining` calls
-`work`.
+tenths of a second after a server has computed the prompt. Prompts that no server computed do not count. The
+decision says what the picker believed at the pick, and `Seen` knows what happened to a chunk before. Pure, on
+one thread with the picker; `explaining` calls `work`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
-from epp.base.types import ChunkHash, EndpointName
+from epp.base.types import EndpointName
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.observe.misses.seen import Heat, Seen, SentPrompt
-from epp.picker.events import Began, Pick, PickerEvent, Proved
+from epp.picker.events import Pick, PickerEvent, Proved
 from epp.picker.picker import Picker
 from epp.picker.prefix_index.table import ChunkSchedule
 from epp.picker.scheduling.candidates import ShownCandidates
 
-_MOST_WAITING: Final = 1000
-_MOST_SENT_CHUNKS: Final = 262_144
+_MOST_WAITING_STEPS: Final = 2**18
+"""A step takes about 40 bytes of memory, and a microsecond of work."""
+_REQUEST_STEPS: Final = 256
+"""The steps of a request besides those for its chunks, one each: it holds its decision in memory."""
 
 
 class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._waiting: deque[tuple[Proved, Pick]] = deque()
-        self._sent: deque[Sequence[ChunkHash]] = deque()
-        """The last prompts that this picker sent to some server."""
-        self._sent_chunks = 0
+        self._waiting_steps = 0
         self.accounts = Accounts()
         self.seen = Seen()
         self.heat = Heat()
         self.skipped = 0
-        """Requests that were skipped because too many waited."""
+        """Requests that were skipped because too many waited, or too long ones."""
 
     def on_event(self, event: PickerEvent) -> None:
-        if isinstance(event, Began):
-            self._sent.append(event.request.chain)
-            self._sent_chunks += len(event.request.chain)
-            while len(self._sent) > _MOST_WAITING or self._sent_chunks > _MOST_SENT_CHUNKS:
-                self._sent_chunks -= len(self._sent.popleft())
-        elif isinstance(event, Proved) and isinstance(event.work, Pick):
-            if len(self._waiting) < _MOST_WAITING:
-                self._waiting.append((event, event.work))
-            else:
-                self.skipped += 1
+        if not isinstance(event, Proved) or not isinstance(event.work, Pick):
+            return
+        steps = self._waiting_steps + _steps(event.work)
+        if steps > _MOST_WAITING_STEPS:
+            self.skipped += 1
+            return
+        self._waiting_steps = steps
+        self._waiting.append((event, event.work))
 
-    def work(self, *, limit: int) -> int:
-        """Process up to `limit` waiting requests, and return their number."""
-        done = 0
-        while self._waiting and done < limit:
+    def work(self, *, steps: int) -> bool:
+        """Process waiting requests until these steps are done. Return whether requests still wait."""
+        end = self._waiting_steps - steps
+        while self._waiting and self._waiting_steps > end:
             proved, request = self._waiting.popleft()
+            self._waiting_steps -= _steps(request)
             self._look_at(proved, request)
-            done += 1
-        return done
+        return bool(self._waiting)
 
     def check_integrity(self) -> None:
         self.seen.check_integrity()
         self.heat.check_integrity()
-        assert len(self._waiting) <= _MOST_WAITING
-        assert sum(map(len, self._sent)) == self._sent_chunks <= _MOST_SENT_CHUNKS
+        waiting = sum(_steps(request) for _, request in self._waiting)
+        assert waiting == self._waiting_steps <= _MOST_WAITING_STEPS
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -113,69 +108,34 @@ class Misses:
         bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
         if not unknown:
             return
-        late, held = self._holder_now(request, first)
-        if late is None and self.seen.none_of(unknown):
+        if self.seen.none_of(unknown):
             bucket.miss(causes.NEW, whole)
             return
         one_in, followed = self.seen.one_in, self.seen.get
-        ours = 0 if late is None else self._ours(chain)
+        held = self._picker.table.match(chain)
         parts: dict[tuple[Cause, EndpointName | None], float] = {}
         for n, chunk in enumerate(unknown, first):
             if chunk & (one_in - 1):
                 continue
             sent = followed(chunk)
-            holder = late if n < held else None
-            if sent is not None and sent.at > request.wait.sent_at:
-                sent = None  # that was after this pick
             part: tuple[Cause, EndpointName | None] = causes.NEW, None
-            if sent is not None:
-                part = self._cause_of(sent, request, holder)
-            elif n >= ours and holder is not None:
-                part = causes.LATE, holder
+            if sent is not None and sent.at <= request.wait.sent_at:  # else it was after this pick
+                part = self._cause_of(sent, request, held=held.get(sent.server, 0) > n), sent.server
             size_bytes = end_bytes(n + 1) - end_bytes(n)
             parts[part] = parts.get(part, 0.0) + size_bytes * tokens_per_byte * one_in
         for (cause, server), tokens in parts.items():
             bucket.miss(cause, tokens, server=server)
 
-    def _cause_of(
-        self, sent: SentPrompt, request: Pick, late: EndpointName | None
-    ) -> tuple[Cause, EndpointName | None]:
-        """Return the cause for a chunk that was sent somewhere before."""
+    def _cause_of(self, sent: SentPrompt, request: Pick, *, held: bool) -> Cause:
+        """Return the cause for a chunk that was sent somewhere before. held: that server still holds it."""
         state = self._picker.fleet.get(sent.server)
         if state is None or state.process != sent.process:
-            return causes.RESTARTED, sent.server
-        if late == sent.server and sent.server != request.state.endpoint.name:
-            return causes.UNAVAILABLE, sent.server
-        return causes.EVICTED, sent.server
+            return causes.RESTARTED
+        return causes.UNAVAILABLE if held and state is not request.state else causes.EVICTED
 
-    def _holder_now(self, request: Pick, first: int) -> tuple[EndpointName | None, int]:
-        """Return another server that now holds more of the prompt than any candidate was known to hold at the
-        pick, and how many chunks.
-        """
-        own, table = request.state.endpoint.name, self._picker.table
-        if not any(
-            held > first and name != own for name, held in table.match(request.chain[: first + 1]).items()
-        ):
-            return None, 0
-        others = [(held, name) for name, held in table.match(request.chain).items() if name != own]
-        held, name = max(others)
-        return name, held
 
-    def _ours(self, chain: Sequence[ChunkHash]) -> int:
-        """Return the number of these chunks that another of this picker's last requests sent to some server.
-
-        A hash names the whole prompt before it, so equal hashes stand at equal places, and two chains are
-        equal up to the place where they diverge.
-        """
-        most = 0
-        for other in self._sent:
-            if other is chain:
-                continue
-            if most < min(len(other), len(chain)) and other[most] == chain[most]:
-                most += bisect_left(
-                    range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]
-                )
-        return most
+def _steps(request: Pick) -> int:
+    return _REQUEST_STEPS + len(request.chain)
 
 
 def _block_tokens(request: Pick) -> int:

@@ -86,18 +86,22 @@ class ExactService:
 
     async def run(self) -> None:
         """Run until cancelled, or until an unexpected error. The error is raised once exact mode is off."""
-        self._exact, self._context = self._make_exact(), new_context()
-        self._followed, self._unreachable, self._look_at = {}, {}, 0.0
-        loop = asyncio.get_running_loop()
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="kv-events") as thread:
-                while True:
-                    await self._apply(await loop.run_in_executor(thread, self._turn))
+            self._exact, self._context = self._make_exact(), new_context()
+            self._followed, self._unreachable, self._look_at = {}, {}, 0.0
+            await self._follow()
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a panic of the tokenizers package is no Exception
             self._turn_off(f"failed: {type(error).__name__}: {error}")
             raise
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="kv-events") as thread:
+                while True:
+                    await self._apply(await loop.run_in_executor(thread, self._turn))
         finally:
             for one in self._followed.values():
                 one.close()

@@ -239,7 +239,7 @@ def demand_of(picker: Picker) -> Demand:
 
 def beliefs(picker: Picker, misses: Misses, *, now: float) -> Iterator[tuple[str, object]]:
     """Yield everything that is learned, by name."""
-    misses.work(limit=1000)
+    misses.work(steps=10**9)
     for part in (
         misses.accounts,
         misses.seen,

@@ -1,16 +1,27 @@
-"""Names and prompts that never come again fill nothing: every collection of the picker has a bound."""
+"""Names and prompts that never come again fill nothing: every collection of the picker has a bound.
+
+`python -m tests.unit.picker.test_many_keys` sends two million requests and prints the memory after each
+million.
+"""
 
 from __future__ import annotations
 
+import gc
 import random
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from epp.base.types import Address, Endpoint, EndpointName
 from epp.config.policy import PolicySpec
 from epp.config.routing import Table
 from epp.observe.misses.finding import Misses
+from epp.observe.telemetry.decisions import DecisionRing
+from epp.observe.telemetry.metrics import Metrics
+from epp.observe.telemetry.picker_state import EndpointStatus, PickerStatus
 from epp.sources.sharing.exchange import Exchange
 from tests.unit.picker.picker_questions import a_picker, ask, endpoints
 
@@ -36,22 +47,92 @@ def sizes(*roots: object) -> Iterator[tuple[int, str]]:
             todo += [(getattr(value, name, None), f"{type(value).__name__}.{name}") for name in names]
 
 
+class Process:
+    """A picker with its listeners, as in one process."""
+
+    def __init__(self) -> None:
+        self.picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("ab"))
+        self.misses, self.ring = Misses(self.picker), DecisionRing(maxlen=100)
+        self.exchange = Exchange(self.picker, me=b"1", outbox_bytes=2**16)
+        self.metrics = Metrics(decisions=self.ring, state=self.status)
+        for listener in (self.misses, self.metrics):
+            self.picker.subscribe(listener.on_event)
+        self._rng = random.Random(1)
+        self._sent = 0
+
+    def status(self) -> PickerStatus:
+        states = self.picker.fleet.states()
+        found = [EndpointStatus(name=s.endpoint.name, address=s.endpoint.address) for s in states]
+        return PickerStatus(endpoints=tuple(found))
+
+    def send(self, requests: int) -> None:
+        """Send requests of which each has a model, salt, session and prompt of its own."""
+        for n in range(self._sent, self._sent + requests):
+            now, name, prompt = n * 0.01, f"name {n}", self._rng.randbytes(300).hex().encode()
+            question = ask(prompt, model=name, salt=name, session=name, stream=True)
+            pick = self.picker.pick(question, now=now)
+            self.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+            self.picker.end(pick, outcome="ended", now=now)
+            self.picker.tidy(now=now)
+            if n % 500 == 0:
+                self.keep_house(now=now)
+        self._sent += requests
+
+    def keep_house(self, *, now: float) -> None:
+        self.misses.work(steps=10**9)
+        self.picker.housekeep(now=now)
+        list(self.metrics.collect())
+
+    def sizes(self) -> Iterator[tuple[int, str]]:
+        return sizes(self.picker, self.misses, self.exchange, self.ring, self.metrics)
+
+    def check(self) -> None:
+        """Check that no collection is larger than its bound."""
+        largest = max(self.sizes())
+        assert largest[0] <= _MOST, largest
+        assert sum(mirror.entries for mirror in self.picker.table.mirrors.values()) < 200
+
+
+def blocks() -> int:
+    """Return how many blocks of memory Python has given out."""
+    gc.collect()
+    return sys.getallocatedblocks()
+
+
 @pytest.mark.slow
 def test_34_000_different_keys_leave_no_collection_larger_than_its_bound() -> None:
-    picker = a_picker(PolicySpec(table=Table(default_capacity_tokens=5000)), on=endpoints("ab"))
-    misses, exchange = Misses(picker), Exchange(picker, me=b"1", outbox_bytes=2**16)
-    picker.subscribe(misses.on_event)
-    rng = random.Random(1)
-    for n in range(34_000):
-        now, name = n * 0.01, f"name {n}"
-        question = ask(rng.randbytes(300).hex().encode(), model=name, salt=name, session=name, stream=True)
-        pick = picker.pick(question, now=now)
-        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
-        picker.end(pick, outcome="ended", now=now)
-        picker.tidy(now=now)
-        if n % 500 == 0:
-            misses.work(limit=1000)
-            picker.housekeep(now=now)
-    largest = max(sizes(picker, misses, exchange))
-    assert largest[0] <= _MOST, largest
-    assert sum(mirror.entries for mirror in picker.table.mirrors.values()) < 200
+    process = Process()
+    process.send(34_000)
+    process.check()
+
+
+def test_names_of_servers_that_left_stay_in_no_collection() -> None:
+    process, counted = Process(), list[Counter[str]]()
+    for n in range(900):
+        now, address = 10.0 * n, Address("10.1.0.0", 8000 + n)
+        process.picker.set_endpoints([Endpoint(EndpointName(f"server {n}"), address)], now=now)
+        pick = process.picker.pick(ask(b"prompt", stream=True), now=now)
+        process.picker.on_response_headers(pick, status=200, served=address, now=now)
+        process.picker.end(pick, outcome="ended", now=now)
+        if n % 300 == 299:
+            process.keep_house(now=now)
+            counted.append(Counter())
+            for length, owner in process.sizes():
+                counted[-1][owner] += length
+    del counted[1]["Demand._times"], counted[2]["Demand._times"]  # 32,768 times of requests
+    assert counted[2] == counted[1]
+
+
+def main() -> None:
+    process, after = Process(), list[int]()
+    for million in (1, 2):
+        process.send(1_000_000)
+        process.check()
+        after.append(blocks())
+        rss = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+        print(f"after {million} million requests: RSS {rss:.1f} MiB, {after[-1]:,} blocks", flush=True)
+    assert after[1] <= 1.02 * after[0], after
+
+
+if __name__ == "__main__":
+    main()

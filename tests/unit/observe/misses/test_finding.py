@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.base.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
+from epp.base.types import EndpointMetrics, EndpointName, InferenceRequest
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Table
-from epp.observe.misses import finding
 from epp.observe.misses.finding import Misses
+from epp.picker.events import Proved
 from epp.picker.picker import Picker
+from epp.picker.prefix_index.table import NOTHING
 from tests.harness.steps import steps
 from tests.unit.observe.misses.answered import served
 from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, text
@@ -21,7 +22,7 @@ from tests.unit.picker.picker_questions import A, B, a_picker, ask, endpoints, t
 
 def missed(misses: Misses) -> dict[str, float]:
     """Return the missed tokens by cause, as shares of all prompt tokens."""
-    misses.work(limit=10_000)
+    misses.work(steps=10**9)
     misses.check_integrity()
     account = misses.accounts.over(900.0, now=900.0)
     total, whole = account.total(), sum(account.missed.values())
@@ -81,29 +82,8 @@ def test_a_match_below_the_threshold_counts_as_too_little() -> None:
     assert missed(misses)["low_gain"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_news_of_another_picker_after_the_pick_counts_as_late() -> None:
-    picker, misses = watched(names="ab")
-    chosen = served(picker, text("one", 8192), now=2.0)
-    other = EndpointName("b" if chosen == "a" else "a")
-    chain = chain_of(picker, text("one", 8192))
-    picker.table.record(other, chain, now=2.1)
-    shares = missed(misses)
-    assert shares["late"] > 0.9
-
-
-def test_tokens_that_are_not_in_another_pickers_news_count_as_new() -> None:
-    picker, misses = watched(names="ab")
-    prompt = text("one", 4096) + text("own question", 4096)
-    chosen = served(picker, prompt, now=2.0)
-    other = EndpointName("b" if chosen == "a" else "a")
-    picker.table.record(other, chain_of(picker, prompt)[: len(chain_of(picker, prompt)) // 2], now=2.1)
-    shares = missed(misses)
-    assert shares["late"] == pytest.approx(0.5, abs=0.05)
-    assert shares["new"] == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.parametrize("rule", ["least-cost", "round-robin"])
-def test_a_single_picker_never_reports_late_news_however_its_prompts_end(rule: str) -> None:
+def test_no_server_is_unavailable_however_prompts_end(rule: str) -> None:
     """Cached tokens are rounded down to blocks, and chunks do not end where blocks do."""
     spec = msgspec.convert({"rule": rule}, PolicySpec)
     picker, misses = watched(spec, "abc")
@@ -115,8 +95,8 @@ def test_a_single_picker_never_reports_late_news_however_its_prompts_end(rule: s
         which = rng.randrange(len(said))
         said[which] += text(f"{turn}", rng.randrange(50, 900))
         served(picker, said[which], now=1.0 + turn)
-        misses.work(limit=10)
-    assert not {"late", "unavailable"} & missed(misses).keys()
+        misses.work(steps=1)
+    assert "unavailable" not in missed(misses)
 
 
 def test_a_server_that_was_not_a_candidate_is_named() -> None:
@@ -136,53 +116,29 @@ def test_misses_of_a_body_that_was_not_read_count_as_unread() -> None:
     assert missed(misses) == {"unread": 1.0}
 
 
-def test_two_equal_requests_at_once_are_not_taken_for_another_pickers_news() -> None:
-    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
-    served(picker, text("one", 8192), now=1.0)
-    served(picker, text("one", 8192), now=1.0)
-    assert "late" not in missed(misses)
-
-
-@pytest.mark.parametrize("answered", [False, True])
-def test_own_requests_after_a_pick_are_not_another_pickers_news(*, answered: bool) -> None:
-    picker, misses = watched(PolicySpec(rule="round-robin"), "ab")
-    first = picker.pick(ask(text("one", 8192)), now=1.0)
-    second = picker.pick(ask(text("one", 8192)), now=1.1)
-    for pick, now in ((second, 1.2), (first, 1.3)) if answered else ((first, 1.3),):
-        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
-        picker.end(pick, outcome="ended", now=now)
-        misses.work(limit=1)
-    assert "late" not in missed(misses)
-
-
-def test_the_prompts_that_are_remembered_have_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "_MOST_SENT_CHUNKS", 200)
+@pytest.mark.parametrize("size", [500, 400_000])
+def test_too_many_requests_at_once_are_skipped_by_their_size(size: int) -> None:
     picker, misses = watched()
-    for n in range(20):
-        served(picker, text(f"{n}", 8192), now=float(n))
+    pick = picker.pick(ask(text("one", size)), now=1.0)
+    kept = 2**18 // (256 + len(pick.chain))
+    for _ in range(kept + 100):
+        misses.on_event(Proved(1.0, pick, NOTHING))
         misses.check_integrity()
+    assert misses.skipped == 100
 
 
-def test_too_many_requests_at_once_are_skipped_and_counted() -> None:
+def test_one_portion_of_work_ends_after_its_steps() -> None:
     picker, misses = watched()
-    for n in range(1200):
-        served(picker, text(f"{n}", 512), now=float(n) / 1000)
-    assert misses.skipped == 200
-    misses.check_integrity()
-
-
-def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
-    probe = a_picker(picker.policy.spec, on=endpoints("a"))
-    events: list[Any] = []
-    probe.subscribe(events.append)
-    served(probe, prompt, now=0.0)
-    return list(events[0].request.chain)
+    for n in range(10):
+        served(picker, text(f"{n}"), now=float(n))
+    portions = 1
+    while misses.work(steps=400):
+        portions += 1
+    assert portions == 5, "two requests each"
 
 
 def test_explaining_costs_little_more_than_the_picks() -> None:
-    """Each prompt is on its way to two servers before its misses are explained. Before, all chunks of all
-    waiting prompts were compared with one another.
-    """
+    """Each prompt is on its way to two servers before its misses are explained."""
     picker, misses = watched(names="ab")
     prompts = [text(str(n), 400_000) for n in range(20)]
 
