@@ -52,6 +52,9 @@ class ExtProcMessages:
             [11, [[1, 2]]],
         ]
         for part, name in ((2, b":path"), (3, b":status"))
+    ] + [
+        [[part, [[1, content], [2, 1]]], [8, [[1, []]]], [9, [[1, b"a filter"]]], [11, [[1, 2]]]]
+        for part, content in ((4, b'{"model":"m"}'), (5, b"data: x"), (6, [[1, b"x"]]), (7, [[1, b"x"]]))
     ]
 
     words: Sequence[bytes] = (

@@ -16,7 +16,7 @@ from tests.fuzz.run import feed
 BYTES = 4_000_000
 """Bytes for each entry: about a minute for all fourteen on one core."""
 SEED = 1
-INPUTS = 200
+INPUTS = 600
 """Inputs of each hunt for costly ones."""
 
 

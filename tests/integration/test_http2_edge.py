@@ -121,14 +121,19 @@ async def test_handshakes_that_stall_give_way_to_a_newcomer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2_server, "_HANDSHAKES", 3)
+    monkeypatch.setattr(http2_server, "_HANDSHAKE_S", 600.0)
+    tls = write_tls(tmp_path)
     async with (
-        serving_picker(listen=Listen(address="127.0.0.1:0", tls=write_tls(tmp_path))) as rig,
+        serving_picker(listen=Listen(address="127.0.0.1:0", tls=tls)) as rig,
         contextlib.AsyncExitStack() as stack,
     ):
         stalled = [await stack.enter_async_context(connected(rig)) for _ in range(6)]
+        context = ssl.create_default_context(cafile=tls.cert_file)
+        await stack.enter_async_context(connected(rig, context))
         for reader, _ in stalled[:3]:
             with contextlib.suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(), 60) == b""
+        assert not stalled[5][0].at_eof()
 
 
 async def test_messages_cut_short_do_not_keep_others_from_sending_theirs() -> None:

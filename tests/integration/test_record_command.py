@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,6 +94,25 @@ async def test_a_file_that_cannot_be_written_is_named_and_the_picker_goes_on() -
         with pytest.raises(ConfigError, match=r"/sys/recording\.jsonl: "):
             await recording
         assert serve(picker, ask(text("a"), stream=True), now=2.0).decision.matched_tokens
+
+
+async def test_a_disk_that_becomes_full_is_named_and_its_lines_can_be_replayed(tmp_path: Path) -> None:
+    """A bound for the size of files stands for the disk: both write a part, and then fail."""
+    picker, file = a_picker(), tmp_path / "recording.jsonl"
+    tap, usual = Tap(picker), resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with admin_of(picker, tap) as url:
+        recording = asyncio.create_task(recorded(url, file, seconds=30.0))
+        await wait_until(lambda: tap.on, what="the command asks")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
+        try:
+            for number in range(40):
+                serve(picker, ask(text(f"{number}"), stream=True), now=float(number))
+            with pytest.raises(ConfigError, match=r"recording\.jsonl: File too large"):
+                await recording
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert file.stat().st_size == 10_000
+    assert 0 < len(read([file]).calls) < 40
 
 
 async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
