@@ -179,7 +179,7 @@ async def test_exact_mode_that_cannot_start_shows_why(publisher: Publisher) -> N
         raise OSError(24, "Too many open files")
 
     async with following_addresses(failing, a=publisher.address) as parts:
-        await wait_until(lambda: parts.service.status.models, what="the status says it")
+        await wait_until(lambda: bool(parts.service.status.models), what="the status says it")
         assert parts.service.status.models[""].reason == "failed: OSError: [Errno 24] Too many open files"
 
 
