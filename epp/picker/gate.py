@@ -29,15 +29,11 @@ from epp.picker.flow.control import Decided, FlowControl, Forecast, Refusal, Ref
 from epp.picker.flow.queues import QueueItem, TenantFlow
 from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
-from epp.picker.unserved import Unserved, UnservedRequest
+from epp.picker.unserved import AT_ONCE, Unserved, UnservedRequest
 
 Answer = Callable[[Pick | PickError, float], None]
 """A function that is called once for a request that waited, with its pick or its refusal, and the time."""
 
-_AT_ONCE: Final = 50
-"""When flow control ends, at most this many requests are sent in one turn of the event loop. This takes some
-10 ms.
-"""
 _MESSAGES: Mapping[RefusedFor, str] = {
     "deadline": "the first token would come too late",
     "ttl": "no model server became free in time",
@@ -203,7 +199,7 @@ class Gate:
         """Decide all requests that can be decided now."""
         self._follow_policy(now=now)
         self._unserved.serve(self._picker.pick, now=now)
-        ends, left = self._ends, _AT_ONCE
+        ends, left = self._ends, AT_ONCE
         for queue in list(self._queues.values()):
             while left and (decided := queue.next(now=now)) is not None:
                 self._carry_out(queue, decided, now=now)

@@ -22,8 +22,8 @@ from epp.picker.decision import Question
 from epp.picker.events import Pick
 from epp.picker.flow.queues import Alarms
 
-_AT_ONCE: Final = 50
-"""Most requests that are sent in one turn of the event loop."""
+AT_ONCE: Final = 50
+"""Most waiting requests that are sent in one turn of the event loop. This takes some 10 ms."""
 _MODELS: Final = 8
 """Most models that are tried in one turn. Clients choose the names, so each request may have another one."""
 _SHOWN: Final = 16
@@ -108,7 +108,7 @@ class Unserved:
         """
         for waiting in self._ends.due(now=now):
             self._decide(waiting, waiting.error, now=now)
-        left = _AT_ONCE
+        left = AT_ONCE
         for model in list(islice(self._models, _MODELS)):
             while left and (requests := self._models.get(model)):
                 waiting = next(iter(requests.values()))
@@ -119,7 +119,7 @@ class Unserved:
                 self._decide(waiting, fate, now=now)
             if requests := self._models.pop(model, None):
                 self._models[model] = requests
-        self._more = left < _AT_ONCE
+        self._more = left < AT_ONCE
 
     def give_up(self, *, now: float) -> None:
         """Refuse all requests, because the process ends."""

@@ -40,6 +40,7 @@ LONG = 80_000
 cache takes 0.27 s.
 """
 SHORT = 800
+ROLES = {"a": Role.DECODE, "b": Role.UNSAID, "c": Role.PREFILL, "d": Role.PREFILL}
 
 
 def fleet(roles: Mapping[str, Role]) -> list[Endpoint]:
@@ -48,8 +49,7 @@ def fleet(roles: Mapping[str, Role]) -> list[Endpoint]:
 
 def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
     """Return two servers that answer and two servers that only compute prompts."""
-    roles = {"a": Role.DECODE, "b": Role.UNSAID, "c": Role.PREFILL, "d": Role.PREFILL}
-    return a_picker(spec, on=fleet(roles))
+    return a_picker(spec, on=fleet(ROLES))
 
 
 def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
@@ -75,15 +75,6 @@ def test_long_prompt_is_computed_by_a_prefill_endpoint_that_request_names() -> N
     assert chosen.cost_s < chosen.instead_of_s
     assert chosen.transfer_s == pytest.approx(0.01 + 20_000 * 131_072 / 1e10)
     assert pick.decision.predicted_s == pytest.approx(20_000 / 8000 + chosen.transfer_s)
-
-
-def test_a_short_prompt_is_computed_where_it_is_answered() -> None:
-    picker = split()
-    for decoder in "ab":
-        busy(picker, decoder, running=8, now=1.0)
-    pick = picker.pick(ask(text("p", SHORT)), now=1.0)
-    assert pick.decision.prefill is None
-    assert pick.set_headers == ()
 
 
 def test_prompt_that_answering_endpoint_holds_is_not_computed_elsewhere() -> None:
@@ -220,22 +211,6 @@ def test_an_endpoint_with_both_roles_is_never_its_own_prefill_endpoint() -> None
         assert decision.prefill is None or decision.prefill.name != decision.chosen
 
 
-def test_only_prompts_of_generation_are_computed_elsewhere() -> None:
-    picker = split()
-    for decoder in "ab":
-        busy(picker, decoder, running=8, now=1.0)
-    pick = picker.pick(ask(text("p", LONG), kind=ApiKind.EMBEDDINGS), now=1.0)
-    assert pick.decision.prefill is None
-
-
-def test_a_prefill_endpoint_whose_scrapes_fail_is_not_asked() -> None:
-    picker = a_picker(on=fleet({"a": Role.DECODE, "c": Role.PREFILL}))
-    for _ in range(3):
-        picker.observe(EndpointName("c"), None, now=0.5)
-    busy(picker, "a", running=8, now=1.0)
-    assert picker.pick(ask(text("p", LONG)), now=1.0).decision.prefill is None
-
-
 def test_listeners_hear_of_the_work_of_the_prefill_endpoint() -> None:
     picker = split()
     heard: list[PickerEvent] = []
@@ -251,10 +226,24 @@ def test_listeners_hear_of_the_work_of_the_prefill_endpoint() -> None:
     assert (ended.prefill, ended.outcome, ended.failed, ended.at) == (began.prefill, "computed", False, 4.0)
 
 
-def test_without_roles_a_pick_has_no_headers_and_no_prefill_endpoint() -> None:
-    picker = a_picker()
-    for name in "abcd":
+@pytest.mark.parametrize(
+    ("question", "roles", "failing"),
+    [
+        (ask(text("p", SHORT)), ROLES, ""),
+        (ask(text("p", LONG), kind=ApiKind.EMBEDDINGS), ROLES, ""),
+        (ask(text("p", LONG)), {"a": Role.DECODE, "c": Role.PREFILL}, "c"),
+        (ask(text("p", LONG)), dict.fromkeys("abcd", Role.UNSAID), ""),
+    ],
+    ids=["a short prompt", "no generation", "only one helper, whose scrapes fail", "no roles"],
+)
+def test_a_prompt_is_computed_where_it_is_answered(
+    question: Question, roles: Mapping[str, Role], failing: str
+) -> None:
+    picker = a_picker(on=fleet(roles))
+    for name in roles:
         busy(picker, name, running=8, now=1.0)
-    pick = picker.pick(ask(text("p", LONG)), now=1.0)
+    for _ in range(3):
+        picker.observe(EndpointName(failing), None, now=1.0)
+    pick = picker.pick(question, now=1.0)
     assert pick.decision.prefill is None
     assert pick.set_headers == ()
