@@ -151,7 +151,7 @@ class Commits:
         if not pick.streams:
             # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
             # answer come before it begins.
-            pick.state.answered(pick.booking, computed=status < 400, now=now)
+            pick.state.answered(pick.guess.booking, computed=status < 400, now=now)
         self._send(Answered(now, pick, mismatch))
         return mismatch
 
@@ -191,7 +191,7 @@ class Commits:
             self._guesses.computed(pick, now=now)
         else:
             self._guesses.lost(pick)
-        pick.state.release(pick.booking, computed=pick.computed, now=now)
+        pick.state.release(pick.guess.booking, computed=pick.computed, now=now)
         if pick.prefill is not None:
             self._prefilling.over(pick.prefill, now=now)
         if pick.computed and self._fleet.failures.marks:
@@ -246,7 +246,7 @@ class Commits:
         """Book the work on the chosen endpoint."""
         streams = question.inference.stream
         cached = decision.matched_tokens if decision.prefill is None else prompt.tokens
-        booking, guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
+        guess = self._guesses.expect(state, prompt, cached=cached, adapter=decision.adapter, now=now)
         share, failures = self._caches.spec.sampling.share, self._fleet.failures
         reads = (state.account.doubted or failures.marks) and failures.reads(state)
         sampled = question.makes_state or (share > 0 and (self._rng.random() < share or bool(reads)))
@@ -257,7 +257,6 @@ class Commits:
             phase=Phase.SENT,
             set_headers=(),
             state=state,
-            booking=booking,
             streams=streams,
             prompt=prompt,
             guess=guess,
@@ -310,7 +309,7 @@ class Commits:
 
     def _move(self, pick: Pick, served: Address, *, now: float) -> None:
         """Move booking and table entry from the first choice to the endpoint that really serves."""
-        pick.state.release(pick.booking, computed=False, now=now)
+        pick.state.release(pick.guess.booking, computed=False, now=now)
         self._guesses.lost(pick, over=False)
         state = self._fleet.at(served)
         if state is None:
@@ -325,7 +324,7 @@ class Commits:
             held = self._caches.table.match(prompt.chain).get(state.endpoint.name, 0)
             cached = self._caches.cached_at(state, prompt, held)
         pick.state = state
-        pick.booking, pick.guess = self._guesses.expect(
+        pick.guess = self._guesses.expect(
             state, prompt, cached=cached, adapter=pick.decision.adapter, now=now
         )
         self._guesses.follow(pick)

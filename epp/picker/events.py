@@ -64,7 +64,6 @@ class PrefillJob(Struct, eq=False, gc=False):
     """The work of a prefill endpoint for one request."""
 
     state: EndpointState
-    booking: Booking
     prompt: Prompt
     guess: Guess
     over: bool = False
@@ -84,7 +83,6 @@ class Pick(Struct, eq=False, gc=False):
     set_headers: tuple[tuple[str, str], ...]
     """Headers to set on the request for the chosen server. They name the server that computes the prompt."""
     state: EndpointState
-    booking: Booking
     streams: bool
     prompt: Prompt
     guess: Guess

@@ -128,27 +128,25 @@ class Guesses:
 
     # -- guesses about this picker's own requests ------------------------------------------------------------
 
-    def expect(
-        self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
-    ) -> tuple[Booking, Guess]:
+    def expect(self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float) -> Guess:
         """Book a request that was sent to a server, and assume what the server will hold. cached: tokens of
         the prompt that the server need not compute. `follow` has to be called next.
         """
         fits = not too_long(prompt, state)
         booking = Booking(tokens=prompt.tokens - cached if fits else 0, booked_at=now)
         state.book(booking, now=now)
-        return booking, self.guess(state, prompt.chain if fits else [], booking=booking, adapter=adapter)
+        return self.guess(state, prompt.chain if fits else [], booking=booking, adapter=adapter)
 
     def follow(self, work: Pick | PrefillJob) -> None:
         """Wait for the counters to show that the server has computed this work. Work without tokens does not
         show there.
         """
-        if work.booking.tokens:
-            self._awaited[work.booking] = work
+        if work.guess.booking.tokens:
+            self._awaited[work.guess.booking] = work
 
     def computed(self, work: Pick | PrefillJob, *, now: float) -> None:
         """Take in that the server has computed the prompt, as its answer or its counters show."""
-        self._awaited.pop(work.booking, None)
+        self._awaited.pop(work.guess.booking, None)
         guess, prompt, state = work.guess, work.prompt, work.state
         if not guess.open:
             return
@@ -164,7 +162,7 @@ class Guesses:
 
     def lost(self, work: Pick | PrefillJob, *, over: bool = True) -> None:
         """Take in that the server has not computed the prompt. over: no other server will compute it."""
-        self._awaited.pop(work.booking, None)
+        self._awaited.pop(work.guess.booking, None)
         if over and work.guess.open and isinstance(work, Pick):
             for rule in self.rules:
                 rule.ended(work.sent, computed=False)
@@ -177,7 +175,7 @@ class Guesses:
         if self._fleet.get(pick.state.endpoint.name) is not pick.state:
             self.lost(pick)
             return
-        self._awaited.pop(pick.booking, None)
+        self._awaited.pop(pick.guess.booking, None)
         for rule in self.rules:
             rule.ended(pick.sent, computed=False)
         drop_guess(pick.guess.table, pick.guess.entries)
@@ -189,7 +187,7 @@ class Guesses:
 
     def detach(self, work: Pick | PrefillJob) -> None:
         """Take in that only the counters can show what becomes of this work."""
-        if work.booking not in self._awaited:
+        if work.guess.booking not in self._awaited:
             self.lost(work)
 
     def page(self, state: EndpointState, *, now: float) -> None:
@@ -240,7 +238,7 @@ class Guesses:
 
     def check_integrity(self) -> None:
         for booking, work in self._awaited.items():
-            assert work.booking is booking
+            assert work.guess.booking is booking
         assert not any(state.gone for state in self._doubted)
 
     def _same_process(self, guess: Guess) -> bool:

@@ -78,14 +78,14 @@ class Prefilling:
     def book(self, pick: Pick, helper: Helper, *, now: float) -> None:
         """Book the prompt on the prefill server, and name this server in the request."""
         state, chosen = helper
-        booking, guess = self._guesses.expect(
+        guess = self._guesses.expect(
             state,
             pick.prompt,
             cached=chosen.matched_tokens,
             adapter=pick.decision.adapter,
             now=now,
         )
-        pick.prefill = PrefillJob(state, booking, pick.prompt, guess)
+        pick.prefill = PrefillJob(state, pick.prompt, guess)
         self._guesses.follow(pick.prefill)
         pick.set_headers = (*pick.set_headers, (PREFILLER, chosen.address))
 
@@ -97,7 +97,7 @@ class Prefilling:
         if job.over:
             return
         job.over, computed = True, status is not None and status < 400
-        job.state.release(job.booking, computed=computed, now=now)
+        job.state.release(job.guess.booking, computed=computed, now=now)
         if computed:
             self._guesses.computed(job, now=now)
         else:

@@ -158,7 +158,7 @@ class Exchange:
 
     def _add_began(self, work: Pick | PrefillJob, *, at: float) -> None:
         number, guess, packed = self._numbers.get(work, 0), work.guess, _packed(work)
-        tokens = min(work.booking.tokens, MOST_TOKENS)
+        tokens = min(work.guess.booking.tokens, MOST_TOKENS)
         server = _server(work.state, at=at)
         self._add(batches.SharedBegan(*server, number, tokens, guess.adapter, packed), len(packed))
 

@@ -59,8 +59,6 @@ observation is the same restart."""
 class _OpenPick:
     """An open request of another picker."""
 
-    state: EndpointState
-    booking: Booking
     guess: Guess
     booked: bool
     """Whether it counts as load here."""
@@ -227,7 +225,7 @@ class Listener:
         if books:
             state.book(booking, peers_at=at, now=now)
             self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
-        peer.open[event.number] = _OpenPick(state, booking, guess, booked=books)
+        peer.open[event.number] = _OpenPick(guess, booked=books)
 
     def _hold(self, state: EndpointState, chain: list[ChunkHash], *, at: float, now: float) -> None:
         self._spent += len(chain)
@@ -242,11 +240,11 @@ class Listener:
         """Release the booking, and settle the guess. current: whether the answer still says how the server is
         now; a picker that joins reads old batches too.
         """
-        state, guesses = request.state, self._picker.guesses
+        state, guesses = request.guess.state, self._picker.guesses
         if request.booked and kept == Kept.DETACHED:
             state.detach(peers=True)
         elif request.booked:
-            state.release(request.booking, computed=kept == Kept.COMPUTED, peers_at=at, now=now)
+            state.release(request.guess.booking, computed=kept == Kept.COMPUTED, peers_at=at, now=now)
         same_server = self._picker.fleet.get(state.endpoint.name) is state and (
             state.process == request.guess.process
         )
@@ -261,7 +259,7 @@ class Listener:
         """Release all requests of a peer, whatever became of them."""
         for request in peer.open.values():
             if request.booked:
-                request.state.release(request.booking, computed=False, peers_at=now, now=now)
+                request.guess.state.release(request.guess.booking, computed=False, peers_at=now, now=now)
             self._picker.guesses.drop(request.guess)
         peer.open.clear()
 
@@ -275,7 +273,7 @@ class Listener:
         held: dict[int, int] = {}
         for peer in self._peers.values():
             for request in [request for request in peer.open.values() if request.booked]:
-                held[id(request.state)] = held.get(id(request.state), 0) + 1
+                held[id(request.guess.state)] = held.get(id(request.guess.state), 0) + 1
         for state in self._picker.fleet.states():
             assert state.peers_in_flight >= held.get(id(state), 0)
 

@@ -214,10 +214,10 @@ def test_headers_of_a_stream_prove_nothing_where_pages_show_the_prefill() -> Non
 def test_a_refused_request_is_no_work_that_others_waited_for() -> None:
     picker = a_picker(on=endpoints("a"))
     refused, later = (picker.pick(ask(text(name), stream=True), now=1.0) for name in "pq")
-    assert later.booking.ahead_tokens == 4000
+    assert later.guess.booking.ahead_tokens == 4000
     picker.on_response_headers(refused, status=400, served=None, now=1.0)
     picker.end(refused, outcome="ended", now=1.0)
-    assert later.booking.ahead_tokens == 2000
+    assert later.guess.booking.ahead_tokens == 2000
 
 
 @pytest.mark.parametrize("fate", ["restarted", "silent", "gone"])

@@ -70,7 +70,6 @@ def pick(of: Decision | None = None) -> Pick:
         phase=Phase.SENT,
         set_headers=(),
         state=nothing,
-        booking=nothing,
         streams=False,
         prompt=nothing,
         guess=nothing,
