@@ -15,14 +15,14 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final[dict[str, tuple[int, int]]] = {
-    "lines of epp": (30_000, 34_030),
+    "lines of epp": (30_000, 33_120),
     "lines of model_server": (12_500, 12_450),
     "lines of bench": (13_000, 13_060),
-    "lines of tests": (68_000, 72_200),
+    "lines of tests": (68_000, 71_150),
     "lines of docs": (5_500, 5_780),
     "packages and modules at the top of epp": (10, 10),
     "class names of epp with two meanings": (0, 0),
-    "constants of scheduling, endpoints, server_caches": (40, 48),
+    "constants of scheduling, endpoints, server_caches": (40, 40),
 }
 """What is counted, with the target and the limit of today."""
 
