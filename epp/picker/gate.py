@@ -166,7 +166,7 @@ class Gate:
         if not picker.flow_holds or considered.choice is None:
             return picker.commit(considered, now=now)
         model = picker.fleet.columns.roster.models[considered.slots[0]]
-        queue = self._queues.get(model) or self._queue_of(model)
+        queue = self._queues.get(model) or self._new_queue(model)
         left_s = claim.ttft_s if claim.ttft_s is not None else spec.deadline_seconds or inf
         waiting = WaitingRequest(question, considered.prompt, queue, decided)
         fate = queue.control.offer(
@@ -240,15 +240,12 @@ class Gate:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _queue_of(self, model: str) -> ModelQueue:
-        queue = self._queues.get(model)
-        if queue is None:
-            if not self._listens:
-                self._listens = True
-                self._picker.subscribe(self._on_event)
-            self._forget_models()
-            flow = self._picker.policy.spec.flow
-            queue = self._queues[model] = ModelQueue(self._picker, model, flow)
+    def _new_queue(self, model: str) -> ModelQueue:
+        if not self._listens:
+            self._listens = True
+            self._picker.subscribe(self._on_event)
+        self._forget_models()
+        queue = self._queues[model] = ModelQueue(self._picker, model, self._picker.policy.spec.flow)
         return queue
 
     def _on_event(self, event: PickerEvent) -> None:
