@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -213,34 +211,6 @@ def test_a_request_may_read_a_node_while_it_is_reordered(make: Any) -> None:
     system.reader.check_integrity()
     for logits in (*asked, system.ask(token_ids)[0]):
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_while_the_disk_hangs_no_request_waits_a_second_time(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_on, real = threading.Event(), os.pread
-
-    def hangs(number: int, num_bytes: int, offset: int) -> bytes:
-        assert goes_on.wait(timeout=120)
-        return real(number, num_bytes, offset)
-
-    system = make(SelectionSettings(ratio=0.5))
-    token_ids = tokens(60, seed=1)
-    system.put(token_ids[:PREFIX])
-    expected, _ = system.ask(token_ids)
-    prefix = system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
-    with monkeypatch.context() as hanging:
-        hanging.setattr(os, "pread", hangs)
-        system.reader.patience_s = 0.05
-        with pytest.raises(TimeoutError, match="no answer within"):
-            prefix.read(0, None)
-        system.reader.patience_s = 1000.0
-        with pytest.raises(TimeoutError):
-            system.reader.open(block_hashes_of(token_ids[:PREFIX], block_tokens=BLOCK))
-        assert not goes_on.is_set()
-        goes_on.set()
-    system.reader.check_integrity()
-    torch.testing.assert_close(system.ask(token_ids)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_chunks_that_are_foreseen_are_read_ahead_and_only_once(make: Any) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -216,24 +215,3 @@ def test_readers_never_see_a_half_written_node_while_it_is_reordered(tmp_path: P
             reader.join()
     assert all(right for _, right in seen)
     store.check_integrity()
-
-
-def test_check_waits_until_the_segment_that_is_being_written_is_in_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened(tmp_path)
-    hashes = chain(range(40))
-    store.put(hashes, records(hashes))
-    [own] = store.segments()
-    checks = []
-
-    def check_now(_: Path) -> None:
-        """The new file has its name now, and the tree has the old segment."""
-        checks.append(checker.submit(store.check_integrity))
-        wait(checks, timeout=0.2)
-
-    monkeypatch.setattr("model_server.tiers.files.sync_folder", check_now)
-    with ThreadPoolExecutor() as checker:
-        store.reorder(own, [random_order(random.Random(5), 40) for _ in range(2)])
-    assert len(checks) == 1
-    checks[0].result()

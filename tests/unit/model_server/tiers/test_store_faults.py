@@ -55,18 +55,6 @@ def num_held(store: PrefixStore, hashes: list[BlockHash]) -> int:
     return store.num_held(hashes)
 
 
-def open_in(folder: Path) -> int:
-    """Return how many files of the folder this process has open, without the lock."""
-    found = 0
-    for number in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(number.readlink())
-        except OSError:
-            continue
-        found += target.startswith(f"{folder}/") and not target.endswith("/lock")
-    return found
-
-
 @contextmanager
 def few_files() -> Iterator[None]:
     """Limit the files of the process to those that it has open, and 40 more."""
@@ -93,19 +81,6 @@ def test_a_store_has_more_segments_than_its_process_may_have_open_files(tmp_path
             check_segment(own)
         store.check_integrity()
     assert [num_held(store, hashes) for hashes in prefixes] == [2] * 100
-
-
-def test_files_that_were_read_longest_ago_are_closed_and_opened_again(tmp_path: Path) -> None:
-    store = opened(tmp_path, capacity_bytes=1_000_000, max_open_files=4)
-    for start in range(0, 160, 8):
-        put(store, chain(range(start, start + 8)))
-        assert open_in(tmp_path) <= 4
-    for own in store.segments():
-        check_segment(own)
-    assert open_in(tmp_path) == 4
-    store.close()
-    del own
-    assert open_in(tmp_path) == 0
 
 
 def test_a_replaced_or_removed_segment_is_read_only_while_it_is_open(
