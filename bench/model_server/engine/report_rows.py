@@ -49,8 +49,8 @@ def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Fi
                 "answer tokens": answer,
                 "items/s with": kept.median(f"{name} True"),
                 "items/s without": kept.median(f"{name} False"),
+                **kept.ratios("after the first wave", f"{name} later True", f"{name} later False"),
                 **kept.ratios("ratio", f"{name} True", f"{name} False"),
-                "after the first wave": kept.ratio(f"{name} later True", f"{name} later False"),
             }
         )
     return {"row": "000-7", "goal": ">= 1.10 at p = 1, >= 0.95 at p = 0.1", "rows": rows}

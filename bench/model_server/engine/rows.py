@@ -67,8 +67,8 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
 
 
 def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """Measure row 001-8: the seconds to the first token of prompts that were never sent before. The seconds
-    with the cache are divided by the seconds without it.
+    """Measure row 001-8: the seconds to the first token of prompts that were never sent before, with the
+    cache divided by without it; and the core's share of the steps that answer eight of them together.
     """
 
     def serve(repeat: int, *, cache: bool) -> float:
@@ -87,7 +87,12 @@ def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figur
         repeats=2 * repeats,
         say=say,
     )
+    for repeat in range(repeats):
+        made = [bench.text_of(f"share {repeat} {n}", 512) for n in range(8)]
+        asked = [runs.request(str(n), prompt, max_tokens=16) for n, prompt in enumerate(made)]
+        runs.finish(bench, runs.engine_of(bench, cache=True), asked, kept)
     row = {
+        "core's share of a step": kept.median("001-8 core share"),
         "s to first token with": kept.median("001-8 with"),
         "without": kept.median("001-8 without"),
         **kept.ratios("with / without", "001-8 with", "001-8 without"),
