@@ -153,21 +153,6 @@ def test_equal_prompts_admitted_in_one_step_share_their_blocks() -> None:
     assert scheduled(engine) == {first.request_id: 20, second.request_id: 4}
 
 
-def test_003_5_of_64_requests_at_once_each_prompt_is_computed_once() -> None:
-    """Prompts are computed in chunks in the same steps. A block can be found as soon as a planned step
-    computes it. Each request computes the tokens that fill no block.
-    """
-    size, tokens, distinct, count = 16, 856, 15, 64
-    engine = counting_engine(num_blocks=5000, block_size=size)
-    requests = [request_of(tokens, first=10_000 * (n % distinct), max_tokens=1) for n in range(count)]
-    add(engine, *requests)
-    computed = 0
-    while engine.num_unfinished:
-        computed += sum(scheduled(engine).values())
-    assert computed == distinct * tokens + (count - distinct) * (tokens % size)
-    assert count * tokens / computed > 4
-
-
 def test_an_adapter_without_a_slot_waits_and_others_pass() -> None:
     engine = counting_engine(limits=SchedulerLimits(max_loras=1))
     a, b, plain, a2 = (request_of(4, adapter=name) for name in ("a", "b", "", "a"))
