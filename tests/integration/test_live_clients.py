@@ -29,8 +29,12 @@ REFUSED = {
     "wrong model of messages": "NotFoundError 404",
     "too long": "BadRequestError 400",
 }
-NOT_BY_VLLM = {"image by data": "BadRequestError 400", "embeddings": "NotFoundError 404"}
-"""The tiny model takes texts only, and makes no embeddings."""
+NOT_BY_VLLM = {
+    "image by data": "BadRequestError 400",
+    "a tool that must be used": "BadRequestError 400",
+    "embeddings": "NotFoundError 404",
+}
+"""The tiny model takes texts only, makes no embeddings, and is served without a parser of calls."""
 NOT_BY_US = dict.fromkeys(("image by data", "messages with thinking"), "BadRequestError 400")
 
 
