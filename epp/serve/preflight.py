@@ -48,25 +48,27 @@ def inspect(config: Config) -> list[str]:
 def contradictions(config: Config, policy: Policy) -> Iterator[str]:
     """Yield a remark if the gateway waits for a shorter time than the policy lets requests wait."""
     flow, caller, name = policy.spec.flow, config.caller, named(config)
-    if flow.mode == "Direct" or caller.timeouts == "none":
+    ttl_s = max(flow.ttl_seconds, *flow.ttl_by_priority.values(), 0.0) if flow.mode == "Hold" else 0.0
+    longest_s = max(ttl_s, flow.wait_for_server_seconds)
+    if not longest_s or caller.timeouts == "none":
         return
+    said = "flow.ttlSeconds" if longest_s == ttl_s else "flow.waitForServerSeconds"
     if not caller.shows_path:
-        yield f"flow.mode: {name} does not wait for the body of a request, so no request waits"
+        yield f"{said}: {name} does not wait for the body of a request, so no request waits"
         return
-    longest_s = max(flow.ttl_seconds, *flow.ttl_by_priority.values(), 0.0)
     bound_s = WAIT_SHARE * (config.asks_for_s or config.gives_s)
     fixed = caller.timeouts == "fixed" and not config.asks_for_s
     field = "messageTimeoutSeconds" if fixed else "maxMessageTimeoutSeconds"
     if not bound_s:
         yield (
-            f"flow.mode: {name} is not known to wait, so no request with a buffered body waits; set "
+            f"{said}: {name} is not known to wait, so no request with a buffered body waits; set "
             f"envoy.{field} to the max_message_timeout of its ext_proc filter"
         )
     elif longest_s > bound_s:
         yield (
-            f"flow.ttlSeconds: requests may wait for {longest_s:g} s, but with {name} a request with a buffered "
+            f"{said}: requests may wait for {longest_s:g} s, but with {name} a request with a buffered "
             f"body is refused after {bound_s:g} s, nine tenths of envoy.{field}; raise this, or lower "
-            "flow.ttlSeconds and flow.ttlByPriority"
+            f"{said}{' and flow.ttlByPriority' if flow.ttl_by_priority else ''}"
         )
 
 

@@ -175,6 +175,12 @@ OWN = {"eds_file": "/run/eds.json"}
         ("auto", {"max_message_timeout_seconds": 60.0}, {"mode": "Hold"}, ""),
         ("nginx", {}, {"mode": "Hold"}, "no request waits"),
         ("nginx", {}, {"ttl_seconds": 3600.0}, ""),
+        (
+            "envoy",
+            OWN,
+            {"wait_for_server_seconds": 600.0},
+            "waitForServerSeconds: requests may wait for 600 s",
+        ),
         *((full_duplex, {}, {"mode": "Hold", "ttl_seconds": 3600.0}, "") for full_duplex in ("istio", "gke")),
     ],
 )
