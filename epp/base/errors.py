@@ -115,11 +115,9 @@ class FlowRefusedError(SaturatedError):
     requests.
     """
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
-        """`waited_s` is how long flow control held the request."""
+    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
-        self.waited_s = waited_s
 
 
 class FatalRequestError(SaturatedError):

@@ -236,8 +236,6 @@ class Refused(Struct, frozen=True, eq=False, gc=False):
 
     request_id: str
     error: PickError
-    trace: str = ""
-    """The caller's trace context as it came, if tracing is on."""
 
 
 class ProtocolFault(Struct, frozen=True, eq=False, gc=False):

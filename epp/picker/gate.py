@@ -182,7 +182,7 @@ class Gate:
         if isinstance(fate, TenantFlow):
             return picker.commit(considered, queued=Queued(0.0, fate.band.priority, fate.tenant), now=now)
         if isinstance(fate, Refusal):
-            raise _error(fate, waited_s=0.0)
+            raise _error(fate)
         waiting.item = fate
         return waiting
 
@@ -275,13 +275,12 @@ class Gate:
         item, refusal = decided
         waiting = item.payload
         waiting.item = None  # no circle of references may keep the prompt in memory
-        waited_s = now - item.arrived_at
         fate: Pick | PickError
         if refusal is not None:
-            fate = _error(refusal, waited_s=waited_s)
+            fate = _error(refusal)
         else:
             try:
-                queued = Queued(waited_s, item.priority, item.tenant)
+                queued = Queued(now - item.arrived_at, item.priority, item.tenant)
                 fate = self._picker.commit(queue.considered(waiting, now=now), queued=queued, now=now)
             except PickError as error:
                 fate = error
@@ -304,12 +303,11 @@ class Gate:
         return self._draining or not self._picker.flow_holds
 
 
-def _error(refusal: Refusal, *, waited_s: float) -> FlowRefusedError:
+def _error(refusal: Refusal) -> FlowRefusedError:
     return FlowRefusedError(
         f"{_MESSAGES[refusal.reason]}; try again in {refusal.retry_after_s} s",
         reason=f"flow_{refusal.reason}",
         retry_after_s=refusal.retry_after_s,
-        waited_s=waited_s,
     )
 
 

@@ -438,7 +438,7 @@ class HttpStream:
         assert head is not None, "the headers came"
         self._enter(Phase.REFUSED)
         self._drop()
-        self._context.picker.report(Refused(head.request_id, error, head.trace))
+        self._context.picker.report(Refused(head.request_id, error))
         return (refused(error, path=head.path, request_id=head.request_id),)
 
     # -- the answer ------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from epp.observe.tracing.tracer import Tracer
 
-_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc")
 _EXPORTERS: Final = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -46,14 +45,13 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
     """Check that tracing can start. The ConfigError says which package or variable is at fault."""
     if not on(tracing):
         return
-    for package in _PACKAGES:
+    for package in ("opentelemetry.sdk.trace", _EXPORTERS[_protocol()]):
         try:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"tracing: the package {error.name or package} is not installed: pip install 'prefix-gateway[tracing]'"
             ) from error
-    _protocol()
 
 
 def make(*, worker: int) -> Tracer:

@@ -21,10 +21,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from epp.base.errors import FlowRefusedError, PickError
 from epp.base.types import ApiKind
 from epp.picker.decision import Decision
-from epp.picker.events import Began, Ended, PickerEvent, Refused
+from epp.picker.events import Began, Ended, PickerEvent
 
 SPAN_NAME: Final = "pick"
 _CALLER: Final = TraceContextTextMapPropagator()
@@ -38,13 +37,11 @@ class Tracer:
         provider: TracerProvider,
         processor: BatchSpanProcessor,
         *,
-        unix_clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """timer: the same timer as the streams'."""
         provider.add_span_processor(processor)
         self._tracer = provider.get_tracer("prefix-gateway")
-        self._unix_clock = unix_clock
         self._timer = timer
         self.processor = processor
         """Takes the finished spans. The composition root stops it."""
@@ -53,16 +50,13 @@ class Tracer:
         picks alive."""
 
     def on_event(self, event: PickerEvent) -> None:
-        """Begin the span of a pick, or queue the span of a request that is over or refused."""
+        """Begin the span of a pick, or queue the span of a request that is over."""
         if isinstance(event, Began):
             self._begin(event)
         elif isinstance(event, Ended):
             found = self._open.pop(id(event.request), None)
             if found is not None:
-                decision = event.request.decision
-                self._send(*found, attributes_of(decision), error=error_of(decision))
-        elif isinstance(event, Refused):
-            self._refused(event)
+                self._end(*found, event.request.decision)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -74,14 +68,6 @@ class Tracer:
             end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())
             self._open[id(event.request)] = span, end
 
-    def _refused(self, event: Refused) -> None:
-        now, error = self._unix_clock(), event.error
-        waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
-        span = self._started(event.trace, at_unix_s=now - waited_s)
-        if span is not None:
-            attributes = attributes_of_refusal(event.request_id, error)
-            self._send(span, now, attributes, error=error.reason)
-
     def _started(self, trace: str, *, at_unix_s: float) -> Span | None:
         """Return a new span. None: this request is not sampled. trace: the caller's `traceparent`."""
         above = _CALLER.extract({"traceparent": trace}, Context()) if trace else Context()
@@ -90,9 +76,9 @@ class Tracer:
         )
         return span if span.get_span_context().trace_flags.sampled and span.is_recording() else None
 
-    def _send(self, span: Span, end_unix_s: float, attributes: Attributes, *, error: str) -> None:
-        span.set_attributes(attributes)
-        if error:
+    def _end(self, span: Span, end_unix_s: float, decision: Decision) -> None:
+        span.set_attributes(attributes_of(decision))
+        if error := error_of(decision):
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(int(end_unix_s * 1e9))
 
@@ -156,15 +142,3 @@ def error_of(decision: Decision) -> str:
     if decision.status is not None and decision.status >= 500:
         return str(decision.status)
     return "failed" if decision.outcome == "failed" else ""
-
-
-def attributes_of_refusal(request_id: str, error: PickError) -> Attributes:
-    """Return the attributes of a request that the picker answered itself."""
-    return {
-        "http.response.status_code": error.status,
-        "error.type": error.reason,
-        "prefix_gateway.request_id": request_id,
-        "prefix_gateway.reason": error.reason,
-        "prefix_gateway.queue_seconds": error.waited_s if isinstance(error, FlowRefusedError) else 0.0,
-        "prefix_gateway.outcome": "refused",
-    }

@@ -18,10 +18,9 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 
-from epp.base.errors import FlowRefusedError
 from epp.observe.tracing.start import processor_of
 from epp.observe.tracing.tracer import Tracer
-from epp.picker.events import Pick, Refused
+from epp.picker.events import Pick
 from tests.unit.observe.telemetry.records import THERE, began, decision, ended, pick
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -36,7 +35,7 @@ class Traces:
     def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
         self._kept = InMemorySpanExporter()
         provider = TracerProvider(sampler, Resource({"service.name": "s"}), shutdown_on_exit=False)
-        self.tracer = Tracer(provider, processor_of(self._kept), unix_clock=lambda: AT, timer=lambda: 0.0)
+        self.tracer = Tracer(provider, processor_of(self._kept), timer=lambda: 0.0)
 
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
         """Route one request and end it."""
@@ -133,22 +132,6 @@ def test_a_ratio_takes_that_share_of_the_traces_that_begin_here(sampler: Sampler
     for _ in range(1000):
         traces.one()
     assert 180 < len(traces.arrived()) < 320
-
-
-def test_a_refusal_has_a_span_that_says_why_and_how_long_it_waited() -> None:
-    traces = Traces()
-    error = FlowRefusedError("late", reason="flow_deadline", retry_after_s=3, waited_s=4.0)
-    traces.tracer.on_event(Refused("r9", error, CALLER))
-    (span,) = traces.arrived()
-    assert attributes(span) == {
-        "http.response.status_code": 429,
-        "error.type": "flow_deadline",
-        "prefix_gateway.request_id": "r9",
-        "prefix_gateway.reason": "flow_deadline",
-        "prefix_gateway.queue_seconds": 4.0,
-        "prefix_gateway.outcome": "refused",
-    }
-    assert (span.status.is_ok, span.start_time) == (False, int((AT - 4.0) * 1e9))
 
 
 def test_a_failed_request_is_an_error_in_its_trace() -> None:

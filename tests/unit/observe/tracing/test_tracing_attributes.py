@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from epp.base.errors import NoEndpointError
 from epp.base.types import EndpointName
-from epp.observe.tracing.tracer import attributes_of, attributes_of_refusal, error_of
+from epp.observe.tracing.tracer import attributes_of, error_of
 from tests.unit.observe.telemetry.records import HERE, THERE, decision
 
-REFUSAL = NoEndpointError("nobody", reason="no_endpoint")
 PAGE = Path("docs/tracing.md").read_text()
 
 
@@ -53,7 +51,7 @@ def test_every_attribute_is_documented() -> None:
     told = decision(adapter="sql")
     told.served, told.served_by, told.status, told.outcome = THERE, EndpointName("other"), 503, "failed"
     told.headers_s, told.ttft_s, told.cached_tokens, told.unread = 0.1, 0.2, 5, "encoded_body"
-    names = attributes_of(told).keys() | attributes_of_refusal("r1", REFUSAL).keys()
+    names = attributes_of(told).keys()
     # The page shortens a second name of a row to its last part.
     shown = {
         name for name in names if f"`{name}`" in PAGE or f"`.{name.removeprefix('prefix_gateway.')}`" in PAGE
