@@ -259,4 +259,4 @@ def test_an_engine_beside_vllm_gets_its_fair_share(engine: str) -> None:
             read = parse_page(page, scraped_at=float(n)) if page else EndpointMetrics(scraped_at=float(n))
             picker.observe(EndpointName(name), read, now=float(n))
         chosen.append(serve(picker, ask(text(f"p{n}")), now=n + 0.1).decision.chosen)
-    assert 14 <= chosen.count("c") <= 26
+    assert 14 <= chosen.count(EndpointName("c")) <= 26
