@@ -129,8 +129,9 @@ load: $(VENV)/.dev ## run locust users against the gateway of `make run`; ARGS="
 soak: $(VENV)/.dev ## test under a mixed load that memory stays flat and no request fails when pickers are killed and Redis is flushed; ARGS="--minutes 30"
 	@$(BIN)/python -m bench.soak $(ARGS)
 
-fuzz: $(VENV)/.dev ## send generated input to every entry point of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
-	@$(BIN)/python -m tests.fuzz $(ARGS)
+fuzz: export PREFIX_GATEWAY_FUZZ_MEGABYTES ?= 100
+fuzz: $(VENV)/.dev ## send generated input to every entry point of the picker; ARGS="-k policy_file", PREFIX_GATEWAY_FUZZ_MEGABYTES=1, PREFIX_GATEWAY_FUZZ_SEED=7
+	@$(PYTEST) tests/fuzz -s -o timeout=0 $(ARGS)
 
 docs: $(VENV)/.dev ## write the reference pages, the pictures and the chart's generated files from the code
 	@$(BIN)/python -m bench.drawing

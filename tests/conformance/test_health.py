@@ -14,11 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.conformance.picker import BODY, OwnPicker, health_of, own_picker
-from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
-from tests.harness.data_plane import BUFFERED, DUPLEX, DUPLEX_REQUEST, MODES, Mode, StreamExchange, exchange
+from tests.conformance.picker import BODY, OwnPicker, own_picker
+from tests.harness.data_plane import BUFFERED, DUPLEX, DUPLEX_REQUEST, MODES, Mode, StreamExchange
 from tests.harness.processes import wait_until
-from tests.harness.transport import transport
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("both_transports")]
 
@@ -161,24 +159,3 @@ async def test_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_
             await exchange.respond([b"whole", b" answer"])
             assert exchange.response.body == b"whole answer"
             assert await exchange.code() is grpc.StatusCode.OK
-
-
-@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
-async def test_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
-    """Gateways reach pickers across the cluster: with TLS, and with certificates on both sides if the
-    operator asks for them.
-    """
-    if transport() == "grpcio":
-        pytest.skip("it has no TLS")
-    tls = write_tls(tmp_path, mutual=mutual)
-    listen = {"tls": {"certFile": tls.cert_file, "keyFile": tls.key_file, "clientCaFile": tls.client_ca_file}}
-    async with own_picker(tmp_path, listen=listen) as picker:
-        pair = (PRIVATE_KEY.encode(), CERTIFICATE.encode()) if mutual else (None, None)
-        credentials = grpc.ssl_channel_credentials(CERTIFICATE.encode(), *pair)
-        async with grpc.aio.secure_channel(picker.config.listen.address, credentials) as channel:
-            async with exchange(channel) as routed:
-                await routed.send(BODY)
-                assert set(routed.destinations) <= set(picker.endpoints)
-            assert await health_of(channel, "readiness") == STATUS.SERVING
-        with pytest.raises(grpc.aio.AioRpcError):
-            await picker.health("readiness")

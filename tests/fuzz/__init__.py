@@ -2,7 +2,7 @@
 memory does not grow.
 
 `entries` and `listening` list the entries, `mutating` makes inputs from valid examples, and `run` feeds
-and checks them. CI feeds ten million bytes to each entry (`test_fuzz.py`). `make fuzz ARGS="--entry policy
---megabytes 100 --seed 7"` goes on for longer. An input that once failed is kept in `seeds/<entry>/` and is
+and checks them. CI feeds four million bytes to each entry (`test_fuzz.py`). `PREFIX_GATEWAY_FUZZ_SEED=7 make
+fuzz ARGS="-k policy_file"` goes on for longer. An input that once failed is kept in `seeds/<entry>/` and is
 fed first from then on.
 """

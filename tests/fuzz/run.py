@@ -18,6 +18,7 @@ from tests.fuzz.mutating import mutants
 from tests.fuzz.trees import tree_mutants
 
 SEEDS: Final = Path(__file__).parent / "seeds"
+_FOUND: Final = Path("build/fuzz")
 _CHECK_EVERY: Final = 50
 _DOCUMENTS: Final = 0.5
 """The share of inputs that are changed documents."""
@@ -44,12 +45,12 @@ def kept_inputs(name: str) -> Sequence[bytes]:
     return [path.read_bytes() for path in sorted((SEEDS / name).glob("*"))]
 
 
-async def feed(name: str, entry: Entry, *, seed: int, size_bytes: int, folder: Path | None = None) -> Fed:
+async def feed(name: str, entry: Entry, *, seed: int, size_bytes: int) -> Fed:
     """Raises FindingError at the first input that raises anything but a typed error, or breaks an
     invariant.
     """
     with quiet():
-        return await _feed(name, entry, seed=seed, size_bytes=size_bytes, folder=folder)
+        return await _feed(name, entry, seed=seed, size_bytes=size_bytes)
 
 
 @contextmanager
@@ -63,28 +64,28 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-async def _feed(name: str, entry: Entry, *, seed: int, size_bytes: int, folder: Path | None) -> Fed:
+async def _feed(name: str, entry: Entry, *, seed: int, size_bytes: int) -> Fed:
     rng = random.Random(f"{name} {seed}")
     of_bytes = mutants(rng, entry.seeds, words=entry.words)
     of_documents = tree_mutants(rng, entry.documents, entry.encode) if entry.documents else None
     inputs = fed_bytes = refused = half_inputs = half_blocks = 0
     recent: list[bytes] = []
     for data in kept_inputs(name):
-        await _feed_one(name, entry, data, folder=folder)
+        await _feed_one(name, entry, data)
     while fed_bytes < size_bytes:
         data = (
             of_documents() if of_documents is not None and rng.random() < _DOCUMENTS else None
         ) or of_bytes()
         recent.append(data)
-        refused += await _feed_one(name, entry, data, folder=folder)
+        refused += await _feed_one(name, entry, data)
         inputs += 1
         fed_bytes += len(data) + 1
         if inputs % _CHECK_EVERY == 0:
-            await _check(name, entry, recent, folder=folder)
+            await _check(name, entry, recent)
             recent.clear()
         if not half_inputs and fed_bytes >= size_bytes / 2:
             half_inputs, half_blocks = inputs, _blocks()
-    await _check(name, entry, recent, folder=folder)
+    await _check(name, entry, recent)
     grown = _blocks() - half_blocks
     allowed = _BLOCKS_AN_INPUT * (inputs - half_inputs) + 2_000
     assert grown <= allowed, f"{name} grew by {grown} blocks over {inputs - half_inputs} inputs"
@@ -94,28 +95,27 @@ async def _feed(name: str, entry: Entry, *, seed: int, size_bytes: int, folder: 
     return Fed(inputs, fed_bytes, refused, grown)
 
 
-async def _feed_one(name: str, entry: Entry, data: bytes, *, folder: Path | None) -> bool:
+async def _feed_one(name: str, entry: Entry, data: bytes) -> bool:
     try:
         return not await entry.feed(data)
     except Exception as error:
-        raise FindingError(_keep(name, [data], error, folder=folder)) from error
+        raise FindingError(_keep(name, [data], error)) from error
 
 
-async def _check(name: str, entry: Entry, recent: Sequence[bytes], *, folder: Path | None) -> None:
+async def _check(name: str, entry: Entry, recent: Sequence[bytes]) -> None:
     try:
         await entry.check()
     except Exception as error:
-        raise FindingError(_keep(name, recent, error, folder=folder)) from error
+        raise FindingError(_keep(name, recent, error)) from error
 
 
-def _keep(name: str, inputs: Sequence[bytes], error: Exception, *, folder: Path | None) -> str:
-    """Write the inputs into files. Return how to feed them again."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for data in inputs:
-            (folder / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
-    said = f"{type(error).__name__}: {error}"[:300]
-    return f"{name}: {said}; the last input: {inputs[-1][:300]!r}" if inputs else f"{name}: {said}"
+def _keep(name: str, inputs: Sequence[bytes], error: Exception) -> str:
+    """Write the inputs into files. Return where they are, and what to do with them."""
+    _FOUND.mkdir(parents=True, exist_ok=True)
+    for data in inputs:
+        (_FOUND / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
+    said = f"{name}: {type(error).__name__}: {error}"[:300]
+    return f"{said}; kept in {_FOUND}; move it to {SEEDS / name} once the fault is repaired"
 
 
 def _blocks() -> int:

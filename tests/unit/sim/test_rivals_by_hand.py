@@ -13,12 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.routing import rules
-from bench.routing.peer import Asked, HoldingRouter, Index, PeerRouter, Pod, Rule, World
-from model_server.core.hashing import BlockHash
+from bench.routing.peer import Asked, HoldingRouter, Index, Pod, Rule, World
 from model_server.sim.engine import EngineShape, SimEngine
 from model_server.sim.fleet import WAITS
 from model_server.sim.prompts import Segment, block_names
@@ -239,50 +236,3 @@ def test_dynamo_holds_a_request_while_all_servers_are_busy(
         router.route(second, now=0.0)
         world.pods[2].backlog_tokens = 500
         assert list(router.decided(now=1.0)) == [(1, "pod-2")], "the first request fills the server again"
-
-
-def test_the_router_books_until_the_first_token_and_the_end() -> None:
-    world = World(rng=random.Random(1), block_tokens=BLOCK, capacity_blocks=1000, max_loras=4)
-    router = PeerRouter(rules.LeastWork(world), world, index=Index(1000))
-    router.set_servers(["pod-0"], restarted="", now=0.0)
-    for number in range(2):
-        router.route(asked(number=number).request, now=0.0)
-    pod = world.pods[0]
-    assert (pod.in_flight, pod.backlog_tokens) == (2, 1000 + 100)  # the last block is never a whole hit
-    router.first_token(0, now=1.0)
-    assert (pod.in_flight, pod.backlog_tokens) == (2, 100)
-    for number in range(2):
-        router.ended(number, failed=False, cached_tokens=0, now=2.0)
-    assert (pod.in_flight, pod.backlog_tokens) == (0, 0)
-    assert not pod.active_blocks
-
-
-_CHAINS = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(
-    lambda path: [BlockHash("".join(path[: n + 1]).encode()) for n in range(len(path))]
-)
-
-
-@given(steps=st.lists(st.tuples(st.integers(0, 2), _CHAINS), max_size=30), asks=_CHAINS)
-def test_an_index_that_never_evicts_matches_as_a_set_of_prefixes_would(
-    steps: list[tuple[int, list[BlockHash]]], asks: list[BlockHash]
-) -> None:
-    pods = a_world().pods
-    index, held = Index(None), [set[BlockHash](), set[BlockHash](), set[BlockHash]()]
-    for number, chain in steps:
-        index.record(pods[number], chain)
-        held[number].update(chain)
-    expected = {
-        pod.name: next((n for n, name in enumerate(asks) if name not in held[i]), len(asks))
-        for i, pod in enumerate(pods)
-    }
-    assert index.depths(asks, pods) == expected
-
-
-@given(steps=st.lists(st.tuples(st.integers(0, 2), _CHAINS), max_size=30))
-def test_a_bounded_index_drops_tails_before_heads(steps: list[tuple[int, list[BlockHash]]]) -> None:
-    pods = a_world().pods
-    index = Index(3)
-    for number, chain in steps:
-        index.record(pods[number], chain)
-        assert index.size(pods[number]) <= 3
-        assert index.depths(chain, pods)[pods[number].name] == min(3, len(chain))

@@ -16,17 +16,11 @@ from bench.routing.bench import (
     Run,
     Setting,
     outcome_of,
-    plan_runs,
     simulate,
 )
 from bench.routing.catalog import CONFIGS
-from bench.routing.report import cells_of, goals, report
-from bench.routing.rows import row_of
-from bench.routing.store import Store
+from bench.routing.report import cells_of, goals
 from bench.routing.workloads import SPECS
-from model_server.sim.fleet import Outcome
-from model_server.sim.prompts import Segment
-from model_server.sim.request import Record, SimRequest
 
 TINY = Setting(num_servers=3, scale=0.02)
 RATES = {"b2b": (2.0, 0.0), "hot": (4.0, 0.0), "lora": (5.0, 0.0), "chat": (3.0, 12.0)}
@@ -72,60 +66,6 @@ def test_routing_by_prefix_finds_more_in_the_caches_than_taking_turns(workload: 
         simulate(run_of(rule, workload, setting=setting)).row for rule in ("least-cost", "rr")
     )
     assert least_cost.hit_ratio > in_turn.hit_ratio
-
-
-def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path) -> None:
-    runs = plan_runs(
-        ["b2b"],
-        ["least-cost", "lpwl"],
-        loads=[0.9],
-        seeds=[1, 2],
-        setting=TINY,
-        capacities={"b2b": (2.0, 0.0)},
-    )
-    store = Store(tmp_path / "results.jsonl")
-    results = list(store.keeping(map(simulate, runs)))
-    assert store.missing(runs, anew=()) == []
-    assert [run.rule for run in store.missing(runs, anew=["lpwl"])] == ["lpwl", "lpwl"]
-    coded = Store(store.path, code="today's")
-    list(coded.keeping(map(simulate, runs[:1])))
-    assert coded.missing(runs, anew=["least-cost"]) == runs[2:3], "the first figure is of today's code"
-    assert Store(store.path, code="changed").missing(runs, anew=["least-cost"]) == [runs[0], runs[2]]
-    read = store.results()
-    assert [(r.run, r.row) for r in read] == [(r.run, r.row) for r in results]
-    cells = cells_of(read)
-    assert report(cells) == report(cells_of(results))
-    assert "**least-cost**" in report(cells)
-    assert "| b2b | 0.9 | 2 |" in goals(cells)
-
-
-def test_requests_that_never_finish_do_not_make_waits_look_short() -> None:
-    def record(number: int, *, first_token_s: float | None) -> Record:
-        request = SimRequest(request_id=number, segments=(Segment(1, 10),), answer=Segment(2, 11))
-        return Record(
-            request=request,
-            arrived_s=0.0,
-            server="pod-0",
-            num_prompt_tokens=10,
-            num_cached_tokens=0,
-            first_token_s=first_token_s,
-            ended_s=None if first_token_s is None else first_token_s + 0.5,
-        )
-
-    records = [record(0, first_token_s=1.0), record(1, first_token_s=1.0), record(2, first_token_s=None)]
-    outcome = Outcome(
-        records=records,
-        ended_s=61.0,
-        load_cov=0.0,
-        adapter_loads=0,
-        preemptions=0,
-        query_tokens=0,
-        hit_tokens=0,
-    )
-    row = row_of(outcome)
-    assert row.ttft_mean_s == pytest.approx((1 + 1 + 61) / 3)
-    assert row.tpot_p90_s == pytest.approx(0.05)
-    assert row.completed == row.good == pytest.approx(2 / 3)
 
 
 def test_a_mooncake_trace_is_read_with_its_blocks(tmp_path: Path) -> None:

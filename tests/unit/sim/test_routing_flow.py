@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.routing.bench import Run, Setting, simulate
-from bench.routing.flow import SETTINGS, Place, Row, max_min, outcome_of, row_of
+from bench.routing.flow import SETTINGS, Place, Row, outcome_of, row_of
 from bench.routing.more_workloads import MORE, UNTUNED
 from bench.routing.workloads import Timed
 from model_server.sim.fleet import Outcome
@@ -40,11 +40,6 @@ def test_every_request_is_served_or_refused_and_a_run_repeats_itself(flow: str) 
         assert record.completed == bool(record.server), "neither served nor refused"
     refused = sum(not record.server for record in first.records)
     assert (refused > 0) == (flow == "refuse")
-
-
-def test_max_min_gives_the_unused_share_of_a_small_tenant_to_the_others() -> None:
-    assert max_min({"a": 1.0, "b": 5.0, "c": 9.0}, 10.0) == {"a": 1.0, "b": 4.5, "c": 4.5}
-    assert max_min({"a": 1.0, "b": 2.0}, 10.0) == {"a": 1.0, "b": 2.0}
 
 
 @pytest.mark.slow

@@ -39,24 +39,6 @@ def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...
         assert all(state.in_flight == 0 for state in picker.fleet.states())
 
 
-def test_a_server_that_leaves_takes_nothing_of_the_others_along() -> None:
-    router, fleet = a_run()
-    fleet.run()
-    [picker] = router.pickers
-    mirrors = picker.table.mirrors
-    held = {name: mirrors[name].entries for name in mirrors if name != "pod-0"}
-    assert min(held.values()) > 0
-    router.set_servers(["pod-1", "pod-2"], restarted="", now=1000.0)
-    assert {name: picker.table.mirrors[name].entries for name in held} == held
-
-
-def test_replicas_share_the_requests_and_scrape_for_themselves() -> None:
-    router, fleet = a_run(replicas=3)
-    fleet.run()
-    assert all(picker.table.entries > 0 for picker in router.pickers)
-    assert all(state.metrics is not None for picker in router.pickers for state in picker.fleet.states())
-
-
 def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
     router, fleet = a_run()
     fleet.run()

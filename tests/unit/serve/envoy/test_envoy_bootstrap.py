@@ -26,17 +26,6 @@ from tests.harness.certificate import write_tls
 TLS = Tls(cert_file="/tls/cert.pem", key_file="/tls/key.pem", client_ca_file="/tls/ca.pem")
 
 
-def small_config() -> Config:
-    return Config(
-        endpoints_file="/etc/prefix-gateway/endpoints.yaml",
-        listen=Listen(address="unix:/run/prefix-gateway/picker.sock"),
-        workers=2,
-        # Two settings are enough: each result has 500 lines that are mostly equal.
-        blocked_paths=("/metrics", "/v1/load_lora_adapter"),
-        envoy=Envoy(eds_file="/run/prefix-gateway/eds.json"),
-    )
-
-
 def config_in(directory: Path, *, envoy: Envoy | None = None, listen: Listen | None = None) -> Config:
     eds_file = directory / "eds.json"
     eds_file.write_text('{"version_info": "0", "resources": []}')
@@ -92,14 +81,6 @@ def test_envoy_knows_every_field(envoy: Envoy) -> None:
     text = bootstrap(config)
     assert parsed(text).static_resources is not None
     assert "&id" not in text, "a dictionary that occurs twice becomes an anchor and an alias in YAML"
-
-
-@pytest.mark.slow
-def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
-    text = bootstrap(small_config())
-    assert text.count("merge_slashes") == 1
-    with pytest.raises(KeyError):
-        parsed(text.replace("merge_slashes", "merge_slash"))
 
 
 @pytest.mark.core

@@ -1,21 +1,23 @@
-"""The demo's users and counters, and how progress is shown."""
+"""The demo's parts: its workload, its users, the servers' counters, and the table of their figures."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from bench.demo.counters import read_counters
-from bench.demo.demo import Progress
 from bench.demo.load import Run, drive
+from bench.demo.report import RuleFigures, table
+from bench.demo.serving import made_up
 from bench.demo.workload import Shape, make_workload
 from tests.harness.listening import serving
 
+DEMO = Shape.of(servers=4, requests=264)
 EVENTS = (
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
     b'data: {"choices":[{"delta":{"content":" one"}}]}\n\n'
@@ -31,6 +33,44 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
 vllm:request_success_total{finished_reason="stop"} 2.0
 vllm:request_success_total{finished_reason="length"} 3.0
 """
+BASE = RuleFigures(
+    rule="round-robin",
+    requests=100,
+    failed=0,
+    failures=(),
+    duration_s=20.0,
+    queried_tokens=1000,
+    hit_tokens=400,
+    ttfts_s=(0.4, 0.1, 0.3, 0.2),
+    requests_by_server=(50, 50),
+    picker_cpu_s=0.5,
+    picker_idle_cpu_s=0.2,
+)
+BETTER = replace(BASE, rule="least-cost", hit_tokens=800, ttfts_s=(0.05, 0.1), requests_by_server=(1060, 40))
+
+
+def test_same_seed_gives_same_workload_and_another_seed_another_workload() -> None:
+    assert make_workload(DEMO, seed=1) == make_workload(DEMO, seed=1)
+    assert make_workload(DEMO, seed=1) != make_workload(DEMO, seed=2)
+
+
+def test_turn_sends_conversation_so_far_after_its_tenants_system_prompt() -> None:
+    workload = make_workload(DEMO, seed=1)
+    user = workload.users[3]
+    first, second = next(c for c in user.conversations if len(c) > 1)[:2]
+    before = workload.body(user, [], first, nonce="abc")
+    after = workload.body(user, [(first.message, "an answer")], second, nonce="abc")
+    assert after["messages"][: len(before["messages"])] == before["messages"]
+    assert [m["role"] for m in after["messages"]] == ["system", "user", "assistant", "user"]
+    assert workload.systems[user.tenant] in after["messages"][0]["content"]
+    assert after["cache_salt"] == f"tenant-{user.tenant}"
+
+
+def test_the_prefixes_in_use_fit_four_caches_but_not_two() -> None:
+    cache = made_up().cache_tokens
+
+    live = make_workload(DEMO, seed=1).live_prefix_tokens
+    assert 2 * cache < live < 4 * cache
 
 
 @asynccontextmanager
@@ -78,12 +118,17 @@ def test_a_page_without_a_counter_is_refused_rather_than_read_as_zero() -> None:
         read_counters(PAGE.replace("vllm:prefix_cache_hits_total", "vllm:other_total"))
 
 
-def test_progress_is_printed_as_whole_lines_outside_a_terminal() -> None:
-    stream = io.StringIO()
-    progress = Progress(stream)
-    progress.show("least-cost", Run(total=4, started_at=0.0, sent=3, done=2, ttfts_s=[0.1]), now=7.4)
-    progress.close()
-    text = stream.getvalue()
-    assert text.endswith("\n")
-    assert "\r" not in text
-    assert "2/4" in text
+def cells(text: str, title: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.strip().startswith(title))
+    return line.replace(title, "").split()
+
+
+def test_the_table_shows_rules_side_by_side_with_the_ratio_to_the_first() -> None:
+    text = table([BASE, BETTER])
+    assert cells(text, "token hit rate") == ["40.0", "%", "80.0", "%", "2.00x"]
+    assert cells(text, "prompt tokens computed") == ["600", "200", "0.33x"]
+    assert cells(text, "TTFT p50") == ["200", "ms", "50", "ms", "0.25x"]
+    assert cells(text, "requests/s") == ["5.00", "/s", "5.00", "/s", "1.00x"]
+    assert cells(text, "picker CPU per request") == ["3.00", "ms", "3.00", "ms", "1.00x"]
+    assert cells(text, "failed requests") == ["0", "0"]
+    assert cells(text, "requests by server  s1") == ["50", "1,060"]
