@@ -21,7 +21,7 @@ run: $(VENV)/.run $(if $(MODEL),fetch-model) ## start Envoy, the picker and four
 	@$(BIN)/python -m bench.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 fetch-model: engine-env
-	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
+	@$(BIN)/python -m tests.environments engine run model_server fetch $(or $(MODEL),smollm2)
 
 test: check ## run the checks, all tests that start no processes, and a core of the others; ARGS="protocol" runs that part instead
 	@$(BIN)/python -m tests.suite $(or $(ARGS),test)
@@ -48,10 +48,10 @@ test-vllm: vllm-env ## run only the tests that need real vLLM
 	$(REQUIRED) $(PYTEST) -m vllm $(ARGS)
 
 vllm-env: $(VENV)/.dev ## install vLLM for the CPU and a tiny model outside the checkout (3 GB, minutes the first time)
-	@$(BIN)/python -m tests.vllm_env build
+	@$(BIN)/python -m tests.environments vllm build
 
 test-engine: engine-env ## run only the engine's tests, in the environment that has torch
-	$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
+	$(BIN)/python -m tests.environments engine run pytest tests/engine $(ARGS)
 
 NEWER := build/python3.12
 test-newer-python: $(VENV)/.dev ## run the quick tests of the model server and of bench.gpu on Python 3.12, if this machine has it
@@ -64,7 +64,7 @@ test-newer-python: $(VENV)/.dev ## run the quick tests of the model server and o
 environments: vllm-env engine-env cluster-env image-env ## build all environments that tests need outside the checkout
 
 engine-env: $(VENV)/.dev ## install torch and transformers for the CPU outside the checkout (1.7 GB, minutes the first time)
-	@$(BIN)/python -m tests.engine_env build
+	@$(BIN)/python -m tests.environments engine build
 
 test-cluster: cluster-env image-env ## run only the tests that need a real Kubernetes control plane
 	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
@@ -88,10 +88,10 @@ release: $(VENV)/.dev ## build wheel, charts, bills of materials and checksums i
 	@$(BIN)/python deploy/release.py --engine "$(if $(filter-out undefined file,$(origin ENGINE)),$(ENGINE))" --build-flags="$(bases) $(BUILD_FLAGS)" --key "$(KEY)" --home "$(HOME_URL)" $(ARGS)
 
 image-env: $(VENV)/.dev ## build the tests' images with buildah from Debian's packages, outside the checkout (needs root)
-	@$(BIN)/python -m tests.image_env build
+	@$(BIN)/python -m tests.environments image build
 
 cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm and Envoy Gateway outside the checkout (minutes the first time)
-	@$(BIN)/python -m tests.cluster_env build
+	@$(BIN)/python -m tests.environments cluster build
 
 conformance: $(VENV)/.dev ## test our picker against each rule of the endpoint picker protocol
 	$(PYTEST) tests/conformance $(ARGS)
@@ -103,7 +103,7 @@ bench-caching: $(VENV)/.dev ## measure hit rates and eviction policies of the mo
 	@$(BIN)/python -m bench.model_server.bench_hit_rate
 
 bench-engine: engine-env ## measure the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)
+	@$(BIN)/python -m tests.environments engine run bench.model_server.engine $(ARGS)
 
 bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (450 s a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
@@ -118,7 +118,7 @@ bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that picke
 	@$(BIN)/python -m bench.bench_sharing
 
 bench-tiers: engine-env ## measure prefixes on disk with OPT's shapes: TTFT, bytes, reads; ARGS="--help"
-	@$(BIN)/python -m tests.engine_env run bench.tiers $(ARGS)
+	@$(BIN)/python -m tests.environments engine run bench.tiers $(ARGS)
 
 bench-dataplane: $(VENV)/.dev ## measure CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m bench.dataplane $(ARGS)
@@ -152,8 +152,8 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) --group site -o requirements/site.txt
 	$(COMPILE) pyproject.toml --extra exact --extra kubernetes --extra redis --extra tracing --group build -c requirements/dev.txt -o requirements/picker.txt
 	$(COMPILE) pyproject.toml --extra kv-events --extra structured --group build -c requirements/dev.txt -o requirements/model-server.txt
-	$(BIN)/python -m tests.vllm_env lock
-	$(BIN)/python -m tests.engine_env lock
+	$(BIN)/python -m tests.environments vllm lock
+	$(BIN)/python -m tests.environments engine lock
 
 clean: ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/protocol/*.so epp/picker/prefix_index/*.so

@@ -122,7 +122,7 @@ PARTS = (
         folders=("tests/engine",),
         marks="not core",
         needs="engine-env",
-        pytest=(sys.executable, "-m", "tests.engine_env", "run", "pytest"),
+        pytest=(sys.executable, "-m", "tests.environments", "engine", "run", "pytest"),
     ),
 )
 """The longest parts come first, so that parts that run at a time end together."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.demo.workload import MODEL, Shape
-from tests.engine_env import environment
+from tests import engine_env
 
 ADAPTERS: Final = ("sql", "legal", "support", "code", "medical", "travel")
 """LoRA adapters that every made-up server has, at most two of them in one batch. `make load` uses them."""
@@ -94,4 +94,4 @@ def _python_with_torch() -> Path:
     """Return this environment's Python if torch is installed there, else that of the tests."""
     if importlib.util.find_spec("torch") is not None:
         return Path(sys.executable)
-    return environment.require().python
+    return engine_env.require().python

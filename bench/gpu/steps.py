@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.engine_env import environment as engine_environment
+from tests import engine_env
 from tests.vllm_env import environment
 
 _ENGINE, _TIERS, _GATEWAY = "bench.model_server.engine", "bench.tiers", "bench.gpu.gateway"
@@ -40,7 +40,7 @@ class Step:
     """
 
     def command(self, python: str, figures: Path) -> list[str]:
-        within = ("tests.engine_env", "run") if self.engine_environment else ()
+        within = ("tests.environments", "engine", "run") if self.engine_environment else ()
         return [python, "-m", *within, self.module, *self.arguments, "--json", str(figures)]
 
 
@@ -63,7 +63,16 @@ def on_gpu(device: str) -> list[Step]:
 
 def preparation() -> list[str]:
     """Return the command that records the patterns which the tiers' step needs. It takes SmolLM2."""
-    return ["tests.engine_env", "run", "bench.tiers", "--carry", "--prefix-tokens", "512", *RECORDED]
+    return [
+        "tests.environments",
+        "engine",
+        "run",
+        "bench.tiers",
+        "--carry",
+        "--prefix-tokens",
+        "512",
+        *RECORDED,
+    ]
 
 
 def lacking_packages() -> list[str]:
@@ -84,7 +93,7 @@ def tiny() -> list[Step]:
         _engine("engine, tiny", *rows, arguments=(*shape, "--requests", "4"), planned_s=30, timeout_s=300),
         _tiers("tiny", tiers, planned_s=30, timeout_s=600),
     ]
-    lacking = "" if engine_environment.locate().ready else "torch is not installed: run `make engine-env`"
+    lacking = "" if engine_env.locate().ready else "torch is not installed: run `make engine-env`"
     return [
         *(replace(step, engine_environment=True, missing=lacking) for step in found),
         _gateway(device="cpu", seconds=3, planned_s=120, timeout_s=600),

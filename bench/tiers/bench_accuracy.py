@@ -7,7 +7,7 @@ default, chooses after eight other requests, which continued with later passages
 packed (row 002-3). `not packed` chooses from a prefix that was never used before. The other choices do not
 consider chunks.
 
-`python -m tests.engine_env run bench.tiers.bench_accuracy`
+`python -m tests.environments engine run bench.tiers.bench_accuracy`
 """
 
 from __future__ import annotations

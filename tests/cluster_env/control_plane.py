@@ -15,6 +15,8 @@ import secrets
 import socket
 import ssl
 import subprocess
+import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -24,8 +26,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bench.demo.tether import tethered
-from tests.cluster_env.environment import ClusterTools
+from tests.cluster_env.environment import ClusterTools, require
 from tests.cluster_env.images import with_images
+from tests.harness.cached_builds import say
 from tests.harness.ports import free_ports
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"
@@ -329,3 +332,12 @@ class ControlPlane:
                 f"{' '.join(map(str, command))} ended with {finished.returncode}\n{said}"
             )
         return finished.stderr if fails else finished.stdout
+
+
+def keep_up() -> None:
+    """Run a control plane until a person ends it."""
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(require(), folder=Path(folder)) as plane:
+        say(f"up in {plane.ready_after_s:.1f} s")
+        say(f"export KUBECONFIG={plane.kubeconfig} PATH={plane.tools.kubectl.parent}:$PATH")
+        say("Enter or ctrl-C ends it")
+        sys.stdin.readline()

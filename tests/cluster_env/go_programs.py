@@ -10,14 +10,14 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
+from tests.cluster_env import environment
 from tests.cluster_env.environment import BUILD_COMMAND, find_go
 from tests.cluster_env.go_modules import BUILD, compiled, downloaded
-from tests.harness.cached_builds import CachedBuild, cache_folder, content_key
+from tests.harness.cached_builds import CachedBuild, Progress, cache_folder, content_key, say
 
 IMAGE: Final = "docker.io/envoyproxy/gateway"
 _RECIPE: Final = b"1"
@@ -44,7 +44,7 @@ class GoProgram(CachedBuild):
         return cls.locate().required(cls.what, command=BUILD_COMMAND)
 
     @classmethod
-    def prepare(cls, *, progress: Callable[[str], None]) -> Self:
+    def prepare(cls, *, progress: Progress) -> Self:
         """Build what is missing, and tell `progress` each step."""
 
         def fill(folder: Path) -> None:
@@ -130,3 +130,10 @@ class GatewaySuite(GoProgram):
         for kind in ("gatewayclasses", "gateways", "httproutes"):
             name = f"gateway.networking.k8s.io_{kind}.yaml"
             shutil.copyfile(Path(listed) / "config" / "crd" / "standard" / name, self.crds / name)
+
+
+def build_all(*, progress: Progress = say) -> None:
+    """Build the control plane, and both programs."""
+    environment.build(progress=progress)
+    for program in (EnvoyGateway, GatewaySuite):
+        program.prepare(progress=progress)

@@ -1,4 +1,4 @@
-"""Reads the recordings of a real vLLM that `python -m tests.vllm_env record` writes."""
+"""Reads the recordings of a real vLLM that `python -m tests.environments vllm record` writes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Each build is in a folder named after a hash of everything that decides its content. So a changed pin makes a
 new folder, and checkouts with equal pins share one. Invariants: a folder under its final name is complete
 (built elsewhere, checked, renamed), and only one process at a time builds things of one kind (a file lock).
-Called by the packages that build: `tests.vllm_env` and `tests.cluster_env`.
+The packages that build call it. `tests.environments` has their commands.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,14 @@ from typing import Final, Self
 
 UNFINISHED: Final = ".building-"
 """Part of the name of a folder that is still being filled."""
+UV: Final = (sys.executable, "-m", "uv")
+Progress = Callable[[str], None]
+"""Takes a line about each step."""
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
 
 
 class BuildFailedError(Exception):
@@ -42,7 +51,7 @@ def content_key(*parts: bytes) -> str:
 
 
 @contextlib.contextmanager
-def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None]:
+def only_builder(kind: str, *, progress: Progress) -> Iterator[None]:
     """Hold the lock of this kind of build. Wait until the lock is free."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / f"{kind}.lock").open("w") as file:
@@ -86,18 +95,21 @@ class CachedBuild:
             raise BuildFailedError(f"{what} not built; build with `{command}`")
         return self
 
-    def build(self, kind: str, fill: Callable[[Path], None], *, progress: Callable[[str], None]) -> Self:
+    def build(self, kind: str, fill: Callable[[Path], None], *, progress: Progress) -> Self:
         """Let `fill` fill the folder if it is missing. `kind` is the part of its name before the hash."""
-        if not self.ready:
+        started_at = time.monotonic()
+        if not self.folder.is_dir():
             with only_builder(kind, progress=progress):
                 remove_unfinished((kind,), progress=progress)
-                if not self.ready:
+                if not self.folder.is_dir():
                     with built_elsewhere(self.folder) as folder:
                         fill(folder)
+                    took_s, size_mb = time.monotonic() - started_at, folder_bytes(self.folder) / 1e6
+                    progress(f"ready at {self.folder}: {size_mb:,.0f} MB, {took_s:.0f} s")
         return self
 
 
-def remove_unfinished(kinds: Sequence[str], *, progress: Callable[[str], None]) -> None:
+def remove_unfinished(kinds: Sequence[str], *, progress: Progress) -> None:
     """Remove folders that still have a temporary name. The caller holds the lock, so a killed build has left
     them.
     """
@@ -121,6 +133,13 @@ def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | 
         raise BuildFailedError(
             f"{' '.join(map(str, command))} ended with status {status} after {time.monotonic() - started_at:.0f} s"
         )
+
+
+def lock_requirements(target: Path, *words: str | Path) -> None:
+    """Write a requirement file anew, with hashes, for Python 3.11 on Linux and x86-64."""
+    options = ("--quiet", "--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate")
+    platform = ("--python-version", "3.11", "--python-platform", "x86_64-unknown-linux-gnu")
+    run(*UV, "pip", "compile", *options, *platform, *words, "--output-file", target)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -4,23 +4,17 @@ outside the checkout.
 
 from __future__ import annotations
 
-import os
 import shutil
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tests.harness.cached_builds import CachedBuild, cache_folder, run
+from tests.harness.prepared import CLUSTER, lacking
 
 VERSION: Final = "v2.2.1+incompatible"
 _MODULE: Final = "github.com/summerwind/h2spec/cmd/h2spec"
-_REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
-"""The variable that is set where CI runs everything. The command that builds the control plane also builds
-this program.
-"""
 
 
 def h2spec_program() -> Path:
@@ -29,9 +23,7 @@ def h2spec_program() -> Path:
     """
     found = CachedBuild(cache_folder() / f"h2spec-{VERSION}")
     if not found.ready and shutil.which("go") is None:
-        if os.environ.get(_REQUIRE):
-            pytest.fail("h2spec is built with Go, which is not installed")
-        pytest.skip("h2spec is built with Go, which is not installed")
+        lacking("h2spec is built with Go, which is not installed", required_by=CLUSTER)
 
     def fill(folder: Path) -> None:
         run("go", "install", f"{_MODULE}@{VERSION}", env={"GOBIN": str(folder), "CGO_ENABLED": "0"})

@@ -5,20 +5,16 @@ The package is unpacked from Debian's archive into the cache under its version, 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tests.harness.cached_builds import CachedBuild, cache_folder, run
+from tests.harness.prepared import CLUSTER, lacking
 
 _PACKAGE: Final = "prometheus"
-_REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
-"""The variable that is set where CI runs everything."""
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -32,8 +28,7 @@ def promtool(*arguments: str | Path) -> None:
 def program(name: str) -> Path:
     """Return a program of the package. Skip the test if Debian's archive cannot be reached."""
     if shutil.which("apt-get") is None:
-        said = f"{name} is taken from Debian's archive, and this is no Debian"
-        pytest.fail(said) if os.environ.get(_REQUIRE) else pytest.skip(said)
+        lacking(f"{name} is taken from Debian's archive, and this is no Debian", required_by=CLUSTER)
 
     def fill(folder: Path) -> None:
         run("apt-get", "download", _PACKAGE, cwd=folder)

@@ -14,7 +14,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +23,16 @@ from tests.harness.cached_builds import (
     UNFINISHED,
     BuildFailedError,
     CachedBuild,
+    Progress,
     built_elsewhere,
     cache_folder,
     content_key,
     folder_bytes,
+    lock_requirements,
     only_builder,
     remove_unfinished,
     run,
+    say,
 )
 from tests.image_env.dockerfiles import FOLDER, REPOSITORY, context_files
 from tests.image_env.engine import Engine, require_packages
@@ -106,12 +109,12 @@ def require() -> dict[str, BuiltImage]:
     return found
 
 
-def build(*, progress: Callable[[str], None]) -> dict[str, BuiltImage]:
-    """Build the images that are missing, and tell `progress` each step."""
+def build(*, progress: Progress = say) -> None:
+    """Build the images that are missing, and tell `progress` each step and the sizes."""
     found = {name: locate(name) for name in NAMES}
     require_packages(progress)
     if all(image.ready for image in found.values()):
-        return found
+        return
     with only_builder("images", progress=progress):
         remove_unfinished(("image", "images"), progress=progress)
         tools, engine = _tools(progress), prepared_engine(progress=progress)
@@ -122,10 +125,11 @@ def build(*, progress: Callable[[str], None]) -> dict[str, BuiltImage]:
                 with built_elsewhere(image.folder) as folder:
                     _take_out(engine, image.name, folder, tools=tools)
                 _forget_older(image)
-    return found
+                own, base = image.own_bytes / 1e6, image.base_bytes / 1e6
+                progress(f"{name}: {own:.0f} MB on a base of {base:.0f} MB")
 
 
-def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
+def prepared_engine(*, progress: Progress) -> Engine:
     """Return the engine with both bases and the layers of earlier builds. The caller holds the lock."""
     folder = cache_folder() / f"images-engine-{base_key()}"
     _unmount(folder)
@@ -199,7 +203,7 @@ def _take_out(engine: Engine, name: str, folder: Path, *, tools: Path) -> None:
     )
 
 
-def _tools(progress: Callable[[str], None]) -> Path:
+def _tools(progress: Progress) -> Path:
     """Return the programs that write bills of materials."""
 
     def fill(folder: Path) -> None:
@@ -221,21 +225,7 @@ def version() -> str:
 
 def lock() -> None:
     """Write the requirement file anew."""
-    run(
-        *(
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "compile",
-            "--quiet",
-            "--generate-hashes",
-            "--no-emit-index-url",
-        ),
-        *("--no-header", "--no-annotate", "--python-version", "3.11"),
-        *("--python-platform", "x86_64-unknown-linux-gnu", _TOOLS_LOCK.with_suffix(".in")),
-        *("--output-file", _TOOLS_LOCK),
-    )
+    lock_requirements(_TOOLS_LOCK, _TOOLS_LOCK.with_suffix(".in"))
 
 
 def _forget_older(image: BuiltImage) -> None:

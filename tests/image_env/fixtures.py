@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.harness.prepared import prepared
+from tests.harness.prepared import CLUSTER, prepared
 from tests.image_env import environment
 from tests.image_env.environment import BuiltImage
 
@@ -17,4 +17,4 @@ from tests.image_env.environment import BuiltImage
 @pytest.fixture(scope="session")
 def built_images() -> Mapping[str, BuiltImage]:
     """Return the images by name: picker, model-server, load."""
-    return prepared(environment.require, required_by="PREFIX_GATEWAY_REQUIRE_CLUSTER")
+    return prepared(environment.require, required_by=CLUSTER)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_env import environment as engine
+from tests import engine_env
 from tests.harness.prepared import prepared
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import REQUIRED, VllmEnvironment
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.vllm]
 @pytest.fixture
 def tiny(vllm_environment: VllmEnvironment) -> Path:
     """Return the files of a tiny model. They were written for vLLM, and any engine can compute the model."""
-    prepared(engine.require, required_by=REQUIRED)
+    prepared(engine_env.require, required_by=REQUIRED)
     return vllm_environment.model_folder / tiny_model.MODEL
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import steps
-from tests.engine_env import environment as engine_environment
+from tests import engine_env
 from tests.harness.prepared import prepared
 from tests.vllm_env.environment import VllmEnvironment
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.vllm, pytest.mark.slow]
 def test_every_step_runs_at_tiny_sizes_and_the_next_run_finds_them_done(
     vllm_environment: VllmEnvironment, tmp_path: Path
 ) -> None:
-    prepared(engine_environment.require, required_by="PREFIX_GATEWAY_REQUIRE_VLLM")
+    prepared(engine_env.require, required_by="PREFIX_GATEWAY_REQUIRE_VLLM")
     command = [sys.executable, "-m", "bench.gpu", "--tiny", "--folder", str(tmp_path), "--limit-s", "1500"]
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     outcomes = json.loads((tmp_path / "state.json").read_text())

@@ -1,5 +1,5 @@
 """A real vLLM on the CPU for the tests: its environment, a tiny model, and servers to start and kill.
 
-`python -m tests.vllm_env build` prepares what `tests.vllm_env.fixtures` starts.
+`python -m tests.environments vllm build` prepares what `tests.vllm_env.fixtures` starts.
 Nothing in `epp` or `model_server` imports this package.
 """

@@ -1,6 +1,7 @@
 """Writes tests/contract/data: the messages of a real vLLM, for tests that run without vLLM. All prompts are
 fixed. Times, ids and timestamps come from the server, so they differ in a second recording. The recorder
-refuses to write anything that names a path of the machine. `python -m tests.vllm_env record` calls it.
+refuses to write anything that names a path of the machine. Called by `python -m tests.environments vllm
+record`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from epp.sources.scraping.metric_names import FAMILIES
+from tests.harness.cached_builds import Progress, say
 from tests.vllm_env import rendering, request_fields, routes
-from tests.vllm_env.environment import VllmEnvironment
+from tests.vllm_env.environment import VllmEnvironment, require
 from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmServer, start_all
 
@@ -31,8 +33,9 @@ CLEARED = b"AllBlocksCleared"
 Event = Mapping[str, object]
 
 
-def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None]) -> None:
+def record_all(*, progress: Progress = say) -> None:
     """Start two servers, send all requests, and replace the files of DATA_FOLDER."""
+    environment = require()
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         folder = Path(name)
         plain = VllmServer(environment, name="plain", folder=folder, options=_options(folder, "sha256_cbor"))
