@@ -37,7 +37,7 @@ PICKER: Final = "prefix-gateway-epp"
 GENERATED: Final = "vllm:generation_tokens_total"
 """A metric that grows with each answer, if a test has given it to the backend."""
 
-MetricsPage = Literal["normal", "hang", "garbage", "huge", "error"]
+MetricsPage = Literal["normal", "hang", "garbage"]
 
 
 class Gate:
@@ -107,10 +107,6 @@ class Behaviour:
     fail_next: int = 0
     """The number of coming requests that get `fail_status`."""
     fail_status: int = 503
-    cached_share: float | None = None
-    """The share of the prompt that was cached, as the usage of an answer that is not streamed reports it.
-    None: the answer has no usage.
-    """
     longest_bytes: int = 2**40
     """A longer body gets 400, as a prompt that is too long for the model."""
     tells: int = 0
@@ -204,7 +200,6 @@ class Backend:
             answer = {
                 "choices": [{"text": f"from {self.name}"}],
                 "object": "text_completion",
-                **_usage(received.body, behaviour.cached_share),
             }
             return web.json_response(answer, status=behaviour.status, headers=headers)
         return await self._stream(request, received, behaviour)
@@ -258,37 +253,14 @@ class Backend:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self.received.append(Received("GET", "/metrics", request.headers.copy(), b""))
-        match self.metrics_page:
-            case "hang":
-                await asyncio.Event().wait()
-            case "garbage":
-                return web.Response(body=b"\xff\xfe{]vllm:num_requests_running NaNaN\n" * 100)
-            case "error":
-                return web.Response(status=500)
-            case "huge":
-                return await self._huge_page(request)
-            case "normal":
-                pass
+        if self.metrics_page == "hang":
+            await asyncio.Event().wait()
+        if self.metrics_page == "garbage":
+            return web.Response(body=b"\xff\xfe{]vllm:num_requests_running NaNaN\n" * 100)
         lines = [f'{name}{{model_name="m",engine="0"}} {value}' for name, value in self.metrics.items()]
         return web.Response(text="\n".join(lines) + "\n" + self.more_metrics)
 
-    async def _huge_page(self, request: web.Request) -> web.StreamResponse:
-        """Send 64 MiB and never end: more than any reader should read."""
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for _ in range(64):
-            await response.write(b"# " + b"x" * (2**20 - 3) + b"\n")
-        await asyncio.Event().wait()
-        return response
 
-
-def _usage(body: bytes, cached_share: float | None) -> dict[str, object]:
-    """Return the usage, with four bytes for each token."""
-    if cached_share is None:
-        return {}
-    tokens = len(body) // 4
-    details = {"cached_tokens": int(cached_share * tokens)}
-    return {"usage": {"prompt_tokens": tokens, "completion_tokens": 1, "prompt_tokens_details": details}}
 
 
 def _wants_stream(body: bytes) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
+from tests.harness.processes import wait_until
 
 FAST = CostModel(speed=1000)
 NEVER_ENDING = CostModel(prefill_tokens_per_s=0.001)  # one step takes longer than any test
@@ -109,6 +109,4 @@ async def starting() -> AsyncIterator[Start]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # the engine has no event for it, by design
-            await asyncio.sleep(0.002)
+    await wait_until(condition, what="the engine is so far")

@@ -31,6 +31,7 @@ from epp.transport.server import ExtProcServer
 from tests.harness.certificate import make_certificate, replace_file
 from tests.harness.data_plane import exchange
 from tests.harness.ports import free_ports
+from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
 
 BODY = json.dumps({"model": "m", "prompt": "hello " * 50}).encode()
@@ -64,9 +65,7 @@ class ServerRig:
         return sum(s.in_flight for s in self.picker.fleet.states())
 
     async def settled(self) -> None:
-        async with asyncio.timeout(60):
-            while self.server.streams:  # noqa: ASYNC110 - the streams are in the product
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: not self.server.streams, what="no stream is left")
 
 
 def never_overloaded(rig: ServerRig) -> None:

@@ -29,6 +29,7 @@ from tests.harness.http2_frames import (
     window_update,
 )
 from tests.harness.http2_frames import grpc as message
+from tests.harness.processes import wait_until
 from tests.integration.test_extproc_server import (
     ServerRig,
     never_overloaded,
@@ -59,9 +60,7 @@ async def connected(
 
 
 async def until_fault(rig: ServerRig, fault: str) -> None:
-    async with asyncio.timeout(60):
-        while fault not in rig.seen.faults:  # noqa: ASYNC110 - the list is in the product
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: fault in rig.seen.faults, what=fault)
 
 
 async def last_words(reader: asyncio.StreamReader) -> int:
@@ -111,9 +110,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
 
 
 async def peers(server: Any) -> list[peer_module.Peer]:
-    async with asyncio.timeout(60):
-        while not server.peers:  # noqa: ASYNC110 - the set is in the product
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: server.peers, what="a peer is connected")
     return list(server.peers)
 
 
@@ -145,9 +142,7 @@ async def test_messages_cut_short_do_not_keep_others_from_sending_theirs() -> No
         for _ in range(4):
             _, writer = await stack.enter_async_context(connected(rig))
             writer.write(hello() + headers(1) + data(1, begun))
-        async with asyncio.timeout(60):
-            while held.now < 4 * (2**20 - 6):  # noqa: ASYNC110 - the count is in the product
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: held.now >= 4 * (2**20 - 6), what="four messages are held")
         _, writer = await stack.enter_async_context(connected(rig))
         writer.write(hello() + headers(1) + data(1, begun))
         await until_fault(rig, "too_much_held")

@@ -19,6 +19,7 @@ from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.model_lists import ModelLists, soon_s
 from tests.harness.listening import Handler, serving_path
 from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 
 
 class ReportedLists:
@@ -50,12 +51,8 @@ async def asking(
         rng=Random(1),
     )
     lists.set_endpoints([Endpoint(EndpointName(name), address) for name, address in servers.items()])
-    task = asyncio.create_task(lists.run())
-    try:
+    async with running_task(lists.run):
         yield lists
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def listing(*names: str) -> Handler:

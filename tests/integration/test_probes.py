@@ -15,6 +15,7 @@ from epp.sources.scraping.api_key import ApiKey
 from epp.sources.scraping.probes import Probes
 from tests.harness.listening import Handler, serving_path
 from tests.harness.ports import free_port
+from tests.harness.tasks import running_task
 
 
 async def completes(request: web.Request) -> web.Response:
@@ -72,14 +73,10 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         on_verdict=lambda _, verdict: heard.set_result(verdict),
         key=ApiKey(""),
     )
-    task = asyncio.create_task(probes.run())
-    try:
+    async with running_task(probes.run):
         verdict = await asyncio.wait_for(heard, 60)
         assert probes.counts[verdict] == sum(probes.counts.values()) == 1
         return verdict
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

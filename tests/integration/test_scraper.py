@@ -23,6 +23,7 @@ from epp.sources.keep import Sources
 from epp.sources.scraping.scraper import Scraper
 from tests.harness.listening import accepting
 from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 
 Reader: TypeAlias = asyncio.StreamReader
 Writer: TypeAlias = asyncio.StreamWriter
@@ -107,13 +108,9 @@ class WatchedScraper:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[WatchedScraper]:
-        task = asyncio.create_task(self.scraper.run())
-        try:
+        async with running_task(self.scraper.run):
             yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            self.scraper.check_integrity()
+        self.scraper.check_integrity()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -370,12 +367,7 @@ async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes
     )
     async with BareServer(http(PAGE)).running() as server:
         scraper.set_endpoints([scraped_endpoint("a", server.address), scraped_endpoint("b", server.address)])
-        task = asyncio.create_task(scraper.run())
-        try:
+        async with running_task(scraper.run):
             await wait_until(lambda: seen["a"] > 2 and seen["b"] > 5, what="both are scraped again and again")
-            assert not task.done()
             assert sources.failures["scrape"] >= 2
             scraper.check_integrity()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])

@@ -25,6 +25,8 @@ from epp.sources.kvevents.mapping import read_conversation
 from epp.sources.kvevents.routed_prompts import RoutedPrompts
 from epp.sources.kvevents.service import ExactService
 from epp.sources.kvevents.sockets import EventSource
+from tests.harness.processes import wait_until
+from tests.harness.tasks import running_task
 from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 from tests.vllm_env.prompts import prose
@@ -36,7 +38,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-WAIT_S = 120.0
 
 
 @dataclass(slots=True)
@@ -68,9 +69,7 @@ class FollowedServers:
         return -1 if model is None else model.prompts[what]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 - the service has no event for it
-                await asyncio.sleep(0.05)
+        await wait_until(condition, what="the service has read the events", timeout_s=120)
 
 
 @contextlib.asynccontextmanager
@@ -105,20 +104,15 @@ async def following_vllm(
         source=lambda e: EventSource(e.model, e.incarnation, e.kv_events, e.kv_replay),
     )
     service.set_endpoints(endpoints)
-    task = asyncio.create_task(service.run())
-    try:
+    async with running_task(service.run):
         running = FollowedServers(picker, service, exact, named)
         # Prompts are skipped until an event shows how the servers name blocks.
         first = {"model": MODEL_NAME, "prompt": prose("first event", words=60), "max_tokens": 1}
         servers[0].post(COMPLETIONS, first)
         await running.until(lambda: [m.state for m in service.status.models.values()] == ["checking"])
         yield running
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        exact.check_integrity()
-        picker.check_integrity()
+    exact.check_integrity()
+    picker.check_integrity()
 
 
 def messages(name: str) -> list[dict[str, Any]]:
