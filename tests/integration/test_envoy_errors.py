@@ -4,7 +4,6 @@ OpenAI writes it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest_asyncio
 
 from epp.base.types import Address
 from tests.harness.gateway import EnvoyBench, Gateway, running_bootstrap, running_gateway
-from tests.harness.http2 import http2_client
 from tests.harness.processes import wait_until
 from tests.harness.raw_http import send_raw
 
@@ -135,13 +133,6 @@ async def test_fields_as_long_as_envoy_takes_have_no_room_for_pick_and_get_431(g
         head = POST + lines + b"content-length: %d\r\n\r\n" % len(BODY)
         statuses.append((await send_raw(at(gateway), head + BODY)).status)
     assert set(statuses) == {200, 431}
-
-
-async def test_too_many_fields_over_http2_get_an_error_too(gateway: Gateway) -> None:
-    async with http2_client(gateway.config.envoy.listen) as client:
-        stream = client.complete("x", headers={f"x-{n}": "y" for n in range(121)})
-        await asyncio.wait_for(stream.over.wait(), 60)
-        assert stream.status == 431
 
 
 async def test_the_pickers_own_errors_pass_as_they_are(gateway: Gateway) -> None:

@@ -29,23 +29,6 @@ async def requests(bench: EnvoyBench, count: int) -> None:
     assert [r.status for r in replies] == [200] * count
 
 
-async def test_a_dead_worker_is_left_out_until_its_return(
-    tmp_path: Path,
-) -> None:
-    """Envoy's check must run often without traffic too. By default it then runs once a minute."""
-    async with running_bootstrap(tmp_path, workers=2) as bench:
-        first, second = bench.pickers
-        await first.stop()
-        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 1)
-        await requests(bench, 20)
-        assert len(second.exchanges) == 20
-        assert await bench.envoy.bypassed() == 0
-        await first.start()
-        await bench.envoy.wait_stat_is(f"{PICKER}membership_healthy", 2)
-        await requests(bench, 20)
-        assert len(first.exchanges) == 10
-
-
 async def test_a_worker_that_hangs_is_left_out_until_it_answers_again(tmp_path: Path) -> None:
     async with running_bootstrap(tmp_path, workers=2) as bench:
         hung, other = bench.pickers

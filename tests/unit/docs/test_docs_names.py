@@ -186,13 +186,6 @@ def test_every_field_that_is_named_exists_in_configuration_policy_or_chart(page:
             assert is_a_field(dotted[1]), span
 
 
-def test_a_field_that_does_not_exist_is_noticed() -> None:
-    assert is_a_field("load.whenSaturated")
-    assert is_a_field("config.envoy.maxBodyBytes")
-    assert not is_a_field("load.whenSaturate")
-    assert not is_a_field("config.envoy.bodyBytes")
-
-
 # -- examples that are files ---------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 from epp.base.errors import ConfigError
 from epp.config.envoy import Envoy
 from epp.config.listening import Listen
-from epp.config.settings import Config, StreamLimits
+from epp.config.settings import Config
 from epp.config.sharing import Redis, Sharing
 from epp.picker.prefix_index.secret import derived
 from epp.protocol.http_events import BodyRoom
@@ -55,13 +55,6 @@ def test_paths_that_are_allowed_are_not_blocked() -> None:
     assert made.blocked.refuse("/metrics")
     assert not made.blocked.refuse("/version")
     assert made.blocked.open_apis == API_PATHS
-
-
-def test_the_room_of_bodies_and_the_switches_are_passed_on() -> None:
-    room = BodyRoom()
-    made = stream_settings(config(streams=StreamLimits(mode_override=False)), room, traced=True)
-    assert made.room is room
-    assert (made.traced, made.mode_override) == (True, False)
 
 
 def test_the_secret_comes_from_the_file_then_from_the_signing_key(tmp_path: Path) -> None:

@@ -68,15 +68,6 @@ def test_requests_in_flight_and_expected_hits_are_the_pickers_own() -> None:
     assert endpoint.table_entries == site.picker.table.entries > 0
 
 
-def test_the_state_is_a_snapshot() -> None:
-    site = a_site(on=endpoints("a"))
-    before = status(site, now=10.0)
-    site.picker.pick(ask(text("p")), now=10.0)
-    assert before.endpoints[0].in_flight == 0
-    assert before.rule == "least-cost"
-    assert before.sharing is before.exact is None
-
-
 def test_an_endpoint_whose_scrapes_fail_is_not_ready() -> None:
     spec = check_spec({"scrape": {"failuresToEject": 1}})
     site = a_site(spec=spec)

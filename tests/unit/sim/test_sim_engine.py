@@ -160,22 +160,3 @@ def test_hits_and_times_equal_those_of_the_real_engine(
 def test_invariants_hold_after_each_event(seed: int, num_blocks: int) -> None:
     work = arrivals(random.Random(seed), count=30, mean_gap_s=0.05, adapters=3)
     run_sim(work, shape_of(num_blocks=num_blocks, max_num_seqs=4, budget=64), checked=True)
-
-
-def test_an_arrival_waits_only_for_the_current_step() -> None:
-    shape = shape_of(num_blocks=400, max_num_seqs=4, budget=64)
-    long_answer = TwinRequest(0, at_s=0.0, prompt=[7] * 3, answer_tokens=400, adapter="")
-    late = TwinRequest(1, at_s=1.0, prompt=[9] * 3, answer_tokens=1, adapter="")
-    seen = run_sim([long_answer, late], shape)
-    first_s = seen[1][1]
-    assert first_s is not None
-    assert 1.0 < first_s < 1.0 + 2.2 * shape.costs.decode_step_s
-
-
-def test_a_dead_server_frees_all_its_blocks() -> None:
-    engine = SimEngine(shape_of(num_blocks=40, max_num_seqs=1, budget=64))
-    for number in range(3):
-        engine.add(Job(job_id=number, names=[], num_prompt_tokens=4, num_answer_tokens=2), now=0.0)
-    engine.wake(0.0)
-    assert [job.job_id for job in engine.drop_all()] == [0, 1, 2]
-    assert engine.due_s == math.inf

@@ -128,22 +128,6 @@ def test_pages_come_late_by_the_lag_and_to_every_scraper() -> None:
     assert all(abs(now - page.taken_s - 0.3) < 1e-9 for _, _, page, now in router.pages)
 
 
-def test_a_slow_server_takes_longer() -> None:
-    plan = FleetPlan(shape=SHAPE, num_servers=2, speeds=(0.25,))
-    outcome, _ = run(plan, Steady(count=20, gap_s=3.0))
-    took: dict[str, list[float]] = {"pod-0": [], "pod-1": []}
-    for record in outcome.records:
-        assert record.first_token_s is not None
-        took[record.server].append(record.first_token_s - record.arrived_s)
-    assert min(took["pod-0"]) > max(took["pod-1"])
-
-
-def test_requests_are_unfinished_at_the_horizon() -> None:
-    outcome, _ = run(FleetPlan(shape=SHAPE, num_servers=1, horizon_s=1.0), Steady(count=100, gap_s=0.02))
-    assert outcome.ended_s <= 1.0
-    assert not all(record.completed for record in outcome.records)
-
-
 def test_prompts_share_blocks_as_far_as_their_segments_do() -> None:
     shared = (Segment(1, 50), Segment(2, 30))
     one = block_names((*shared, Segment(3, 40)), block_tokens=16)
