@@ -3,71 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.demo.address import running as announced_demos
-from tests.harness.processes import wait_until
+from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
 pytestmark = pytest.mark.envoy
 
 
-class Demo:
-    """A running demo. The test reads its output line by line."""
-
-    def __init__(self, popen: subprocess.Popen[str]) -> None:
-        self._popen = popen
-        self.pid = popen.pid
-        self.said = ""
-
-    def read_until(self, pattern: str) -> str:
-        """Return its output up to the line that matches."""
-        assert self._popen.stdout is not None
-        for text in self._popen.stdout:
-            self.said += text
-            if re.search(pattern, text):
-                return self.said
-        raise AssertionError(f"it never said {pattern}:\n{self.said}")
-
-    def children(self) -> list[int]:
-        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
-
-    def signal(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
-
-    def end(self) -> int:
-        """Read the rest of the output. Return the exit status."""
-        rest, _ = self._popen.communicate(timeout=120)
-        self.said += rest
-        return self._popen.returncode
+@asynccontextmanager
+async def demo(*options: str, tmp: Path, logs: Path) -> AsyncIterator[ManagedProcess]:
+    """Run a demo that has `tmp` for its temporary files. Its output goes to `logs`."""
+    command = [sys.executable, "-m", "bench.demo", *options]
+    variables = {"TMPDIR": str(tmp), "PYTHONUNBUFFERED": "1"}
+    async with managed_process("demo", command, directory=logs, env=variables) as process:
+        yield process
 
 
-@contextmanager
-def demo(*options: str, tmp: Path) -> Iterator[Demo]:
-    """Run a demo that has `tmp` for its temporary files."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "bench.demo", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp), "PYTHONUNBUFFERED": "1"},
-    ) as popen:
-        try:
-            yield Demo(popen)
-        finally:
-            popen.kill()
+def said(running: ManagedProcess) -> str:
+    return running.stdout.read_text() + running.stderr.read_text()
+
+
+async def until_said(running: ManagedProcess, words: str) -> str:
+    await running.wait_ready(lambda: words in said(running), what=words, timeout_s=120)
+    return said(running)
 
 
 @pytest.fixture
@@ -93,18 +63,20 @@ def get_json(url: str, data: bytes | None = None, headers: dict[str, str] | None
 
 
 @pytest.mark.core
-def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Path, tmp_path: Path) -> None:
+async def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(
+    short_tmp: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "figures.json"
     options = ("--once", "--servers", "2", "--requests", "24", "--json", str(file))
-    with demo(*options, tmp=short_tmp) as running:
-        running.read_until("Ready after")
+    async with demo(*options, tmp=short_tmp, logs=tmp_path) as running:
+        await until_said(running, "Ready after")
         children = running.children()
         assert len(children) == 4  # These are two servers, the picker and Envoy.
-        assert running.end() == 0, running.said
+        assert await running.wait(timeout_s=120) == 0, said(running)
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
-    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", running.said)
-    assert re.search(r"requests by server  s1 +12 +\d+", running.said)
+    assert re.search(r"token hit rate +\d+\.\d % +\d+\.\d % +\d+\.\d\dx", said(running))
+    assert re.search(r"requests by server  s1 +12 +\d+", said(running))
 
     figures = json.loads(file.read_text())
     by_turn, by_cost = figures["rules"]
@@ -120,14 +92,16 @@ def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Pa
     assert by_cost["token_hit_rate"] > by_turn["token_hit_rate"]
 
 
-def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
-    short_tmp: Path,
+async def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
+    short_tmp: Path, tmp_path: Path
 ) -> None:
-    with demo("--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp) as running:
-        said = running.read_until("Ctrl-C ends everything")
+    async with demo(
+        "--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp, logs=tmp_path
+    ) as running:
+        told = await until_said(running, "Ctrl-C ends everything")
         (place,) = [place for place in announced_demos() if place.pid == running.pid]
-        assert re.search(rf"gateway +{re.escape(place.gateway)} ", said), "`make load` finds it"
-        words = shlex.split(next(line for line in said.splitlines() if line.strip().startswith("curl ")))
+        assert re.search(rf"gateway +{re.escape(place.gateway)} ", told), "`make load` finds it"
+        words = shlex.split(next(line for line in told.splitlines() if line.strip().startswith("curl ")))
         name, value = words[words.index("-H") + 1].split(": ")
         data = words[words.index("-d") + 1].encode()
         answer, headers = get_json(
@@ -135,7 +109,7 @@ def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
         )
         assert answer["choices"][0]["message"]["content"]
 
-        shown = re.search(r"one decision +(http://\S+/decisions/)(\S+)", said)
+        shown = re.search(r"one decision +(http://\S+/decisions/)(\S+)", told)
         assert shown is not None
         for request_id in (shown.group(2), headers["x-request-id"]):
             decision, _ = get_json(shown.group(1) + request_id)
@@ -144,28 +118,30 @@ def test_the_demo_stays_up_and_shows_the_decision_about_its_curl_line(
 
         children = running.children()
         running.signal(signal.SIGTERM)
-        assert running.end() == 0, running.said
-    assert "The demo has ended" in running.said
+        assert await running.wait(timeout_s=120) == 0, said(running)
+    assert "The demo has ended" in said(running)
     assert running.pid not in {place.pid for place in announced_demos()}
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
 
 
-def test_ctrl_c_in_the_middle_ends_everything_with_exit_status_of_signal(short_tmp: Path) -> None:
-    with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp) as running:
-        running.read_until("Ready after")
+async def test_ctrl_c_in_the_middle_ends_everything_with_exit_status_of_signal(
+    short_tmp: Path, tmp_path: Path
+) -> None:
+    async with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp, logs=tmp_path) as running:
+        await until_said(running, "Ready after")
         children = running.children()
         running.signal(signal.SIGINT)
-        assert running.end() == 128 + signal.SIGINT, running.said
+        assert await running.wait(timeout_s=120) == 128 + signal.SIGINT, said(running)
     assert not [pid for pid in children if alive(pid)]
     (kept,) = short_tmp.iterdir()
-    assert str(kept) in running.said
+    assert str(kept) in said(running)
     assert {"envoy.yaml", "config.yaml", "picker.err", "server-1.out"} <= {f.name for f in kept.iterdir()}
 
 
-async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path) -> None:
-    with demo("--servers", "1", tmp=short_tmp) as running:
-        running.read_until("Ready after")
+async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path, tmp_path: Path) -> None:
+    async with demo("--servers", "1", tmp=short_tmp, logs=tmp_path) as running:
+        await until_said(running, "Ready after")
         children = running.children()
         assert len(children) == 3
         running.signal(signal.SIGKILL)

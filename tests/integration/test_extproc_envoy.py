@@ -71,7 +71,8 @@ class EnvoyRig:
     async def settled(self) -> None:
         """Wait until every pick is over and every stream is gone."""
         await wait_until(
-            lambda: not self.server.streams and len(self.seen.over) >= len(self.seen.picks), what="all is over"
+            lambda: not self.server.streams and len(self.seen.over) >= len(self.seen.picks),
+            what="all is over",
         )
         assert all(s.in_flight == 0 for s in self.picker.fleet.states())
 

@@ -29,29 +29,19 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
         ("completions", b"\xff\xfe", None),
         ("completions", b"[" * 100_000, None),
         ("completions", b'{"prompt": "\\ud800"}', None),
-        ("completions", {}, "prompt"),
-        ("completions", {"prompt": ""}, "prompt"),
         ("completions", {"prompt": []}, "prompt"),
-        ("completions", {"prompt": [[]]}, "prompt"),
         ("completions", {"prompt": [1, -2]}, "prompt[1]"),
         ("completions", {"prompt": [1, "x"]}, "prompt[1]"),
         ("completions", {"prompt": [True]}, "prompt[0]"),
-        ("completions", {"prompt": "x", "n": 0}, "n"),
         ("completions", {"prompt": ["x"] * 200, "n": 2}, "n"),
         ("completions", {"prompt": "x", "best_of": 2}, "best_of"),
-        ("completions", {"prompt": "x", "temperature": -1}, "temperature"),
-        ("completions", {"prompt": "x", "temperature": 2.5}, "temperature"),
-        ("completions", {"prompt": "x", "top_p": 0}, "top_p"),
-        ("completions", {"prompt": "x", "top_k": -5}, "top_k"),
         ("completions", {"prompt": "x", "echo": True}, "echo"),
         ("completions", {"prompt": "x", "logprobs": 0}, "logprobs"),
         ("completions", {"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
         ("completions", {"prompt": "x", "stop": ["a", ""]}, "stop"),
         ("completions", {"prompt": "x", "stop": ["a"] * 17}, "stop"),
         ("completions", {"prompt": "x", "stop": "a" * 257}, "stop"),
-        ("completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ("completions", {"prompt": "x", "max_tokens": "many"}, "max_tokens"),
-        ("completions", {"prompt": "x", "cache_salt": ""}, "cache_salt"),
         ("completions", {"prompt": "x", "stream_options": {}}, "stream_options"),
         ("completions", {"prompt": "word " * 5000}, "prompt"),
         ("completions", {"prompt": "x", "max_tokens": 5000}, "prompt"),
@@ -61,14 +51,12 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
             {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
             "top_logprobs",
         ),
-        ("chat/completions", {"messages": []}, "messages"),
         ("chat/completions", {"messages": [{"role": "a|>", "content": "x"}]}, "messages"),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages",
         ),
-        ("chat/completions", {"messages": "hi"}, "messages"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0].role"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 200_000}]}, "prompt"),
     ],
@@ -76,6 +64,7 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 async def test_bad_input_gets_400_in_the_apis_shape(
     start: Start, path: str, body: Any, param: str | None
 ) -> None:
+    """`test_vllm_api_contract` has more bad input, which vLLM refuses too."""
     server = await start(max_model_len_tokens=4096)
     status, answer = await server.post(f"/v1/{path}", body)
     assert status == 400
