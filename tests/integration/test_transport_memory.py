@@ -15,11 +15,9 @@ import pytest
 from epp.base.types import EndpointMetrics
 from epp.config.listening import Listen
 from epp.protocol.asking import StreamSettings
-from epp.protocol.conversation import LiveStreams
-from epp.protocol.health import Health
 from epp.transport.http2.frames import Kind
 from epp.transport.peer import Peer
-from epp.transport.server import Http2Transport
+from epp.transport.server import ExtProcServer
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, hello, reset, split, window_update
 from tests.harness.http2_frames import headers as headers_frame
 from tests.harness.pipe import Pipe
@@ -50,9 +48,11 @@ class _DataPlane:
     def __init__(self) -> None:
         self._now = time.monotonic()
         self._picker = picker_of_three()
-        streams = LiveStreams(self._picker, settings=StreamSettings(), clock=lambda: self._now)
+        server = ExtProcServer(
+            self._picker, listen=Listen(), settings=StreamSettings(), clock=lambda: self._now
+        )
         self._pipe = Pipe()
-        self._peer = Peer(Http2Transport(streams, Health(), listen=Listen()).server)
+        self._peer = Peer(server.transport)  # type: ignore[arg-type]  # it is our HTTP/2
         self._peer.connection_made(self._pipe)
         self._peer.data_received(hello(window=2**20) + window_update(0, 2**30))
         self._next = 1
