@@ -261,8 +261,6 @@ class Backend:
         return web.Response(text="\n".join(lines) + "\n" + self.more_metrics)
 
 
-
-
 def _wants_stream(body: bytes) -> bool:
     try:
         document = json.loads(body)
