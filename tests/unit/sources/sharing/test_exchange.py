@@ -56,18 +56,6 @@ def test_the_end_of_a_request_releases_its_booking_and_keeps_its_prefix() -> Non
     assert other.matched(text("p"), now=11.0)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_a_request_that_failed_leaves_nothing_behind(*, together: bool) -> None:
-    one, other = two()
-    pick = one.pick(text("p"), now=10.0)
-    if not together:
-        other.receive(one.send(now=10.0), now=10.0)
-    one.end(pick, now=11.0, status=500)
-    other.receive(one.send(now=11.0), now=11.0)
-    assert other.in_flight_of_peers() == {}
-    assert other.matched(text("p"), now=11.0) == {}
-
-
 def test_a_server_that_fails_one_picker_is_left_out_by_all() -> None:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)

@@ -215,6 +215,7 @@ def test_a_guess_of_another_picker_goes_if_its_request_comes_to_nothing(status: 
     one.picker.end(pick, outcome="aborted" if status is None else "ended", now=11.0)
     other.receive(one.send(now=11.0), now=11.0)
     assert other.matched(text("p"), now=11.0) == {}
+    assert other.in_flight_of_peers() == {}
 
 
 def test_a_prompt_computed_after_its_stream_was_let_go_is_known_to_others() -> None:
