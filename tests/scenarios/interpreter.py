@@ -104,22 +104,19 @@ class World:
         """
         failed = int(options.pop("failed", 0))
         values: dict[str, Any] = {"running": 0, "waiting": 0, "kv_usage": 0.0}  # as an idle server says
-        values |= {
-            key: msgspec.yaml.decode(text) for key, text in options.items() if key != "active_adapters"
-        }
-        active = frozenset(filter(None, options.get("active_adapters", "").split(",")))
+        values |= {key: msgspec.yaml.decode(text) for key, text in options.items()}
         for name in names:
             for _ in range(failed):
                 self.picker.observe(EndpointName(name), None, now=self.now)
             if not failed:
-                metrics = EndpointMetrics(scraped_at=self.now, active_adapters=active, **values)
+                metrics = EndpointMetrics(scraped_at=self.now, **values)
                 self.picker.observe(EndpointName(name), metrics, now=self.now)
         yield "ok"
 
     # -- requests --------------------------------------------------------------------------------------------
 
     def do_pick(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`pick r1 prompt=system:1000+user:200 model=m salt=s session=u stream=yes subset=a,b`: pick for one
+        """`pick r1 prompt=system:1000+user:200 model=m salt=s stream=yes subset=a,b`: pick for one
         request.
         """
         try:
@@ -208,7 +205,6 @@ class World:
             request_id="scenario",
             inference=inference,
             subset=frozenset(self.known[n] for n in subset.split(",")) if subset else None,
-            session=options.get("session", ""),
         )
 
     def _name(self, address: Address) -> EndpointName:
