@@ -28,7 +28,7 @@ from epp.picker.endpoints.endpoint_state import EndpointState
 from epp.picker.endpoints.learned import MOST_BYTES_PER_TOKEN, Terms, TokenEstimate, growth
 from epp.picker.endpoints.served_models import forget_models
 from epp.picker.prefix_index._chain import chain_of
-from epp.picker.prefix_index.reported import KvReport, ReportedCaches
+from epp.picker.prefix_index.reported import KvReport, correct
 from epp.picker.prefix_index.secret import HashSecret
 from epp.picker.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.picker.prefix_index.upkeep import add_endpoint, charge, clear_endpoint, resize
@@ -131,8 +131,8 @@ class ServerCaches:
         self.spec = spec
         self.secret = secret
         self._token_estimates: dict[str, TokenEstimate] = {}
-        self.reported = ReportedCaches()
-        """The reports of servers about their caches, in exact mode."""
+        self.corrected = {"credited": 0, "forgotten": 0}
+        """How often the servers' own events corrected the table, in exact mode. See `correct`."""
         self._start_table()
         self._slots: Ints = np.empty(0, dtype=np.int64)
         """The slot of each bit of the table's masks. Servers without a slot get the slot after the last."""
@@ -182,7 +182,7 @@ class ServerCaches:
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by the servers' own events about their caches."""
-        self.reported.take_in(findings, self.table)
+        correct(self.table, findings, self.corrected)
 
     # -- servers ---------------------------------------------------------------------------------------------
 

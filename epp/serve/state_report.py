@@ -39,7 +39,7 @@ def status_of(
         goal_s=spec.flow.goal_seconds,
         sharing=_sharing(sharing) if sharing is not None else None,
         exact=replace(
-            exact.status, dropped_prompts=exact.dropped, corrections=picker.caches.reported.corrected
+            exact.status, dropped_prompts=exact.dropped, corrections=picker.caches.corrected
         )
         if exact is not None
         else None,

@@ -1,7 +1,7 @@
 """Corrects the prefix table by the servers' reports about their own caches. Only exact mode makes them,
 so the state of exact mode as people and Prometheus see it is defined here too.
 
-`server_caches` owns the one `ReportedCaches`. `state_report` fills in the last two fields of `ExactStatus`,
+`server_caches` calls this module. `state_report` fills in the last two fields of `ExactStatus`,
 and `kvevents` all others. All code here is synchronous.
 """
 
@@ -55,34 +55,27 @@ class LookupReport:
 KvReport = LossReport | LookupReport
 
 
-class ReportedCaches:
-    def __init__(self) -> None:
-        self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
-        """Chains added because servers hold them, and entries removed because servers do not."""
+def correct(table: PrefixTable, findings: Iterable[KvReport], counts: dict[str, int]) -> None:
+    """Correct the table by the servers' own events. Add to `counts` the chains that were added because
+    servers hold them (credited), and the entries that were removed because servers do not (forgotten).
+    """
+    for finding in findings:
+        match finding:
+            case LossReport(server=name, chain=chain, at=at):
+                counts["forgotten"] += forget(table, name, chain, keep=len(chain) - 1, as_of=at)
+            case LookupReport():
+                _check(table, finding, counts)
 
-    def take_in(self, findings: Iterable[KvReport], table: PrefixTable) -> None:
-        """Correct the table by the servers' own events."""
-        for finding in findings:
-            match finding:
-                case LossReport(server=name, chain=chain, at=at):
-                    self._forget(table, name, chain, keep=len(chain) - 1, as_of=at)
-                case LookupReport():
-                    self._check(table, finding)
 
-    def _check(self, table: PrefixTable, checked: LookupReport) -> None:
-        chain, believed = checked.chain, table.match(checked.chain)
-        for name, held in checked.held.items():
-            if held > believed.get(name, 0):
-                self.corrected["credited"] += credit(table, name, chain[:held], now=checked.at)
-        for name, chunks in believed.items():
-            held = max(checked.held.get(name, 0), checked.from_chunk)
-            if name in checked.sure and held < chunks:
-                self._forget(table, name, chain, keep=held, as_of=checked.at - UNDER_WAY_S)
-
-    def _forget(
-        self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float
-    ) -> None:
-        self.corrected["forgotten"] += forget(table, name, chain, keep=keep, as_of=as_of)
+def _check(table: PrefixTable, checked: LookupReport, counts: dict[str, int]) -> None:
+    chain, believed, as_of = checked.chain, table.match(checked.chain), checked.at - UNDER_WAY_S
+    for name, held in checked.held.items():
+        if held > believed.get(name, 0):
+            counts["credited"] += credit(table, name, chain[:held], now=checked.at)
+    for name, chunks in believed.items():
+        held = max(checked.held.get(name, 0), checked.from_chunk)
+        if name in checked.sure and held < chunks:
+            counts["forgotten"] += forget(table, name, chain, keep=held, as_of=as_of)
 
 
 def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:

@@ -101,7 +101,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
     @rule()
     def findings_are_taken_in(self) -> None:
-        self.mirrors.reported.take_in(self.knowledge.findings(), self.mirrors.table)
+        self.mirrors.take_in(self.knowledge.findings())
         self.table_agrees()
 
     def table_agrees(self, *, exactly: bytes | None = None) -> None:
@@ -116,7 +116,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @rule(prompt=prompts())
     def a_prompt_is_routed_and_looked_up_at_once(self, prompt: bytes) -> None:
         self.a_prompt_is_routed(prompt)
-        self.mirrors.reported.take_in(self.knowledge.findings(), self.mirrors.table)
+        self.mirrors.take_in(self.knowledge.findings())
         self.table_agrees(exactly=prompt)
 
     def holds(self, name: EndpointName, block: BlockName) -> bool:
@@ -155,7 +155,7 @@ class BoundedMachine(KnowledgeMachine):
     @rule(name=servers)
     def findings_are_taken_in(self, name: EndpointName = SERVERS[0]) -> None:
         self.now += 2 * UNDER_WAY_S
-        self.mirrors.reported.take_in(self.knowledge.findings(), self.mirrors.table)
+        self.mirrors.take_in(self.knowledge.findings())
         assert len(self.knowledge.tree) <= 5
         self.knowledge.forget(name)
 

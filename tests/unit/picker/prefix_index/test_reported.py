@@ -13,7 +13,7 @@ from epp.picker.prefix_index.reported import (
     KvReport,
     LookupReport,
     LossReport,
-    ReportedCaches,
+    correct,
 )
 from epp.picker.prefix_index.table import PrefixTable
 from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
@@ -21,11 +21,11 @@ from tests.unit.picker.prefix_index.tables import A, B, chain, new_table
 SHARES = (1.0, 0.5, 0.25)
 
 
-def report(table: PrefixTable, *reports: KvReport) -> ReportedCaches:
-    reported = ReportedCaches()
-    reported.take_in(reports, table)
+def report(table: PrefixTable, *reports: KvReport) -> dict[str, int]:
+    counts = {"credited": 0, "forgotten": 0}
+    correct(table, reports, counts)
     check_integrity(table)
-    return reported
+    return counts
 
 
 def lookup(
@@ -48,14 +48,14 @@ class TestLosses:
         reported = report(table, LossReport(server=A, chain=chain("ab"), at=3.0))
         assert table.match(chain("abcd")) == {A: 1, B: 4}
         assert table.match(chain("abxy")) == {A: 1, B: 4}
-        assert reported.corrected == {"credited": 0, "forgotten": 5}
+        assert reported == {"credited": 0, "forgotten": 5}
 
     def test_a_chunk_that_was_used_after_the_report_stays(self) -> None:
         table = new_table(A)
         table.record(A, chain("abcd"), now=2)
         reported = report(table, LossReport(server=A, chain=chain("ab"), at=1.0))
         assert table.match(chain("abcd")) == {A: 4}
-        assert reported.corrected["forgotten"] == 0
+        assert reported["forgotten"] == 0
 
 
 class TestLookups:
@@ -64,7 +64,7 @@ class TestLookups:
         table.record(A, chain("abcd"), now=1)
         reported = report(table, lookup("abcd", {A: 2, B: 3}))
         assert table.match(chain("abcd")) == {A: 2, B: 3}
-        assert reported.corrected == {"credited": 1, "forgotten": 2}
+        assert reported == {"credited": 1, "forgotten": 2}
 
     def test_a_server_that_may_hold_more_loses_nothing(self) -> None:
         table = new_table(A)

@@ -60,7 +60,7 @@ class TwoReportingServers:
 
     def held(self, tokens: Sequence[int], *, later_s: int = 0) -> dict[EndpointName, int]:
         self.clock = itertools.count(next(self.clock) + later_s)
-        self.mirrors.reported.take_in(self.exact.findings(now=next(self.clock)), self.mirrors.table)
+        self.mirrors.take_in(self.exact.findings(now=next(self.clock)))
         self.exact.check_integrity()
         return self.mirrors.table.match(self.chain(tokens))
 
