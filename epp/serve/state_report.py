@@ -38,9 +38,7 @@ def status_of(
         without_model_list=picker.fleet.served.unlisted,
         goal_s=spec.flow.goal_seconds,
         sharing=_sharing(sharing) if sharing is not None else None,
-        exact=replace(
-            exact.status, dropped_prompts=exact.dropped, corrections=picker.caches.corrected
-        )
+        exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.caches.corrected)
         if exact is not None
         else None,
     )
