@@ -14,6 +14,8 @@ class Gain(Strict, frozen=True):
 
     min_match_tokens: Annotated[int, Meta(ge=0, le=10**7)] = 64
     """Ignore cached prefixes if the longest one has fewer tokens than this."""
+    min_match_ratio: Ratio = 0.0
+    """Ignore cached prefixes if the longest one is a smaller share of the prompt than this."""
 
 
 class LoadSettings(Strict, frozen=True):

@@ -67,7 +67,6 @@ _REMOVED: Final = {
     "whenLate": "a late request gets 429; to refuse none, write no deadline, and `order: Shortest`",
     "costMetadata": "no gateway reads the estimates; decisions and recordings have them",
     "perPriority": "`inAll` and `perTenant` bound what waits; the lowest priority is refused first",
-    "minMatchRatio": "`minMatchTokens` says from which saving on a match counts",
     "maxPageBytes": "a page may have 4 MiB",
     "keepDecisions": "the last 1,000 decisions are kept",
     "socketMode": "restrict access by the permissions of the directory",

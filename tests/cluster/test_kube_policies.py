@@ -34,7 +34,7 @@ NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
     ("target", {"targetRef": {}}, "spec.targetRef.name: Required value"),
     ("name", {"targetRef": {"name": "Pool_1"}}, "spec.targetRef.name: Invalid value"),
     ("no-target", {"targetRef": None}, "spec.targetRef: Required value"),
-    ("ratio", {"failures": {"maxLeftOutShare": 1.5}}, "spec.failures.maxLeftOutShare"),
+    ("ratio", {"gain": {"minMatchRatio": 1.5}}, "spec.gain.minMatchRatio"),
     ("negative", {"gain": {"minMatchTokens": -1}}, "spec.gain.minMatchTokens"),
     ("text", {"gain": {"minMatchTokens": "few"}}, "spec.gain.minMatchTokens"),
     ("zero", {"cost": {"prefillTokensPerSecond": 0}}, "spec.cost.prefillTokensPerSecond"),

@@ -50,7 +50,7 @@ RESTARTED: Final = Cause(
 LOW_GAIN: Final = Cause(
     "low_gain",
     "the cached prefix was below the gain threshold",
-    "Lower gain.minMatchTokens, if these prompts matter.",
+    "Lower gain.minMatchTokens or gain.minMatchRatio, if these prompts matter.",
 )
 UNAVAILABLE: Final = Cause(
     "unavailable",

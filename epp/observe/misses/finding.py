@@ -12,6 +12,7 @@ from collections import deque
 from typing import Final
 
 from epp.base.types import EndpointName
+from epp.config.policy import PolicySpec
 from epp.observe.misses import accounts as causes
 from epp.observe.misses.accounts import Accounts, Bucket, Cause
 from epp.observe.misses.seen import Heat, Seen, SentPrompt
@@ -86,7 +87,7 @@ class Misses:
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
         held_elsewhere = best - decision.matched_tokens
         if held_elsewhere > 0:
-            low = best < self._picker.policy.spec.gain.min_match_tokens
+            low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
             bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
         if guess.table is self._picker.table:
@@ -136,6 +137,10 @@ class Misses:
 
 def _steps(request: Pick) -> int:
     return _REQUEST_STEPS + len(request.chain)
+
+
+def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
+    return max(spec.gain.min_match_tokens, spec.gain.min_match_ratio * prompt_tokens)
 
 
 def _block_tokens(request: Pick) -> int:

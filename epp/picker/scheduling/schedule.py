@@ -134,7 +134,7 @@ def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
     """Return U of every candidate. If even the best match saves too little, no match counts."""
     cached = request.cached_tokens
     most = cached.item(cached.argmax())
-    if most and most < gain.min_match_tokens:
+    if most and most < max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens):
         return np.full(len(cached), float(request.prompt_tokens))
     return request.prompt_tokens - cached
 

@@ -115,6 +115,9 @@ def test_004_5_no_request_leaves_its_adapter_below_the_threshold() -> None:
     [
         (Gain(min_match_tokens=1984), "prefix"),
         (Gain(min_match_tokens=1985), "load"),
+        (Gain(min_match_ratio=0.49), "prefix"),
+        (Gain(min_match_ratio=0.51), "load"),
+        (Gain(min_match_tokens=1984, min_match_ratio=0.51), "load"),
     ],
 )
 @pytest.mark.parametrize("rule", MATCHING)

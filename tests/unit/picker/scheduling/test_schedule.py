@@ -91,6 +91,8 @@ def test_plain_rules_ignore_the_thresholds() -> None:
     [
         (Gain(min_match_tokens=64), True),
         (Gain(min_match_tokens=65), False),
+        (Gain(min_match_tokens=0, min_match_ratio=0.064), True),
+        (Gain(min_match_tokens=0, min_match_ratio=0.065), False),
     ],
 )
 def test_matches_count_only_if_the_best_match_saves_enough(gain: Gain, *, counts: bool) -> None:
