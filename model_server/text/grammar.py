@@ -8,6 +8,7 @@ for the first such answer, so a server runs without it. Callers: the languages; 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 from model_server.core.request import TokenId
 from model_server.text.language import Alternative, SchemaError
 
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+"""The place in a grammar that only this module knows."""
 _MOST_BYTES = 4096
 _LOOK_BACK_BYTES = 100
 _IN_TEXT = b'word"@.-:/0123456789'
@@ -89,4 +92,4 @@ def _best(text: bytearray, allowed: Collection[int]) -> int:
 
 def _check(found: Any) -> None:
     if error := found.get_error():
-        raise SchemaError(error.partition("\n")[0][:300])
+        raise SchemaError(_PLACE.sub("", error.partition("\n")[0])[:300])

@@ -83,7 +83,10 @@ class PretrainedLanguage:
     def constraints(self, alternatives: Sequence[Alternative], *, count: int) -> Sequence[Grammar]:
         if not self.eos_token_ids:
             raise SchemaError("the model has no token that ends an answer")
-        made = matcher(alternatives, self._for_grammars)
+        try:
+            made = matcher(alternatives, self._for_grammars)
+        except ValueError as error:
+            raise SchemaError(f"llguidance cannot read the model's tokenizer: {error}") from error
         return [Grammar(made.deep_copy(), eos_token_ids=self.eos_token_ids) for _ in range(count)]
 
     def detokenizer(self, prompt: Sequence[TokenId], *, constraint: Constraint | None = None) -> _Growing:  # noqa: ARG002 - the model's tokens have their text
