@@ -1,7 +1,5 @@
 """Lists the steps of `make bench-gpu`: each step is a command of another bench, with the files that it must
-leave behind.
-
-The command calls this module.
+leave behind. The command calls this module.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figur
         say=say,
     )
     for repeat in range(repeats):
-        made = [bench.text_of(f"share {repeat} {n}", 512) for n in range(8)]
+        made = (bench.text_of(f"share {repeat} {n}", 512) for n in range(8))
         asked = [runs.request(str(n), prompt, max_tokens=16) for n, prompt in enumerate(made)]
         runs.finish(bench, runs.engine_of(bench, cache=True), asked, kept)
     row = {

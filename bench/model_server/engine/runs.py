@@ -137,9 +137,7 @@ def engine_of(bench: Bench, *, cache: bool, options: CacheOptions | None = None)
 
 
 def finish(bench: Bench, engine: Engine, requests: Sequence[Request], kept: Kept | None = None) -> float:
-    """Run all requests to their ends. Return the seconds. `kept` gets the core's share of them: all that is
-    not the model's.
-    """
+    """Run all requests to their ends. Return the seconds. `kept` gets the share that is not the model's."""
     started, model_s = bench.now_s(), 0.0
     for one in requests:
         engine.add(one)

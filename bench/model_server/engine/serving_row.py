@@ -1,7 +1,5 @@
 """Measures row 001-7 on the engine itself, without HTTP: requests come at random times by the clock, with the
-cache and without.
-
-The command calls this module.
+cache and without. The command calls this module.
 """
 
 from __future__ import annotations
@@ -9,18 +7,15 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from bench.model_server.engine import runs
-from bench.model_server.engine.runs import Bench, Kept
+from bench.model_server.engine.runs import Bench, Kept, Say
 from bench.tables import percentile
 from model_server.core.request import Request, RequestId
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
