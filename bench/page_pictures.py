@@ -21,7 +21,7 @@ async def main() -> None:
             await page.until("document.querySelectorAll('#requests summary').length")
             await page.value("document.querySelectorAll('#requests summary')[1].click()")
             await page.until("document.querySelector('#requests details[open] .cand')")
-            await page.screenshot(_DOCS / "live-page.webp", scale=0.58)
+            await page.screenshot(_DOCS / "live-page.webp", scale=0.5)
 
 
 if __name__ == "__main__":

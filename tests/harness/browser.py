@@ -113,7 +113,7 @@ class Browser:
         """Write the visible part to `path`, in the format that its name says: png, jpeg or webp."""
         size = await self.value("[innerWidth, innerHeight]")
         clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": scale}
-        found = await self.call("Page.captureScreenshot", format=path.suffix[1:], quality=40, clip=clip)
+        found = await self.call("Page.captureScreenshot", format=path.suffix[1:], quality=20, clip=clip)
         path.write_bytes(base64.b64decode(found["data"]))
 
 
