@@ -44,7 +44,7 @@ def test_ends_of_the_chains_that_were_not_mapped_for_longest_time_go_first() -> 
     tree.check_integrity()
 
 
-def test_a_server_that_lets_all_blocks_go_loses_the_beginning_of_each_chain() -> None:
+def test_a_server_that_lets_all_blocks_go_loses_the_start_of_each_chain() -> None:
     knowledge = Knowledge(max_chunks=100)
     knowledge.add(A)
     knowledge.apply(A, Stored(tuple(BlockName(n) for n in range(71, 76))), now=1.0)

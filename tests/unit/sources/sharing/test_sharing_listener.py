@@ -31,7 +31,7 @@ def test_requests_of_a_picker_that_is_silent_for_the_timeout_are_released() -> N
     assert other.matched(text("q"), now=16.0)
 
 
-def test_a_late_batch_keeps_a_dead_pickers_requests_no_longer_than_it_lives() -> None:
+def test_a_late_batch_keeps_a_dead_pickers_requests_only_while_it_lives() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=14.8, age_s=4.8)
