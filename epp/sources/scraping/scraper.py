@@ -3,7 +3,8 @@
 Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
 of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
 scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
-until it gets a request, and servers that become idle together are spread over that longer interval.
+until it gets a request, and servers that become idle together are spread over that longer interval. One more
+task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
 
 The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. A server that has
 never given a number but answers (404, a page of another kind) is up: its numbers are all unknown. It answers
@@ -33,9 +34,8 @@ _JITTER: Final = 0.1
 _MOST_PAGE_BYTES: Final = 4 * 2**20
 _SHORTEST_NAP_S: Final = 0.002
 """Timers of the event loop may fire early by this much."""
-_LONGEST_NAP_S: Final = 1.0
-"""A waiting task looks this often whether its scrape is due: a policy may have changed, or an idle server may
-have work."""
+_WATCH_S: Final = 1.0
+_PARTS: Final = 10
 
 OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
 
@@ -67,6 +67,9 @@ class _ScrapedServer:
     """When its last scrape began. Before the first scrape: when its task began."""
     intervals: float = 0.0
     """Number of intervals from then to the next scrape."""
+    nap: asyncio.Event | None = None
+    """Ends the wait for the next scrape. None: it is being scraped now."""
+    nap_ends_at: float = 0.0
     reader: PageReader = field(default_factory=PageReader)
 
 
@@ -104,6 +107,7 @@ class Scraper:
             try:
                 for target in self._targets.values():
                     self._start(target)
+                group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
                 # This comes before the group waits for its tasks: a later task would never be cancelled.
@@ -166,13 +170,30 @@ class Scraper:
             target.client.close()
 
     async def _until_due(self, target: _ScrapedServer) -> None:
+        """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
+        while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
+            target.nap, target.nap_ends_at = asyncio.Event(), self._clock() + left_s
+            timer = asyncio.get_running_loop().call_later(left_s, target.nap.set)
+            try:
+                await target.nap.wait()
+            finally:
+                timer.cancel()
+                target.nap = None
+
+    async def _watch(self) -> None:
+        """Check every nap once a second: a policy may have changed, or an idle server may have work. The
+        fleet is checked in parts, so that a change for all servers does not scrape them in one burst.
+        """
         while True:
-            due_at = target.started_at + target.intervals * self._interval_s(target)
-            left_s = due_at - self._clock()
-            if left_s <= _SHORTEST_NAP_S:
-                return
-            # Naps of different length keep the tasks from looking together.
-            await asyncio.sleep(min(left_s, _LONGEST_NAP_S * self._rng.uniform(0.5, 1.0)))
+            targets = list(self._targets.values())
+            for part in range(_PARTS):
+                await asyncio.sleep(_WATCH_S / _PARTS)
+                for target in targets[part::_PARTS]:
+                    if target.nap is not None and self._due_at(target) < target.nap_ends_at - _SHORTEST_NAP_S:
+                        target.nap.set()
+
+    def _due_at(self, target: _ScrapedServer) -> float:
+        return target.started_at + target.intervals * self._interval_s(target)
 
     def _interval_s(self, target: _ScrapedServer) -> float:
         settings = self._settings()
