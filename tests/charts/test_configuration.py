@@ -124,32 +124,12 @@ def test_in_shape_gateway_the_chart_makes_each_of_several_pools(helm: Helm, tmp_
     assert settings.names == tuple(made)
 
 
-def test_behind_envoy_gateway_pods_are_followed_by_label(helm: Helm, tmp_path: Path) -> None:
-    objects = helm.render_set(value_set("gateway-envoy-gateway"))
-    config = config_of(objects, tmp_path)
-    assert config.kubernetes is not None
-    assert config.kubernetes.selector
-    kinds = {each["kind"] for each in objects}
-    assert "InferencePool" not in kinds
-    policies = {"EnvoyExtensionPolicy", "BackendTrafficPolicy", "ClientTrafficPolicy", "BackendTLSPolicy"}
-    assert policies <= kinds
-    (route,) = (each for each in objects if each["kind"] == "HTTPRoute")
-    (backend,) = route["spec"]["rules"][0]["backendRefs"]
-    assert of_kind(objects, "Service", backend["name"])["spec"]["selector"] == config.kubernetes.selector
-
-
-def test_behind_envoy_gateway_the_modes_are_values(helm: Helm, tmp_path: Path) -> None:
-    usual = value_set("gateway-envoy-gateway").values
-    modes = {"failureMode": "FailClose", "bodies": "FullDuplexStreamed", "modeOverride": False}
-    objects = helm.render(GATEWAY, {**usual, "gateway": {**usual["gateway"], **modes}})
+@pytest.mark.parametrize("on", [True, False])
+def test_behind_envoy_gateway_the_mode_override_is_a_value(helm: Helm, tmp_path: Path, on: bool) -> None:  # noqa: FBT001 - a case
+    objects = helm.render(GATEWAY, behind("envoy-gateway", route=True, modeOverride=on))
     (asked,) = of_kind(objects, "EnvoyExtensionPolicy")["spec"]["extProc"]
-    assert asked["failOpen"] is False
-    assert asked["processingMode"]["request"]["body"] == "FullDuplexStreamed"
-    assert asked["processingMode"]["allowModeOverride"] is False
-    config = config_of(objects, tmp_path)
-    assert not config.holds_streams
-    assert not config.streams.mode_override
-    assert config_of(helm.render(GATEWAY, usual), tmp_path).streams.mode_override
+    assert asked["processingMode"]["allowModeOverride"] is on
+    assert config_of(objects, tmp_path).streams.mode_override is on
 
 
 def test_behind_envoy_gateway_clients_name_no_servers(helm: Helm) -> None:
