@@ -4,8 +4,6 @@ certificates, claims, a load test.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ from tests.charts.rendering import (
     pod_of,
     pod_specs,
 )
-from tests.harness.ports import free_port
 
 pytest_plugins = ["tests.charts.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -196,10 +193,6 @@ def test_monitors_take_relabelings(helm: Helm) -> None:
         "spec"
     ]["endpoints"]
     assert all(end["relabelings"][-1] == rule and rule in end["metricRelabelings"] for end in ends)
-    drops = {"action": "labeldrop", "regex": "endpoint"}
-    assert [end["port"] for end in ends if drops in end["relabelings"]] == ["metrics"], (
-        "the operator names the port `endpoint`, and the picker's metrics name the model server so"
-    )
     assert len(ends) == 2
     (end,) = of_kind(helm.render(MODEL_SERVER, {"monitoring": {"podMonitor": monitor}}), "PodMonitor")[
         "spec"
@@ -243,19 +236,3 @@ def test_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: H
     assert not service["spec"]["selector"].items() <= labels.items()
     tls = container(job(helm, loadTest=ON, tls={"secretName": "certificate"}))["args"]
     assert "https://gateway-prefix-gateway:443" in tls
-
-
-def test_the_generator_accepts_the_jobs_arguments(helm: Helm) -> None:
-    host = f"http://127.0.0.1:{free_port()}"
-    load = {**ON, "host": host, "scenario": "shared", "args": ["--users", "9", "--prefixes", "4"]}
-    made = container(job(helm, loadTest=load))
-    assert made["command"] == ["python", "-m", "bench.load"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "bench.load", *made["args"]],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (ended.returncode, f"Nothing answers at {host}" in ended.stderr) == (3, True), ended.stderr

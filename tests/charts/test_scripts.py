@@ -15,7 +15,6 @@ import pytest
 
 from tests.charts.rendering import GATEWAY, MODEL_SERVER
 from tests.harness.backend import running_backend
-from tests.harness.gateway import config_in, running_picker, write_endpoints
 from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
@@ -84,14 +83,6 @@ def smoke(folder: Path, url: str, **variables: str) -> Running:
     """Run the command of `helm test`."""
     command: list[str | Path] = [sys.executable, SMOKE]
     return managed_process("smoke", command, directory=folder, env={"GATEWAY_URL": url, **variables})
-
-
-async def test_helm_test_asks_for_models_and_a_completion(tmp_path: Path) -> None:
-    async with running_backend("server") as server:
-        async with smoke(tmp_path, f"http://{server.address}", MODEL="demo") as asked:
-            assert await asked.wait() == 0
-        assert [request.path for request in server.prompts] == ["/v1/models", "/v1/completions"]
-        assert b'"demo"' in server.prompts[1].body
 
 
 async def test_helm_test_fails_with_the_answer_of_the_gateway(tmp_path: Path) -> None:
@@ -190,16 +181,3 @@ async def test_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_away(
     async with accepting(hang) as port:
         assert await probe(port, tmp_path) == 1
         over.set()
-
-
-async def test_the_probe_passes_with_the_real_picker(tmp_path: Path) -> None:
-    """The picker answers only for hosts that it knows, so the probe asks for one of these hosts."""
-    config = config_in(tmp_path)
-    write_endpoints(config, [])
-    async with running_picker(config, directory=tmp_path):
-        host, port = config.admin.address.rsplit(":", 1)
-        probe = await asyncio.create_subprocess_exec(
-            "bash", KEEP, "alive", host, port, stderr=asyncio.subprocess.PIPE
-        )
-        _, said = await probe.communicate()
-    assert (probe.returncode, said) == (0, b"")
