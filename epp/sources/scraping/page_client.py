@@ -46,11 +46,15 @@ _STATUS: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})\s")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;.*)?\r?\n")
 _DIGITS: Final = re.compile(rb"\d{1,12}")
 _WORDS: Final = re.compile(rb"[^\s,]+")
-_FIELDS: Final = {
-    "Accept": "text/plain;version=0.0.4, application/json",  # the classic format of metrics
-    "Accept-Encoding": "identity",  # unpacking costs more CPU than a local network
-    "User-Agent": "prefix-gateway-epp",
-}
+_QUESTION: Final = (
+    # This asks for the classic format of metrics, and for an uncompressed page: unpacking costs more CPU than
+    # a local network.
+    "{method} {target} HTTP/1.1\r\n"
+    "Host: {host}\r\n"
+    "Accept: text/plain;version=0.0.4, application/json\r\n"
+    "Accept-Encoding: identity\r\n"
+    "User-Agent: prefix-gateway-epp\r\n"
+)
 _PLAIN: Final = "; if it expects TLS: model servers are reached by plain HTTP"
 _TLS_ALERT: Final = re.compile(r"\\+x15\\+x03")
 """How an error quotes the first bytes of the alert that a server with TLS sends on plain HTTP."""
@@ -225,15 +229,11 @@ class PageClient:
         """Ask for `path`, which includes the query if there is one. Raises what `read_answer` raises, and
         OSError if the server does not answer. headers: further headers. body: is sent by POST.
         """
-        method = "POST" if body else "GET"
-        fields = {"Host": self._address, **_FIELDS, **headers}
+        further = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if body:
-            fields["Content-Length"] = len(body)
-        lines = [
-            f"{method} {_target(path)} HTTP/1.1",
-            *(f"{name}: {value}" for name, value in fields.items()),
-        ]
-        question = "\r\n".join((*lines, "\r\n")).encode() + body
+            further.append(f"Content-Length: {len(body)}\r\n")
+        head = _head_of("POST" if body else "GET", path, self._address)
+        question = "".join((head, *further, "\r\n")).encode() + body
         if self._connection is not None and not self._ended(*self._connection):
             with contextlib.suppress(ConnectionResetError):
                 # Suppressed: the server ended the connection while the question was on its way.
@@ -286,10 +286,11 @@ class PageClient:
         return self._connection
 
 
-@lru_cache(maxsize=256)
-def _target(path: str) -> str:
-    """Return the path as a request line has it."""
-    return URL(f"http://server{path}").raw_path_qs
+@lru_cache(maxsize=4096)
+def _head_of(method: str, path: str, address: Address) -> str:
+    """Return the lines that each question for this page begins with."""
+    target = URL(f"http://{address}{path}").raw_path_qs
+    return _QUESTION.format(method=method, target=target, host=address)
 
 
 def in_words(error: Exception) -> str:
