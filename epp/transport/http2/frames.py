@@ -367,3 +367,17 @@ def trailers(status: int, details: str, *, alone: bool) -> bytes:
     if details:
         fields.append(("grpc-message", quote(details, safe=_PRINTABLE)))
     return encode(fields)
+
+
+_NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type application/grpc.\n"
+
+
+@functools.lru_cache(maxsize=16)
+def refusal(http_status: int) -> tuple[bytes, bytes]:
+    """Return the header block and the body of the answer to a stream that is not a gRPC call."""
+    fields = (
+        (":status", str(http_status)),
+        ("content-type", "text/plain"),
+        ("content-length", str(len(_NO_CALL))),
+    )
+    return encode(fields), _NO_CALL

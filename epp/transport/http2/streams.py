@@ -22,8 +22,8 @@ from epp.transport.http2.frames import (
     FrameError,
     Kind,
     Limits,
-    encode,
     pack_head,
+    refusal,
     trailers,
 )
 from epp.transport.http2.messages import (
@@ -83,7 +83,8 @@ class Stream:
         self.backlog: bytearray | None = None
         """Bytes that wait for the peer's window. None: there are none."""
         self.end: bytes | None = None
-        """The header block that ends the answer, to be sent after the backlog."""
+        """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
+        backlog ends the stream."""
         self.answered = False
         """Whether our response headers are sent."""
         self.reply: Reply | None = None
@@ -264,7 +265,8 @@ class StreamTable:
                     stream.stalled_since = self.now
                     self._stalled[stream.number] = stream
                 return False
-            self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
+            flags = Flag.END_STREAM if stream.end == b"" and size == len(backlog) else 0
+            self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, flags, stream.number))
             self.out.append(bytes(backlog[:size]))
             del backlog[:size]
             stream.peer_credit -= size
@@ -274,7 +276,7 @@ class StreamTable:
                 stream.stalled_since = None
                 del self._stalled[stream.number]
         stream.backlog = None
-        if stream.end is not None:
+        if stream.end:
             self.send_headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
         return stream.end is not None
 
@@ -420,9 +422,11 @@ class StreamTable:
         self.events.append(Fault("no_grpc_call"))
         stream.lingers_until = self.now + self.limits.linger_s
         self.lingering[stream.number] = stream
+        block, body = refusal(http_status)
         stream.answered = True
-        stream.end = encode(((":status", str(http_status)),))
-        self.pump(stream)
+        self.send_headers(stream.number, block, flags=Flag.END_HEADERS)
+        stream.end = b""
+        self.queue(stream, body)
 
     def fail(self, code: Code, reason: str) -> None:
         """Send GOAWAY and drop every open stream."""
