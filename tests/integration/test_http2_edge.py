@@ -187,7 +187,7 @@ async def test_others_do_not_wait_while_10000_windows_open_by_a_byte() -> None:
         await until(lambda: rig.server.streams == 10_000)
         server: Any = rig.server.transport
         peer = max(server.peers, key=lambda peer: peer.connection.unsent)
-        await until(lambda: not peer.connection.pending)
+        await until(lambda: not peer.connection.pending and not peer.waiting_bytes)
         unsent = peer.connection.unsent
         many.write(settings([(Setting.INITIAL_WINDOW_SIZE, 1)]))
         other.write(headers(1) + data(1, first))
