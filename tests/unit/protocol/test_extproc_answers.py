@@ -80,6 +80,12 @@ def test_the_booking_moves_to_the_endpoint_that_served(bench: Bench) -> None:
     assert busy == pick.destinations[1]
 
 
+def test_an_answer_from_the_first_choice_is_no_mismatch(bench: Bench) -> None:
+    stream = through(bench)
+    run(stream, ResponseHeaders(OK, served=str(bench.seen.picks[0].destinations[0])))
+    assert bench.seen.mismatches == [False]
+
+
 @pytest.mark.parametrize("served", ["", "somewhere", "10.0.0.1"])
 def test_an_unreadable_served_address_changes_nothing(bench: Bench, served: str) -> None:
     run(through(bench), ResponseHeaders(OK, served=served))
