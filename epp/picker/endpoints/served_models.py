@@ -22,7 +22,6 @@ from epp.picker.scheduling.snapshot import MOST_KEPT
 
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
-_MOST_GONE: Final = 256
 
 
 def of_page(metrics: EndpointMetrics | None) -> ModelList | None:
@@ -313,6 +312,6 @@ def forget_models(by_model: dict[str, Any], present: AbstractSet[str]) -> None:
     there may be any number.
     """
     gone = by_model.keys() - present
-    if len(gone) > _MOST_GONE:
+    if len(gone) > MOST_KEPT:
         for model in gone:
             del by_model[model]

@@ -53,8 +53,11 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self.spec.cost)
         parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
         if score_s is not None and not isnan(score_s):
-            # The rule gives a discount on the stall price of a further copy of a prefix.
-            parts_s["stall"] -= sum(parts_s.values()) - score_s
+            # Others share the price of a further copy of a prefix: first the stall, then the prefill itself.
+            spared_s = sum(parts_s.values()) - score_s
+            of_stall_s = min(spared_s, parts_s["stall"])
+            parts_s["stall"] -= of_stall_s
+            parts_s["prefill"] -= spared_s - of_stall_s
         slot = seen.slots[place]
         return Candidate(
             name=seen.roster.names[slot],

@@ -33,6 +33,11 @@ _MOST_REQUESTS = 32
 nothing.
 """
 
+_INSTANT_S = 0.01
+"""Requests that came within this time came together: a client that sends eight prompts at once will not send
+eight more, so they are no demand.
+"""
+
 N = TypeVar("N", float, Floats)
 """One number, or a column of them."""
 
@@ -114,10 +119,11 @@ class LeastCost(Rule):
         )
         if weighed.asked.prefix in self.demand:
             least = uncached[uncached.argmin()]  # a third of the time of `min`
-            sharing = _sharing(weighed, self.demand, least=least)
+            sharing, wait_s = _sharing(weighed, self.demand, least=least)
             if sharing > 1:
-                spared = (1 - 1 / sharing) * self._stall
-                score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
+                copy_s = (uncached - least) / seen.rate
+                price_s = self._stall * seen.in_flight * copy_s + self._weight * np.minimum(copy_s, wait_s)
+                score_s = score_s - (1 - 1 / sharing) * price_s
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
         places = equals_apart(fewest(score_s, self._rng), score_s, weighed)
@@ -161,22 +167,23 @@ class LeastCost(Rule):
         return counting
 
 
-def _sharing(weighed: Weighed, demand: Demand, *, least: float) -> float:
-    """Return how many requests share the stall price of a further copy of the longest match.
+def _sharing(weighed: Weighed, demand: Demand, *, least: float) -> tuple[float, float]:
+    """Return how many requests share the price of a further copy of the longest match, and how long this
+    request would wait at a holder, in seconds.
 
     While this request waits at a holder, about as many requests for this prefix will come as came in an equal
     time before. If they are more than the holders' even part of all requests, the excess gains by the copy
     too. Each gains about half of what this request saves, since one more server then shares the holders'
-    queues.
+    queues. A copy spares nobody more than the wait, so its own seconds are shared only as far as that.
     """
-    seen = weighed.seen
+    seen, now = weighed.seen, weighed.asked.at
     held = weighed.uncached_tokens <= least + _ALIKE * (weighed.asked.prompt_tokens - least)
     holders, servers = np.count_nonzero(held), len(held)
-    if holders == servers:
-        return 1.0
     wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-    count, of_all = demand.since(weighed.asked.prefix, weighed.asked.at - wait_s)
-    return max(1.0, 1 + (count - of_all * holders / servers) / 2)
+    if holders == servers:
+        return 1.0, wait_s
+    count, of_all = demand.between(weighed.asked.prefix, now - wait_s, now - _INSTANT_S)
+    return max(1.0, 1 + (count - of_all * holders / servers) / 2), wait_s
 
 
 class _Last(Struct, eq=False, gc=False):
@@ -239,15 +246,16 @@ class Demand:
     def __contains__(self, prefix: int) -> bool:
         return prefix in self._by_prefix
 
-    def since(self, prefix: int, first_at: float) -> tuple[int, int]:
-        """Return two numbers: the requests for this prefix that came since a time, of the last ones, and all
-        requests, for any prefix, since the first of these. The next request is not booked yet.
+    def between(self, prefix: int, first_at: float, end_at: float) -> tuple[int, int]:
+        """Return two numbers: the requests for this prefix that came from the first time until the second, of
+        the last ones, and all requests, for any prefix, from the first of these on.
         """
         times = self._by_prefix[prefix].times
-        first = max(bisect_left(times, first_at), len(times) - _MOST_REQUESTS)
-        if first == len(times):
+        end = bisect_left(times, end_at)
+        first = max(bisect_left(times, first_at), end - _MOST_REQUESTS)
+        if first >= end:
             return 0, 0
-        return len(times) - first, len(self._times) - bisect_left(self._times, times[first])
+        return end - first, bisect_left(self._times, end_at) - bisect_left(self._times, times[first])
 
     def check_integrity(self) -> None:
         assert self._times == sorted(self._times)

@@ -63,11 +63,12 @@ def test_unknown_load_is_shown_as_unknown() -> None:
     assert (candidate.waiting, candidate.kv_usage) == (None, None)
 
 
-def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_stall_price() -> None:
+def test_the_parts_sum_to_the_score_if_a_copy_has_half_the_price() -> None:
     holder = SeenEndpoint("a", cached=800, backlog=9000.0, in_flight=40)
     sent = [SentPick(EndpointName("a"), 5.0, prefix=1)] * 4
     first, second = shown([holder, SeenEndpoint("c", in_flight=10)], sent=sent)
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
-    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (200 + 800 / 2) / 1000)
+    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 - (1 + 0.15 * 10) * 0.8 / 2)
+    assert first.parts_s["prefill"] == pytest.approx(1.0), "the discount is taken from the stall first"

@@ -112,19 +112,32 @@ def one_in(others: int, *ago_s: float) -> LeastCost:
     return rule
 
 
-def test_a_copy_has_a_lower_stall_price_if_its_holder_is_busy() -> None:
+def test_a_copy_has_a_lower_price_if_its_holder_is_busy() -> None:
     def first(rule: LeastCost, *, backlog: float = 9000.0) -> str:
         idle = [SeenEndpoint(f"idle{n}", backlog=99_000.0) for n in range(2)]
         seen = [SeenEndpoint("holder", 8000, backlog, 40), SeenEndpoint("other", in_flight=10), *idle]
         return order(rule, seen, prompt=9000, prefix=1, at=100.0)[0]
 
-    # Holder: 9 s + 1 s (1 + 0.15 x 40) = 16 s. Other: 9 s + 1.5 (1 s + 8 s / (1 + n / 2))
+    # Holder: 9 s + 1 s (1 + 0.15 x 40) = 16 s. Other: 1 s x 2.5 + 8 s x 2.5 / (1 + (n - N / 4) / 2)
     assert first(one_in(1)) == "holder", "22.5 s elsewhere"
-    assert first(one_in(1, 4.0)) == "holder", "18.3 s elsewhere: 0.75 of 1 are too many for one of four"
-    assert first(one_in(1, 6.0, 5.0, 4.0, 3.0)) == "other", "15.3 s elsewhere"
+    assert first(one_in(1, 4.0)) == "holder", "17.0 s elsewhere: 0.75 of 1 are too many for one of four"
+    assert first(one_in(1, 6.0, 5.0, 4.0, 3.0)) == "other", "10.5 s elsewhere"
     assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
     assert first(one_in(1, *[9.1] * 30)) == "holder", "the earlier requests came before such a wait"
-    assert first(one_in(1, 6.0, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "14 s there"
+    assert first(one_in(1, *[0.005] * 30)) == "holder", "one client sent them together, and no more will come"
+    assert first(one_in(1, 6.0, 5.0, 4.0, 3.0), backlog=3000.0) == "holder", "10 s there"
+
+
+def test_a_copy_has_no_lower_price_than_the_wait_that_it_spares() -> None:
+    def score_s(backlog: float) -> float:
+        seen = [SeenEndpoint("holder", 8000, backlog), SeenEndpoint("other", in_flight=10)]
+        ranked = one_in(1, *[0.5] * 4).rank(weighed(seen, prompt=9000, prefix=1, at=100.0))
+        assert ranked.score_s is not None
+        return float(ranked.score_s[1])
+
+    whole = 9 * (1 + 0.15 * 10)
+    assert score_s(99_000.0) == pytest.approx(whole - 8 * (1 + 0.15 * 10) / 2)
+    assert score_s(2000.0) == pytest.approx(whole - (2 + 8 * 0.15 * 10) / 2)
 
 
 def test_stall_price_of_an_adapter_load_stays_even_if_prefix_is_popular() -> None:
@@ -137,7 +150,7 @@ def test_stall_price_of_an_adapter_load_stays_even_if_prefix_is_popular() -> Non
 
     whole = (1 + 0.5) * (1 + 0.15 * 10)
     assert score_s(one_in(1)) == pytest.approx(whole)
-    assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
+    assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - (1 + 0.15 * 10) * 0.8 / 2)
 
 
 def test_picks_without_the_prefix_spread_if_many_are_unreported() -> None:
@@ -230,7 +243,7 @@ def test_the_reason_is_prefix_lora_or_load() -> None:
 
 
 def came(demand: Demand, prefix: int, *, now: float, most_s: float = 99.0) -> object:
-    return demand.since(prefix, now - most_s) if prefix in demand else None
+    return demand.between(prefix, now - most_s, now + 0.5) if prefix in demand else None
 
 
 def test_requests_for_a_prefix_and_all_since_are_counted() -> None:
