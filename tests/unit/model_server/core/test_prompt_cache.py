@@ -159,18 +159,6 @@ def test_blocks_that_are_merely_kept_do_not_count_as_used() -> None:
     assert engine.kv_cache.pool.usage > 0
 
 
-def test_a_request_that_needs_every_block_gets_them() -> None:
-    engine = Engine(keeping_config(entries=9, num_blocks=6), PagedModel(block_size_tokens=BLOCK))
-    for first in (0, 100, 200):
-        engine.add(request_of(6, first=first, max_tokens=1))
-        run_to_end(engine)
-    whole = request_of(20, first=900, max_tokens=4)
-    expected = answer_alone(whole)
-    engine.add(whole)
-    run_to_end(engine)
-    assert answered_tokens(whole) == expected
-
-
 @pytest.mark.parametrize(("entries", "resets"), [(0, False), (4, True)])
 def test_003_4_no_prompt_is_kept_with_0_entries_or_after_a_reset(entries: int, *, resets: bool) -> None:
     """In the document, 0 meant that nothing was ever evicted."""

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from model_server.tiers.layout import TokenOrder
-from model_server.tiers.learnt import NodeImportance
 from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 from model_server.tiers.similarity import by_chance, jaccard, mean_jaccard, threshold
 
@@ -56,34 +55,6 @@ def test_002_3_bytes_are_equal_after_the_order_is_undone() -> None:
             assert stored[slot * 12 : slot * 12 + 12] == records[token * 12 : token * 12 + 12]
 
 
-def test_reordering_halves_chunk_reads_if_requests_mostly_agree() -> None:
-    """The choices here were made to overlap. For row 002-3 on a real model's choices see
-    tests/engine/test_tiers_bench.py.
-    """
-    rng = random.Random(3)
-    num_tokens, kept, chunk = 512, 128, 16
-    shared = rng.sample(range(num_tokens), kept)
-    history = NodeImportance(num_layers=1, num_tokens=num_tokens)
-    requests = [set(rng.sample(shared, 115)) | set(rng.sample(range(num_tokens), 13)) for _ in range(30)]
-    for request in requests[:20]:
-        history.record([[float(token in request) for token in range(num_tokens)]])
-        history.check_integrity()
-    packed = TokenOrder.by_importance(history.means(0))
-    before, after = (
-        sum(len({order.slots[token] // chunk for token in request}) for request in requests[20:])
-        for order in (TokenOrder.logical(num_tokens), packed)
-    )
-    assert before >= 2 * after
-
-
-def test_importance_is_the_mean_over_requests() -> None:
-    importance = NodeImportance(num_layers=2, num_tokens=3)
-    importance.record([[0.9, 0.1, 0.0], [0.0, 1.0, 0.0]])
-    importance.record([[0.1, 0.5, 0.4], [0.0, 1.0, 0.0]])
-    assert list(importance.means(0)) == pytest.approx([0.5, 0.3, 0.2])
-    importance.check_integrity()
-
-
 def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None:
     assert SelectionSettings(ratio=0.25, chunk_share=EVERY_CHUNK).cache_key == "sel:0.25"
     assert SelectionSettings(ratio=0.25).cache_key == "sel:0.25:0.98"
@@ -98,8 +69,3 @@ def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None
     for share in (0.0, 1.01):
         with pytest.raises(ValueError, match="chunk_share"):
             SelectionSettings(chunk_share=share)
-
-
-def test_weights_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 layers and at most 3 tokens"):
-        NodeImportance(num_layers=2, num_tokens=3).record([[0.0] * 3])
