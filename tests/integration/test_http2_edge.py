@@ -184,7 +184,7 @@ async def test_others_do_not_wait_while_10000_windows_open_by_a_byte() -> None:
         for number in range(1, 20_001, 2):
             many.write(headers(number) + data(number, first))
             await many.drain()
-        await until(lambda: rig.server.streams == 10_000)
+        await until(lambda: rig.in_flight() == 10_000)
         server: Any = rig.server.transport
         peer = max(server.peers, key=lambda peer: peer.connection.unsent)
         await until(lambda: not peer.connection.pending and not peer.waiting_bytes)
