@@ -32,8 +32,8 @@ def main() -> int:
     about = "\n".join(["Commands:", *COMMANDS])
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m tests.environments", epilog=about, formatter_class=raw)
-    parser.add_argument("name", choices={words.split()[0] for words in COMMANDS})
-    parser.add_argument("command", choices={words.split()[1] for words in COMMANDS})
+    parser.add_argument("name", choices=dict.fromkeys(words.split()[0] for words in COMMANDS))
+    parser.add_argument("command", choices=dict.fromkeys(words.split()[1] for words in COMMANDS))
     parser.add_argument("words", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     if (function := COMMANDS.get(f"{args.name} {args.command}")) is None:
