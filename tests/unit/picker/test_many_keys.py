@@ -130,7 +130,7 @@ def main() -> None:
         after.append(blocks())
         rss = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
         print(f"{million} million keys: RSS {rss:.1f} MiB, {after[-1]:,} blocks", flush=True)
-    assert after[1] <= 1.02 * after[0], after
+    assert after[1] <= 1.1 * after[0], after  # one block a request would be 1.7 times as many
 
 
 if __name__ == "__main__":
