@@ -79,6 +79,8 @@ async def test_the_acts_of_the_second_day_fail_no_request(
                 with capsys.disabled():
                     print(f"\n{load.table()}\n{said}\n")
             load.check(at_least=AT_LEAST_IN_FLIGHT)
+        # The clients' TLS connections end meanwhile. Python warns of those that are open when a test ends.
+        await site.helm("uninstall", "gateway", "--wait")
 
 
 async def install(site: Installed) -> None:
