@@ -205,7 +205,7 @@ class Gate:
                 self._carry_out(queue, decided, now=now)
                 left -= ends
         if ends:
-            self._queues = {model: queue for model, queue in self._queues.items() if len(queue.control)}
+            self._queues = {model: queue for model, queue in self._queues.items() if not queue.control.empty}
 
     def drain(self, *, now: float) -> None:
         """Send all waiting requests in order, and let no request wait any more, because the process ends.
@@ -257,7 +257,7 @@ class Gate:
 
     def _forget_models(self) -> None:
         """Forget models that no server has any more and for which no request waits."""
-        waiting = {model for model, queue in self._queues.items() if len(queue.control)}
+        waiting = {model for model, queue in self._queues.items() if not queue.control.empty}
         forget_models(self._queues, self._picker.fleet.models | waiting)
 
     def _priority(self, spec: Flow, claim: FlowClaim, question: Question, queue: ModelQueue) -> int:

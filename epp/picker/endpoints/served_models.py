@@ -309,9 +309,9 @@ class ServedModels:
 
 def forget_models(by_model: dict[str, Any], present: AbstractSet[str]) -> None:
     """Forget base models that no server has any more, once there are many. Servers choose their own names, so
-    there may be any number.
+    there may be any number, and each may be a time series.
     """
     gone = by_model.keys() - present
-    if len(gone) > MOST_KEPT:
+    if len(gone) > MOST_KEPT // 16:
         for model in gone:
             del by_model[model]

@@ -135,6 +135,11 @@ class FlowControl(Generic[T]):
     def __len__(self) -> int:
         return self._queues.load.requests
 
+    @property
+    def empty(self) -> bool:
+        """Return whether no request waits and none waits to be told of its refusal."""
+        return not (len(self) or self._shed)
+
     # -- one request -----------------------------------------------------------------------------------------
 
     def offer(

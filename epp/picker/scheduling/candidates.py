@@ -53,7 +53,8 @@ class ShownCandidates(Struct, frozen=True, eq=False, gc=False):
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self.spec.cost)
         parts_s["failing"] = self.spec.failures.cost_seconds * (share or 0.0)
         if score_s is not None and not isnan(score_s):
-            # Others share the price of a further copy of a prefix: first the stall, then the prefill itself.
+            # Others share the price of a further copy of a prefix. What they share of both parts is shown as
+            # taken from the stall, and only the rest from the prefill.
             spared_s = sum(parts_s.values()) - score_s
             of_stall_s = min(spared_s, parts_s["stall"])
             parts_s["stall"] -= of_stall_s

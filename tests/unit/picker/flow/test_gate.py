@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from epp.base.errors import PickError
 from epp.base.types import ApiKind, InferenceRequest
-from epp.config.flow import Flow
+from epp.config.flow import Flow, WaitingSettings
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.picker.decision import Question
@@ -36,6 +36,7 @@ class WaitingRequests:
         self.picker: Picker = a_picker(spec, on=endpoints("a"))
         self.gate = Gate(self.picker)
         self.went: list[str] = []
+        self.refused = 0
         self.pumps = 0
         assert isinstance(self.offer("first"), Pick)
         self.waiting: dict[str, WaitingRequest] = {}
@@ -46,8 +47,10 @@ class WaitingRequests:
 
     def offer(self, name: str) -> Pick | WaitingRequest | UnservedRequest:
         def decided(pick: Pick | PickError, _: float) -> None:
-            assert isinstance(pick, Pick)
-            self.went.append(name)
+            if isinstance(pick, Pick):
+                self.went.append(name)
+            else:
+                self.refused += 1
 
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=name.encode() * 200)
         request = Question(request_id=name, inference=inference)
@@ -105,6 +108,18 @@ def test_flow_control_that_is_on_again_holds_all_that_have_not_gone() -> None:
     queue.pump()
     assert len(queue.went) == went < MANY
     assert queue.gate.waiting == MANY - went + 1
+
+
+def test_requests_that_a_policy_pushed_out_are_told_so_at_a_drain_too() -> None:
+    queue = WaitingRequests(MANY)
+    policy = queue.picker.policy
+    narrow = replace(policy.spec.flow, in_all=WaitingSettings(max_requests=0))
+    queue.picker.set_policy(replace(policy, spec=replace(policy.spec, flow=narrow)), now=1.0)
+    with pytest.raises(PickError):
+        queue.offer("new")
+    drain(queue)
+    queue.pump()
+    assert queue.refused == MANY
 
 
 def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
