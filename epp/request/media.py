@@ -3,8 +3,10 @@
 `TokenEstimate` learns from `usage` by which factor a model differs, so a guess has to be in proportion, not
 right. Pictures: a token for each square of 28 pixels, 4 to 16,384 in all (Qwen2-VL, `min_pixels` and
 `max_pixels`). Sound: 25 tokens a second (Qwen2-Audio), at the rate in a WAV's header or at 128 kbit/s. Films:
-256 tokens a second, at 2 Mbit/s. A URL counts as a picture of 900 x 900 pixels. Only headers are decoded, and
-the size of a JPEG is at most `_MOST_SEGMENTS` steps away. Pure. Called by `canonical` and `parse`.
+256 tokens a second, at 2 Mbit/s. A URL counts as a picture of 900 x 900 pixels. Only headers are decoded: a
+JPEG's size is searched in its first `_MOST_SEGMENTS` segments, and a picture with JSON's escaped
+slash in the base64 of its header counts as `UNKNOWN_TOKENS`. All media of a request together count as at most
+`MOST_TOKENS`. Pure. Called by `canonical` and `parse`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ UNKNOWN_TOKENS: Final = 1024
 SOUND_BYTES: Final = 640
 """Bytes for each token of sound."""
 _FILM_BYTES: Final = 1000
-_MOST_TOKENS: Final = 16_384
+MOST_TOKENS: Final = 16_384
+"""Most guessed tokens of one request, so that a few bytes book no huge backlog."""
 _SQUARE: Final = 28
 _DATA: Final = re.compile(rb';base64,|"data"\s*:\s*"')
 _SEARCHED_BYTES: Final = 512
@@ -39,12 +42,12 @@ def media_tokens(part: Raw, *, kind: bytes) -> int:
     head, size = _decoded(data, 0, _HEADER_BYTES), len(data) * 3 // 4
     if b"audio" in kind:
         rate = unpack_from("<I", head, 28)[0] if head[8:12] == b"WAVE" and len(head) == _HEADER_BYTES else 0
-        return min(_MOST_TOKENS, 1 + (25 * size // rate if rate else size // SOUND_BYTES))
+        return 1 + (25 * size // rate if rate else size // SOUND_BYTES)
     if b"video" in kind:
-        return min(_MOST_TOKENS, 1 + size // _FILM_BYTES)
+        return 1 + size // _FILM_BYTES
     width, height = _pixels(data, head) if len(head) == _HEADER_BYTES else (0, 0)
     squares = -(-width // _SQUARE) * -(-height // _SQUARE)
-    return max(4, min(_MOST_TOKENS, squares)) if squares else UNKNOWN_TOKENS
+    return max(4, squares) if squares else UNKNOWN_TOKENS
 
 
 def _pixels(data: memoryview, head: bytes) -> tuple[int, ...]:

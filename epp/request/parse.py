@@ -63,7 +63,7 @@ from epp.request.jsontext import (
     text_bytes,
     too_costly,
 )
-from epp.request.media import SOUND_BYTES, UNKNOWN_TOKENS
+from epp.request.media import MOST_TOKENS, SOUND_BYTES, UNKNOWN_TOKENS
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -215,7 +215,7 @@ def _parse_other(body: Body, *, kind: ApiKind = ApiKind.OTHER) -> InferenceReque
 def _upload_tokens(body: Body) -> int:
     """Return the guessed tokens of a form or an upload, which most often is a recording. 0: it is JSON."""
     is_json = bytes(body[:64]).lstrip()[:1] in (b"{", b"[", b"")
-    return 0 if is_json else 1 + len(body) // SOUND_BYTES
+    return 0 if is_json else min(MOST_TOKENS, 1 + len(body) // SOUND_BYTES)
 
 
 def name_in(value: Raw) -> str | None:
@@ -373,7 +373,7 @@ def _request(
         prompt=prompts.first,
         more_prompt_bytes=prompts.more_bytes,
         token_ids=prompts.token_ids,
-        opaque_tokens=sum(media),
+        opaque_tokens=min(MOST_TOKENS, sum(media)),
         cache_salt=salt,
         stream=body.stream is True,
         max_tokens=None if max_tokens is not None and max_tokens < 0 else max_tokens,

@@ -9,6 +9,7 @@ target in every picker. Only one rule applies to a request; a target is not look
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
@@ -17,14 +18,17 @@ import msgspec
 from msgspec import Raw, Struct
 from xxhash import xxh3_64_intdigest
 
+from epp.base.errors import BadRequestError
 from epp.base.types import InferenceRequest
 from epp.request.canonical import BODY, SECTION
 from epp.request.client_names import is_form, model_in_form
-from epp.request.jsontext import place_of_model
+from epp.request.jsontext import place_of_model, too_costly
 
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY
 _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
+_ESCAPED: Final = re.compile(rb'\\u006[45cdfCDF](?:[odel]|\\u006[45cdfCDF]){0,4}"\s*:').search
+"""The key `model` with escapes. Servers read its value if it comes last."""
 
 
 class RewriteTarget(Struct, frozen=True, gc=False):
@@ -97,12 +101,17 @@ def with_model(body: bytes | memoryview, *, model: str) -> bytes:
     """Return the body with another value of `model`. All other bytes stay unchanged.
 
     If the place of the value is not known (an escaped key, no text), the object is written again, field by
-    field.
+    field. Raises BadRequestError if this is not possible.
     """
     if is_form(body) and (place := model_in_form(body)) is not None:
         return b"".join((body[: place[0]], model.encode(), body[place[1] :]))
     name = msgspec.json.encode(model)
-    if (place := place_of_model(body)) is not None:
+    if not _ESCAPED(body) and (place := place_of_model(body)) is not None:
         return b"".join((body[: place[0]], name, body[place[1] :]))
-    fields = _DECODE.decode(bytes(body).removeprefix(b"\xef\xbb\xbf"))
+    try:
+        fields = None if too_costly(body) else _DECODE.decode(bytes(body).removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = None
+    if fields is None:
+        raise BadRequestError("The key of `model` has escapes; write it without.", reason="bad_json")
     return msgspec.json.encode({**fields, "model": Raw(name)})

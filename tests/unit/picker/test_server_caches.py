@@ -68,10 +68,11 @@ def test_a_large_unread_body_counts_at_most_as_a_long_prompt() -> None:
     assert prompt_size(InferenceRequest(kind=ApiKind.OTHER), body_bytes=32_000_000) == PromptSize(256 * 1024)
 
 
-def test_an_upload_counts_as_a_recording_of_its_size() -> None:
-    form = b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + bytes(20_000_000)
+@pytest.mark.parametrize(("size_bytes", "expected"), [(2_000_000, 3126), (32_000_000, 16_384)])
+def test_an_upload_counts_as_a_recording_of_its_size(size_bytes: int, expected: int) -> None:
+    form = b"--x\r\nContent-Disposition: form-data; name=file\r\n\r\n" + bytes(size_bytes)
     uploaded = parse_request("/v1/audio/transcriptions", form)
     size = prompt_size(uploaded, body_bytes=len(form))
-    assert (size.text_bytes, size.opaque_tokens) == (4096, 1 + len(form) // 640)
+    assert (size.text_bytes, size.opaque_tokens) == (4096, expected)
     asked = parse_request("/v1/rerank", b'{"model":"m","query":"foxes"}')
     assert prompt_size(asked, body_bytes=9000) == PromptSize(9000)

@@ -87,6 +87,14 @@ def test_all_media_of_a_prompt_are_added_up() -> None:
     assert named.opaque_tokens == 2 * UNKNOWN_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [({"type": "image_url", "image_url": {"url": "u"}}, 100), (by_data(jpeg(60_000, 60_000, segments=0)), 8)],
+)
+def test_all_media_of_a_request_count_as_at_most_16384_tokens(part: dict[str, Any], count: int) -> None:
+    assert tokens(*[part] * count) == 16_384
+
+
 def test_many_pictures_cost_no_more_than_many_texts() -> None:
     worst = by_data(jpeg(9, 9, segments=0)[:2] + b"\xff\xe0\0\2" * 40)
     body = [{"role": "user", "content": [worst] * 200}]

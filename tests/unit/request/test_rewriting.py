@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.base.errors import BadRequestError
 from epp.base.types import ApiKind, InferenceRequest
 from epp.request.parse import parse_request
 from epp.request.rewriting import Rewrite, Rewrites, RewriteTarget, with_model
@@ -98,6 +99,29 @@ def test_body_with_escaped_key_is_written_again_with_its_values_unchanged() -> N
     assert json.loads(changed) == {**json.loads(body), "model": "llama"}
     assert b"1.50" in changed
     assert b'[ 1 , {"a": "\\u00e9"} ]' in changed
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        b'"model":"a","mod\\u0065l":"gpt"',
+        b'"mod\\u0065l":"a","model":"gpt"',
+        b'"model":"gpt","mod\\u0065l":"gpt"',
+        b'"model":"gpt","\\u006D\\u006fdel":"gpt"',
+    ],
+)
+def test_no_second_spelling_of_the_key_evades_a_rule(keys: bytes) -> None:
+    body = b'{%b, "prompt": "a"}' % keys
+    assert parse_request("/v1/completions", body).model == "gpt"
+    assert json.loads(with_model(memoryview(body), model="llama"))["model"] == "llama"
+
+
+@pytest.mark.parametrize("more", [b'"x":NaN', b'"x":[' + b"[]," * 300_000 + b"0]"], ids=["NaN", "costly"])
+def test_a_body_with_an_escaped_key_that_is_not_read_is_refused(more: bytes) -> None:
+    body = b'{"model":"gpt","mod\\u0065l":"gpt",%b}' % more
+    assert parse_request("/v1/completions", body).model == "gpt"
+    with pytest.raises(BadRequestError, match="write it without"):
+        with_model(body, model="llama")
 
 
 JSON = st.recursive(
