@@ -229,7 +229,15 @@ class ServerBlocks:
         """
         dropped, self._dropped = self._dropped, {}
         lost = {node: at for node, at in dropped.items() if not self.holds(node)}
-        return {node: at for node, at in lost.items() if node.parent not in lost}
+        below = dict.fromkeys(lost, True)
+        """For each node that was looked at, whether it or one above it is lost."""
+        for node in lost:
+            path, above = [], node.parent
+            while above is not None and above not in below:
+                path.append(above)
+                above = above.parent
+            below.update(dict.fromkeys(path, above is not None and below[above]))
+        return {node: at for node, at in lost.items() if node.parent is None or not below[node.parent]}
 
     def check_integrity(self) -> None:
         assert self._held == sum(map(len, self._copies.parts))
