@@ -42,7 +42,8 @@ _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
 _ESCAPE: Final = re.compile(rb"\\(.)")
 _ESCAPED: Final = {b"n": b"\n"}
 _MAX_LINES: Final = 20_000
-"""Most lines of a page: thirty times as many as vLLM writes, and at worst 10 ms of the event loop."""
+"""Most lines that are read in one page: thirty times as many as vLLM writes, and at worst some tens of
+milliseconds of the event loop. Lines of foreign families are skipped and do not count, but for `# TYPE`."""
 _MAX_VALUE: Final = 1e15
 """No counter of tokens or seconds reaches this in a server's life. Larger numbers are garbage, and floats
 would lose whole units."""
@@ -263,16 +264,17 @@ def _collect(page: bytes | bytearray) -> _Samples:
     server.
     """
     page = b"\n" + page[: page.rfind(b"\n") + 1]  # a page that was cut off may end in the middle of a number
-    if page.count(b"\n") > _MAX_LINES:
-        raise MetricsError(f"the page has more than {_MAX_LINES} lines")
+    lines = _bounded(page.count(_TYPE))
     samples: _Samples = {}
     known = False
     for start, end in _families(page):
         known = True
+        lines = _bounded(lines + page.count(b"\n", start, end))
         _read_lines(page[start:end].split(b"\n"), samples)
     if not samples:
-        for line in _namespaced_lines(page):
+        for number, line in enumerate(_namespaced_lines(page), lines + 1):
             known = True
+            _bounded(number)
             _read_lines((line,), samples)
     if not known:
         raise MetricsError(
@@ -284,6 +286,12 @@ def _collect(page: bytes | bytearray) -> _Samples:
         # not an idle server.
         raise MetricsError("this is a page of vLLM, but vllm:num_requests_running is missing")
     return samples
+
+
+def _bounded(lines: int) -> int:
+    if lines > _MAX_LINES:
+        raise MetricsError(f"the page has more than {_MAX_LINES} lines of metrics")
+    return lines
 
 
 def _unread_bytes(page: bytes | bytearray) -> int:

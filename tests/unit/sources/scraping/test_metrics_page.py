@@ -292,10 +292,16 @@ def test_a_timestamp_after_the_value_is_not_the_value() -> None:
     assert parse_page(b"vllm:num_requests_running 5 1712345678000\n", scraped_at=0).running == 5
 
 
+@pytest.mark.parametrize("head", [b"", b"# TYPE vllm:num_requests_running gauge\n"])
 @pytest.mark.parametrize("line", [b"vllm:x 1\n", b"# TYPE vllm:x gauge\n", b"vllm:num_requests_running 0\n"])
-def test_a_page_of_endless_lines_is_given_up(line: bytes) -> None:
+def test_a_page_of_endless_lines_is_given_up(head: bytes, line: bytes) -> None:
     with pytest.raises(MetricsError, match="more than"):
-        parse_page(b"# TYPE vllm:num_requests_running gauge\n" + line * 60_000, scraped_at=0)
+        parse_page(head + line * 60_000, scraped_at=0)
+
+
+def test_lines_of_other_programs_do_not_count() -> None:
+    ray = b"# TYPE ray_tasks gauge\n" + b'ray_tasks{State="RUNNING"} 1\n' * 20_001
+    assert parse_page(ray + vllm_page([BUSY]), scraped_at=0) == parse_page(vllm_page([BUSY]), scraped_at=0)
 
 
 TRITON = b"""# HELP nv_trt_llm_request_metrics TRT LLM request metrics
