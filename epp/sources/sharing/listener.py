@@ -50,6 +50,9 @@ _PORTION_CHUNKS: Final = 4_096
 """Chunks that are applied in one portion, in some milliseconds."""
 _EVENT_CHUNKS: Final = 16
 """The cost of an event besides its chain, in chunks."""
+_GRACE_S: Final = 2.0
+"""A peer is not forgotten within this time after a batch has come. It is twice the pause between signs of
+life."""
 _SAME_RESTART_S: Final = 5.0
 """Pickers scrape at different moments. So a restart that another picker reports within this time of our own
 observation is the same restart."""
@@ -116,8 +119,10 @@ class Listener:
             self._missed(peer, now=now)
         peer.number = batch.number
         current = age_s < self._timeout_s
-        # A late batch is no sign that its sender still lives. Old batches are read to their end.
-        peer.heard_at = max(peer.heard_at, now - age_s) if current else now
+        # A late batch is a weak sign that its sender still lives, but the next one of a peer that is always
+        # late must be in time. Old batches are read to their end.
+        late_s = min(age_s, self._timeout_s - _GRACE_S) if current else 0.0
+        peer.heard_at = max(peer.heard_at, now - late_s)
         try:
             for event in batch.events:
                 at = now - age_s - max(0, batch.at_ms - event.at_ms) / 1000

@@ -36,8 +36,17 @@ def test_a_late_batch_keeps_a_dead_pickers_requests_only_while_it_lives() -> Non
     one.pick(text("p"), now=10.0)
     other.receive(one.send(now=10.0), now=14.8, age_s=4.8)
     assert other.in_flight_of_peers() != {}
-    other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
+    other.exchange.listener.expire(now=12.0 + TIMEOUT_S)
     assert other.in_flight_of_peers() == {}
+
+
+def test_a_living_picker_that_is_always_late_is_not_forgotten() -> None:
+    one, other = two()
+    one.pick(text("p"), now=10.0)
+    for n in range(5):
+        other.receive(one.send(now=10.0 + n), now=14.8 + n, age_s=4.8)
+        other.exchange.listener.expire(now=16.3 + n)
+        assert other.in_flight_of_peers() != {}
 
 
 def test_a_missing_batch_releases_what_came_before_and_costs_nothing_else() -> None:
