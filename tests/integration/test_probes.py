@@ -30,9 +30,10 @@ def says(status: int) -> Handler:
     return answer
 
 
-def tells(event: str) -> Handler:
+def tells(event: str, *, status: int = 200) -> Handler:
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=f"data: {event}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+        text = f"data: {event}\n\ndata: [DONE]\n\n"
+        return web.Response(status=status, text=text, content_type="text/event-stream")
 
     return answer
 
@@ -85,6 +86,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         (completes, "well"), (says(500), "ill"), (says(429), "ill"), (says(401), "refused"), (says(404), "refused"),
         (tells('{"error": {"code": 500}}'), "ill"), (tells('{"error": {"code": 400}}'), "refused"),
         (tells('{"choices": []}'), "ill"), (tells('{"choices": [{"text": "2"}]}'), "well"),
+        (tells('{"choices": [{"text": "2"}]}', status=201), "well"), (says(204), "ill"),
         (breaks_off, "ill"), (says(302), "ill"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip

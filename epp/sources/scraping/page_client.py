@@ -1,9 +1,9 @@
 """Asks one server over HTTP/1.1, for its metrics page, its list of models, or one token. The connection stays
 open from question to question.
 
-This is a tenth of an HTTP client: it follows no redirect, unpacks nothing, and takes only an answer with
-status 200. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all of an idle
-picker's CPU goes to their pages, and a general client takes three times the CPU for a page
+This is a tenth of an HTTP client: it follows no redirect, unpacks nothing, and takes only an answer with a
+body and status 2xx. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all of an
+idle picker's CPU goes to their pages, and a general client takes three times the CPU for a page
 (docs/monitoring.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
@@ -61,7 +61,7 @@ _TLS_ALERT: Final = re.compile(r"\\+x15\\+x03")
 
 
 class NoPageError(MetricsError):
-    """The server gave no answer (the status is 0), or one with another status than 200."""
+    """The server gave no answer (the status is 0), or one without a body or with another status than 2xx."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -155,7 +155,7 @@ def _meaning(head: list[bytes]) -> tuple[int | None, bool, Mapping[bytes, bytes]
     status = _STATUS.match(head[0])
     if status is None:
         raise ValueError(f"the answer has no status: {head[0][:40]!r}")
-    if status[2] != b"200":
+    if status[2][:1] != b"2" or status[2] == b"204":
         raise NoPageError(f"HTTP status {status[2].decode()}", status=int(status[2]))
     size, keeps_open, in_chunks = None, status[1] == b"1", False
     fields = {}

@@ -140,8 +140,13 @@ async def test_interim_answers_are_skipped(piece_bytes: int) -> None:
     assert await read(*cut(sent, piece_bytes=piece_bytes)) == (PAGE, True)
 
 
-@pytest.mark.parametrize("status", [101, 204, 404, 503])
-async def test_only_status_200_has_a_page(status: int) -> None:
+@pytest.mark.parametrize("status", [200, 201, 202])
+async def test_an_answer_with_a_status_2xx_has_a_page(status: int) -> None:
+    assert await read(SIZED.replace(b"200", b"%d" % status)) == (PAGE, True)
+
+
+@pytest.mark.parametrize("status", [101, 204, 302, 404, 503])
+async def test_an_answer_with_another_status_has_no_page(status: int) -> None:
     with pytest.raises(NoPageError, match=f"HTTP status {status}") as raised:
         await read(SIZED.replace(b"200", b"%d" % status))
     assert raised.value.status == status
